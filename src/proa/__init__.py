@@ -1,0 +1,61 @@
+"""Proa: detached RL post-training of language models, with a lifecycle that can be hooked anywhere.
+
+The names below are loaded when first used, so that `import proa` costs milliseconds.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0.dev0"
+
+if TYPE_CHECKING:
+    from .data.experience import Experience
+    from .data.loop import LoopArtifacts, ManifestRow, TrainingBatch
+    from .data.results import ArmResult, EvalResult, ExperimentResult, LogContext, RunResult
+    from .data.state import LoopState, StopTraining, TrainState
+    from .errors import ProaError
+    from .lifecycle.hooks import Callback, MakerCallback, TrainerCallback
+    from .lifecycle.manager import CallbackManager
+    from .lifecycle.policy import ErrorPolicy, Priority
+
+_HOME = {
+    "ArmResult": "data.results",
+    "Callback": "lifecycle.hooks",
+    "CallbackManager": "lifecycle.manager",
+    "ErrorPolicy": "lifecycle.policy",
+    "EvalResult": "data.results",
+    "Experience": "data.experience",
+    "ExperimentResult": "data.results",
+    "LogContext": "data.results",
+    "LoopArtifacts": "data.loop",
+    "LoopState": "data.state",
+    "MakerCallback": "lifecycle.hooks",
+    "ManifestRow": "data.loop",
+    "Priority": "lifecycle.policy",
+    "ProaError": "errors",
+    "RunResult": "data.results",
+    "StopTraining": "data.state",
+    "TrainState": "data.state",
+    "TrainerCallback": "lifecycle.hooks",
+    "TrainingBatch": "data.loop",
+}
+
+__all__ = [
+    "ArmResult", "Callback", "CallbackManager", "ErrorPolicy", "EvalResult", "Experience", "ExperimentResult",
+    "LogContext", "LoopArtifacts", "LoopState", "MakerCallback", "ManifestRow", "Priority", "ProaError",
+    "RunResult", "StopTraining", "TrainState", "TrainerCallback", "TrainingBatch", "__version__",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'proa' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

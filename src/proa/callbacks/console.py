@@ -1,0 +1,141 @@
+"""Progress on the console: a live panel on a terminal, one plain line per step elsewhere."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from ..data.loop import LoopArtifacts, TrainingBatch
+from ..data.state import LoopState
+from ..lifecycle.hooks import Callback
+from ..lifecycle.policy import ErrorPolicy, Priority
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.live import Live
+
+CURVE_POINTS = 60
+
+
+class ConsoleProgress(Callback):
+    """Shows steps, metrics, evals and checkpoints as they come.
+
+    `metrics` names what to show, by default the first few that a step reports. `every` thins the plain
+    lines out; the last step is always shown.
+    """
+
+    priority = Priority.LOGGING
+    error_policy = ErrorPolicy.DISABLE
+
+    def __init__(self, *, every: int = 1, metrics: Sequence[str] | None = None, console: Console | None = None) -> None:
+        self._every = every
+        self._shown = metrics
+        self._console = console
+        self._live: Live | None = None
+
+    def on_train_start(self, state: LoopState) -> None:
+        from rich.console import Console
+
+        self._begun = perf_counter()
+        self._history: list[float] = []
+        self._evals: dict[str, str] = {}
+        self._last_line = ""
+        console = self._console = self._console or Console(highlight=False)
+        if console.is_terminal:
+            from rich.live import Live
+
+            self._live = Live(self._panel(state, {}), console=console, refresh_per_second=8, transient=True)
+            self._live.start()
+
+    def on_step_end(self, state: LoopState, step_idx: int, batch: TrainingBatch, metrics: dict[str, float]) -> None:
+        if state.exception is not None:
+            return
+        if "loss" in metrics:
+            self._history.append(float(metrics["loss"]))
+        if self._live is not None:
+            self._live.update(self._panel(state, metrics))
+            return
+        seconds = perf_counter() - self._begun
+        self._last_line = f"step {step_idx}  {self._values(metrics)}  ({_progress(state)}, {seconds:.1f} s)"
+        if (step_idx + 1) % self._every == 0 or state.global_step == state.num_steps:
+            self._say(self._last_line)
+            self._last_line = ""
+
+    def on_eval(self, state: LoopState, step_idx: int, eval_name: str, metrics: dict[str, float]) -> None:
+        self._evals[eval_name] = self._values(metrics)
+        self._say(f"eval {eval_name} after step {step_idx}: {self._evals[eval_name]}")
+
+    def on_train_end(self, state: LoopState, artifacts: LoopArtifacts) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+        elif self._last_line:
+            self._say(self._last_line)
+        self._say(_ending(state, perf_counter() - self._begun))
+
+    def _say(self, line: str) -> None:
+        assert self._console is not None
+        self._console.print(line, markup=False, soft_wrap=True)
+
+    def _values(self, metrics: dict[str, Any]) -> str:
+        names = self._shown or list(metrics)[:6]
+        return "  ".join(f"{name} {_number(metrics[name])}" for name in names if name in metrics)
+
+    def _panel(self, state: LoopState, metrics: dict[str, Any]) -> RenderableType:
+        from rich.console import Group
+        from rich.panel import Panel
+        from rich.progress_bar import ProgressBar
+        from rich.text import Text
+
+        elapsed = perf_counter() - self._begun
+        rows: list[RenderableType] = [Text(f"{_progress(state)}   {elapsed:.0f} s{_remaining(state, elapsed)}")]
+        if state.num_steps:
+            rows.append(ProgressBar(total=state.num_steps, completed=state.global_step))
+        rows.append(Text(self._values(metrics) or "waiting for the first step"))
+        if len(self._history) > 1:
+            rows.append(Text(f"loss {sparkline(self._history)}", style="cyan"))
+        rows += [Text(f"eval {name}: {values}") for name, values in self._evals.items()]
+        return Panel(Group(*rows), title="proa", title_align="left")
+
+
+def sparkline(values: Sequence[float], width: int = CURVE_POINTS) -> str:
+    """A curve of block characters, averaged down to `width` points; what is not finite is a gap.
+
+    >>> sparkline([0.0, 1.0, 2.0, float("nan"), 7.0])
+    '▁▂▃ █'
+    """
+    size = max(1, math.ceil(len(values) / width))
+    points = [sum(chunk) / len(chunk) for i in range(0, len(values), size) if (chunk := values[i : i + size])]
+    finite = [point for point in points if math.isfinite(point)]
+    low, high = min(finite, default=0.0), max(finite, default=0.0)
+    span = (high - low) or 1.0
+    return "".join("▁▂▃▄▅▆▇█"[int((p - low) / span * 7)] if math.isfinite(p) else " " for p in points)
+
+
+def _progress(state: LoopState) -> str:
+    of = f" of {state.num_steps}" if state.num_steps else ""
+    return f"{state.global_step}{of} steps done"
+
+
+def _remaining(state: LoopState, elapsed: float) -> str:
+    if not state.num_steps or not state.global_step:
+        return ""
+    return f", about {elapsed / state.global_step * (state.num_steps - state.global_step):.0f} s left"
+
+
+def _ending(state: LoopState, seconds: float) -> str:
+    done = f"{state.global_step} steps, {seconds:.1f} s"
+    if isinstance(state.exception, Exception):
+        return f"failed after {done}: {type(state.exception).__name__}: {state.exception}"
+    if state.should_stop:
+        return f"stopped after {done}: {state.stop_reason} (by {state.stopped_by})"
+    return f"done: {done}"
+
+
+def _number(value: Any) -> str:
+    try:
+        return f"{float(value):.4g}"
+    except (TypeError, ValueError):
+        return str(value)

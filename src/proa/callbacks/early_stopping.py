@@ -1,0 +1,108 @@
+"""Stops training when a metric has stopped improving."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Any, Literal
+
+from ..data.loop import LoopArtifacts, TrainingBatch
+from ..data.state import LoopState
+from ..errors import CallbackConfigError
+from ..lifecycle.hooks import Callback
+from ..lifecycle.policy import Priority
+from ..spelling import did_you_mean
+
+log = logging.getLogger("proa.callbacks")
+
+
+class EarlyStopping(Callback):
+    """Stops when `metric` has not improved by more than `min_delta` in `patience` looks in a row.
+
+    `metric` is a step's metric (`loss`) or an eval's as `eval_name.metric` (`sort_digits.exact`); it is
+    looked at whenever it is reported. A value that is not finite is never an improvement and never the
+    best. Each run starts afresh; a resumed run goes on where it was.
+    """
+
+    priority = Priority.CONTROL
+
+    def __init__(
+        self,
+        metric: str,
+        *,
+        mode: Literal["min", "max"] = "min",
+        patience: int = 3,
+        min_delta: float = 0.0,
+        state_key: str | None = None,
+    ) -> None:
+        if mode not in ("min", "max"):
+            raise CallbackConfigError(f"mode={mode!r}: write 'min' for losses, 'max' for scores")
+        if patience < 1 or min_delta < 0:
+            raise CallbackConfigError(
+                f"patience={patience}, min_delta={min_delta}: patience is 1 or more, min_delta 0 or more"
+            )
+        self.metric = metric
+        self.mode = mode
+        self.patience = patience
+        self.min_delta = min_delta
+        self.state_key = state_key or f"early_stopping:{metric}"
+        self._seen: set[str] = set()
+        self._reset()
+
+    def _reset(self) -> None:
+        self.best: float | None = None
+        self.best_step = -1
+        self.looks_without_improvement = 0
+
+    def on_train_start(self, state: LoopState) -> None:
+        if state.resumed_from is None:
+            self._reset()
+
+    def on_step_end(self, state: LoopState, step_idx: int, batch: TrainingBatch, metrics: dict[str, float]) -> None:
+        self._look(state, step_idx, metrics)
+
+    def on_eval(self, state: LoopState, step_idx: int, eval_name: str, metrics: dict[str, float]) -> None:
+        self._look(state, step_idx, {f"{eval_name}.{name}": value for name, value in metrics.items()})
+
+    def on_train_end(self, state: LoopState, artifacts: LoopArtifacts) -> None:
+        if self.best is None and self.metric not in self._seen and self._seen:
+            log.warning(
+                "early stopping watched %r, which was never reported%s",
+                self.metric, did_you_mean(self.metric, self._seen),
+            )  # fmt: skip
+
+    def _look(self, state: LoopState, step_idx: int, metrics: dict[str, float]) -> None:
+        self._seen |= metrics.keys()
+        if self.metric not in metrics:
+            return
+        value = float(metrics[self.metric])
+        if self._improves(value):
+            self.best, self.best_step, self.looks_without_improvement = value, step_idx, 0
+            return
+        self.looks_without_improvement += 1
+        if self.looks_without_improvement >= self.patience:
+            best = "never finite" if self.best is None else f"best {self.best:g} after step {self.best_step}"
+            state.stop_training(
+                f"{self.metric} has not improved in {self.patience} looks (now {value:g}, {best})",
+                by=type(self).__name__,
+            )
+
+    def _improves(self, value: float) -> bool:
+        if not math.isfinite(value):
+            return False
+        if self.best is None:
+            return True
+        gain = self.best - value if self.mode == "min" else value - self.best
+        return gain > self.min_delta
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "best": self.best,
+            "best_step": self.best_step,
+            "looks_without_improvement": self.looks_without_improvement,
+        }
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        self.best = saved["best"]
+        self.best_step = saved["best_step"]
+        self.looks_without_improvement = saved["looks_without_improvement"]

@@ -1,0 +1,128 @@
+"""Metrics on disk as they come: JSON lines, which keep everything, and CSV, which opens anywhere."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import time
+from pathlib import Path
+from typing import IO, Any
+
+from ..data.loop import LoopArtifacts, TrainingBatch
+from ..data.state import LoopState
+from ..errors import CallbackConfigError
+from ..lifecycle.hooks import Callback
+from ..lifecycle.policy import ErrorPolicy, Priority
+
+
+class _MetricFile(Callback):
+    """One row per step, and one per eval with the eval's name; written as each happens."""
+
+    priority = Priority.RECORD
+    error_policy = ErrorPolicy.DISABLE
+    default_name = ""
+
+    def __init__(self, path: str | Path | None = None) -> None:
+        self._given_path = None if path is None else Path(path)
+        self._file: IO[str] | None = None
+
+    def on_train_start(self, state: LoopState) -> None:
+        self._close()
+        self.path = self._given_path or self._path_in_run_folder(state)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = self.path.open("a" if state.resumed_from else "w", encoding="utf-8", newline="")
+
+    def on_step_end(self, state: LoopState, step_idx: int, batch: TrainingBatch, metrics: dict[str, float]) -> None:
+        if state.exception is None:  # a step that was cut short has no metrics
+            self._write({"step": step_idx, "epoch": state.epoch, "time": round(time.time(), 3), **_plain(metrics)})
+
+    def on_eval(self, state: LoopState, step_idx: int, eval_name: str, metrics: dict[str, float]) -> None:
+        if state.exception is None:
+            scores = _plain({f"{eval_name}.{name}": value for name, value in metrics.items()})
+            self._write({"step": step_idx, "epoch": state.epoch, "time": round(time.time(), 3), **scores})
+
+    def on_train_end(self, state: LoopState, artifacts: LoopArtifacts) -> None:
+        self._close()
+
+    def _write(self, row: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+    def _path_in_run_folder(self, state: LoopState) -> Path:
+        if state.output_dir is None:
+            raise CallbackConfigError(
+                f"{type(self).__name__} has nowhere to write: give it a path, or the run an output_dir"
+            )
+        return state.output_dir / self.default_name
+
+    def _close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+class JsonlMetrics(_MetricFile):
+    """Appends one JSON object per step and per eval to `<output_dir>/metrics.jsonl`, or to `path`.
+
+    Values that JSON has no number for are written as the strings `"NaN"`, `"Infinity"`, `"-Infinity"`:
+    every parser reads the file, and a NaN stays visible.
+    """
+
+    default_name = "metrics.jsonl"
+
+    def _write(self, row: dict[str, Any]) -> None:
+        assert self._file is not None, "no row comes before train_start"
+        self._file.write(json.dumps(row, allow_nan=False) + "\n")
+        self._file.flush()
+
+
+class CsvMetrics(_MetricFile):
+    """Appends one row per step and per eval to `<output_dir>/metrics.csv`, or to `path`.
+
+    A metric that first appears later gets a column of its own; the file is then written anew, beside
+    itself, and put in place at once.
+    """
+
+    default_name = "metrics.csv"
+
+    def on_train_start(self, state: LoopState) -> None:
+        super().on_train_start(state)
+        with self.path.open(encoding="utf-8", newline="") as file:
+            self._columns = next(csv.reader(file), [])
+
+    def _write(self, row: dict[str, Any]) -> None:
+        assert self._file is not None, "no row comes before train_start"
+        if not row.keys() <= set(self._columns):
+            self._widen([*self._columns, *(name for name in row if name not in self._columns)])
+        csv.DictWriter(self._file, self._columns, restval="").writerow(row)
+        self._file.flush()
+
+    def _widen(self, columns: list[str]) -> None:
+        with self.path.open(encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file))
+        beside = self.path.with_name(self.path.name + ".new")
+        with beside.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, columns, restval="")
+            writer.writeheader()
+            writer.writerows(rows)
+        self._close()
+        beside.replace(self.path)
+        self._file = self.path.open("a", encoding="utf-8", newline="")
+        self._columns = columns
+
+
+def _plain(metrics: dict[str, Any]) -> dict[str, Any]:
+    """Numbers (of torch and numpy too) as Python's; what is no number as text."""
+    return {name: _plain_value(value) for name, value in metrics.items()}
+
+
+def _plain_value(value: Any) -> int | float | str | None:
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return str(value)
+    if math.isfinite(number):
+        return number
+    return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"

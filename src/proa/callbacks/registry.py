@@ -1,0 +1,106 @@
+"""Builds callbacks from `{kind, params}`, as configuration files name them.
+
+Other packages add kinds through the entry point group `proa.callbacks`:
+
+    [project.entry-points."proa.callbacks"]
+    my_logger = "my_package.loggers:MyLogger"
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from ..errors import CallbackConfigError
+from ..lifecycle.hooks import BaseCallback
+from ..spelling import did_you_mean
+
+ENTRY_POINT_GROUP = "proa.callbacks"
+
+Factory = Callable[..., BaseCallback]
+
+_SHIPPED = {
+    "console": "console:ConsoleProgress",
+    "csv": "metric_files:CsvMetrics",
+    "early_stopping": "early_stopping:EarlyStopping",
+    "jsonl": "metric_files:JsonlMetrics",
+    "maker_performance": "performance:ExperienceMakerPerformanceEvaluator",
+    "trainer_performance": "performance:TrainerPerformanceEvaluator",
+    "tracer": "tracer:EventTracer",
+}
+_registered: dict[str, Factory] = {}
+
+
+def build_callback(spec: Mapping[str, Any]) -> BaseCallback:
+    """The callback that `{"kind": …, "params": {…}}` describes.
+
+    >>> build_callback({"kind": "early_stopping", "params": {"metric": "loss", "patience": 5}}).patience
+    5
+    """
+    unknown = spec.keys() - {"kind", "params"}
+    if unknown or "kind" not in spec:
+        raise CallbackConfigError(f"a callback is given as {{kind: …, params: {{…}}}}, not as {dict(spec)}")
+    kind, params = spec["kind"], dict(spec.get("params") or {})
+    factory = _factory(kind)
+    _check_params(kind, factory, params)
+    callback = factory(**params)
+    if not isinstance(callback, BaseCallback):
+        raise CallbackConfigError(f"callback kind {kind!r} made {callback!r}, which is not a callback")
+    return callback
+
+
+def register_callback(kind: str, factory: Factory) -> None:
+    """Add a kind from code; packages do it by entry point."""
+    if kind in callback_kinds():
+        raise CallbackConfigError(f"callback kind {kind!r} is taken")
+    _registered[kind] = factory
+
+
+def callback_kinds() -> dict[str, str]:
+    """Every kind there is and where it comes from, without importing any."""
+    shipped = {kind: f"proa.callbacks.{place.partition(':')[0]}" for kind, place in _SHIPPED.items()}
+    plugins = {name: point.value for name, point in _plugins().items() if name not in shipped}
+    registered = {kind: getattr(factory, "__module__", "?") for kind, factory in _registered.items()}
+    return {**shipped, **plugins, **registered}
+
+
+def _factory(kind: str) -> Factory:
+    if kind in _registered:
+        return _registered[kind]
+    if kind in _SHIPPED:
+        module, _, name = _SHIPPED[kind].partition(":")
+        shipped: Factory = getattr(importlib.import_module(f".{module}", __package__), name)
+        return shipped
+    plugin = _plugins().get(kind)
+    if plugin is None:
+        known = callback_kinds()
+        raise CallbackConfigError(
+            f"no callback kind {kind!r}{did_you_mean(kind, known)} (known: {', '.join(sorted(known))})"
+        )
+    try:
+        loaded: Factory = plugin.load()
+    except Exception as error:
+        raise CallbackConfigError(f"callback kind {kind!r} ({plugin.value}) could not be loaded: {error}") from error
+    return loaded
+
+
+def _plugins() -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
+
+
+def _check_params(kind: str, factory: Factory, params: Mapping[str, Any]) -> None:
+    signature = inspect.signature(factory)
+    names = {p.name for p in signature.parameters.values() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+    for name in () if takes_any else params.keys() - names:
+        raise CallbackConfigError(
+            f"callback kind {kind!r} has no parameter {name!r}{did_you_mean(name, names)} "
+            f"(it has: {', '.join(sorted(names))})"
+        )
+    try:
+        signature.bind(**params)
+    except TypeError as error:
+        raise CallbackConfigError(f"callback kind {kind!r}: {error}") from None

@@ -1,0 +1,69 @@
+"""Shows every moment as it fires, indented as moments nest: for seeing what a run really does."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Mapping
+from time import perf_counter
+from typing import IO, Any
+
+from ..lifecycle.hooks import EveryMoment
+from ..lifecycle.moments import MOMENTS, EventName
+from ..lifecycle.policy import ErrorPolicy, Priority
+
+_SHOWN = (
+    "episode",
+    "epoch",
+    "step_idx",
+    "eval_name",
+    "version",
+    "seconds",
+    "group_name",
+    "maker",
+    "reason",
+    "exception",
+)
+
+
+class EventTracer(EveryMoment):
+    """Prints each moment with its time and the small items of its payload, and keeps their names in `events`.
+
+    >>> from proa import CallbackManager, TrainState
+    >>> manager = CallbackManager([EventTracer(times=False)])
+    >>> manager.fire("epoch_start", TrainState(), epoch=0)
+    epoch_start epoch=0
+    >>> manager.fire("step_end", TrainState(global_step=1))
+      step_end step_idx=0
+    """
+
+    priority = Priority.METRICS + 1  # before anyone else, so that what others print stands after the moment
+    error_policy = ErrorPolicy.DISABLE
+
+    def __init__(self, *, only: Collection[str] | None = None, file: IO[str] | None = None, times: bool = True) -> None:
+        self.events: list[EventName] = []
+        self._only = only
+        self._file = file
+        self._times = times
+        self._open: list[str] = []
+        self._begun = perf_counter()
+
+    def on_moment(self, event: EventName, payload: Mapping[str, Any]) -> None:
+        start = f"{event.removesuffix('_end')}_start"
+        if event.endswith("_end") and start in self._open:
+            del self._open[self._open.index(start) :]
+        if self._only is None or event in self._only:
+            self.events.append(event)
+            self._print(event, payload)
+        if event.endswith("_start") and f"{event.removesuffix('_start')}_end" in MOMENTS:
+            self._open.append(event)
+
+    def _print(self, event: EventName, payload: Mapping[str, Any]) -> None:
+        items = "".join(f" {name}={_short(payload[name])}" for name in _SHOWN if payload.get(name) is not None)
+        clock = f"{perf_counter() - self._begun:9.3f} s  " if self._times else ""
+        print(f"{clock}{'  ' * len(self._open)}{event}{items}", file=self._file or sys.stdout, flush=True)
+
+
+def _short(value: object) -> str:
+    if isinstance(value, BaseException):
+        return f"{type(value).__name__}({value})"
+    return f"{value:.3g}" if isinstance(value, float) else str(value)

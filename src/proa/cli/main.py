@@ -1,0 +1,69 @@
+"""`proa`: one verb for each thing to do. Verbs import what they need when they run, so help is instant."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+
+from .. import __version__
+from ..spelling import did_you_mean
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one verb. Exit codes: 0 done, 1 failed, 2 wrong use, 130 interrupted."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if not hasattr(options, "run"):
+        parser.print_help()
+        return 2
+    try:
+        return int(options.run(options))
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # `proa moments | head`
+        sys.stderr.close()
+        return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="proa", description="Detached RL post-training of language models.")
+    parser.add_argument("--version", action="version", version=f"proa {__version__}")
+    verbs = parser.add_subparsers(title="verbs", metavar="VERB")
+    moments = verbs.add_parser("moments", help="list the moments of a run: payload, hooks, when each fires")
+    moments.add_argument("event", nargs="?", help="show this one in full")
+    moments.add_argument("--json", action="store_true", help="print JSON")
+    moments.set_defaults(run=_moments)
+    callbacks = verbs.add_parser("callbacks", help="list the kinds of callbacks that a configuration can name")
+    callbacks.add_argument("--json", action="store_true", help="print JSON")
+    callbacks.set_defaults(run=_callbacks)
+    return parser
+
+
+def _moments(options: argparse.Namespace) -> int:
+    from ..lifecycle.table import describe, hooks_by_moment
+
+    rows = hooks_by_moment()
+    if options.event is not None:
+        if options.event not in rows:
+            print(f"no moment is called {options.event!r}{did_you_mean(options.event, rows)}", file=sys.stderr)
+            return 2
+        rows = {options.event: rows[options.event]}
+    if options.json:
+        print(json.dumps([row.as_dict() for row in rows.values()], indent=2))
+    else:
+        print("\n".join(describe(row) for row in rows.values()))
+    return 0
+
+
+def _callbacks(options: argparse.Namespace) -> int:
+    from ..callbacks.registry import callback_kinds
+
+    kinds = callback_kinds()
+    if options.json:
+        print(json.dumps(kinds, indent=2, sort_keys=True))
+    else:
+        for kind, home in sorted(kinds.items()):
+            print(f"{kind:22} {home}")
+    return 0

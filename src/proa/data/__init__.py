@@ -1,0 +1,1 @@
+"""The nouns: plain typed data that crosses modules, processes and machines."""

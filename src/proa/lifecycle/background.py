@@ -1,0 +1,156 @@
+"""The event loop under which hooks run, so that a plain hook may call `asyncio.create_task(...)`.
+
+Training is synchronous code, so nobody runs that loop: it is turned for a moment at each step boundary,
+and drained with a deadline before the run ends. Each thread that fires moments has a loop of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import weakref
+from asyncio import _get_running_loop, _set_running_loop  # made for code that runs loops itself, as here
+from collections.abc import Callable, Iterator
+from threading import get_ident
+from time import monotonic
+from typing import Any
+
+from .listeners import Function, Listener
+
+Failed = Callable[[Listener, BaseException, BaseException | None, Any], BaseException | None]
+
+TURN_SECONDS = 0.0005
+TURN_ITERATIONS = 16
+CANCEL_SECONDS = 1.0
+"""How long tasks that missed the deadline may take to clean up after being cancelled."""
+
+
+class BackgroundTasks:
+    """All tasks that the hooks of one manager started."""
+
+    def __init__(self, failed: Failed, drain_seconds: float) -> None:
+        self._failed = failed
+        self._drain_seconds = drain_seconds
+        self._loops: dict[int, _ThreadLoop] = {}
+        weakref.finalize(self, _close_all, self._loops)  # a manager dropped in mid-run leaves no socket open
+
+    def under_the_loop(self, listener: Listener) -> Function:
+        """The listener's call, made so that `asyncio.create_task` inside it works and knows whose task it is."""
+
+        def call(*args: Any, **kwargs: Any) -> object:
+            loop = self._loops.get(get_ident()) or self._new_loop()
+            with loop.current(listener):
+                return listener.call(*args, **kwargs)
+
+        return call
+
+    def turn(self, error: BaseException | None, subject: Any) -> BaseException | None:
+        """Let tasks get on for a moment. Returns the error to raise, as `failed` does."""
+        loop = self._loops.get(get_ident())
+        if loop is None or not loop.owners:
+            return error
+        loop.turn()
+        return self._settle(loop, error, subject)
+
+    def drain(self, error: BaseException | None, subject: Any) -> BaseException | None:
+        """Finish all tasks, or cancel them at the deadline, and close the loop."""
+        loop = self._loops.pop(get_ident(), None)
+        if loop is None:
+            return error
+        try:
+            loop.drain(self._drain_seconds)
+            return self._settle(loop, error, subject)
+        finally:
+            loop.close()
+
+    def _new_loop(self) -> _ThreadLoop:
+        loop = self._loops[get_ident()] = _ThreadLoop()
+        return loop
+
+    def _settle(self, loop: _ThreadLoop, error: BaseException | None, subject: Any) -> BaseException | None:
+        while loop.failures:
+            listener, raised = loop.failures.pop(0)
+            error = self._failed(listener, raised, error, subject)
+        return error
+
+
+class _ThreadLoop:
+    """One thread's event loop, and which listener each of its tasks belongs to."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.loop.set_task_factory(self._adopt)
+        self.owners: dict[asyncio.Future[Any], Listener] = {}
+        self.failures: list[tuple[Listener, BaseException]] = []
+        self._listener: Listener | None = None
+
+    @contextlib.contextmanager
+    def current(self, listener: Listener) -> Iterator[None]:
+        outer_loop, outer_listener = _get_running_loop(), self._listener
+        _set_running_loop(self.loop)
+        self._listener = listener
+        try:
+            yield
+        finally:
+            self._listener = outer_listener
+            _set_running_loop(outer_loop)
+
+    def turn(self) -> None:
+        until = monotonic() + TURN_SECONDS
+        with _no_running_loop():
+            for _ in range(TURN_ITERATIONS):
+                self.loop.call_soon(self.loop.stop)
+                self.loop.run_forever()
+                if not self.owners or monotonic() > until:
+                    return
+
+    def drain(self, seconds: float) -> None:
+        with _no_running_loop():
+            self._run_until_idle(seconds)
+            late = dict(self.owners)
+            for task in late:
+                task.cancel()
+            self._run_until_idle(CANCEL_SECONDS)
+        for task, listener in late.items():
+            name = task.get_name() if isinstance(task, asyncio.Task) else repr(task)
+            self.failures.append((listener, TimeoutError(f"background task {name} was not done after {seconds:g} s")))
+
+    def close(self) -> None:
+        if not self.loop.is_closed():
+            self.loop.close()
+
+    def _run_until_idle(self, seconds: float) -> None:
+        until = monotonic() + seconds
+        while self.owners and (left := until - monotonic()) > 0:  # a task may start another
+            # wait() itself becomes a task of this loop: it has no listener and is not tracked
+            self.loop.run_until_complete(asyncio.wait(list(self.owners), timeout=left))
+
+    def _adopt(self, loop: asyncio.AbstractEventLoop, coro: Any, **kwargs: Any) -> asyncio.Future[Any]:
+        task: asyncio.Task[Any] = asyncio.Task(coro, loop=loop, **kwargs)
+        parent = asyncio.current_task(loop) if _get_running_loop() is loop else None
+        listener = self.owners.get(parent) if parent is not None else self._listener
+        if listener is not None:
+            self.owners[task] = listener
+            task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Future[Any]) -> None:
+        listener = self.owners.pop(task)
+        if not task.cancelled() and (raised := task.exception()) is not None:
+            self.failures.append((listener, raised))
+
+
+@contextlib.contextmanager
+def _no_running_loop() -> Iterator[None]:
+    """Training may itself be called from a running loop (a notebook); ours may still be turned inside it."""
+    outer = _get_running_loop()
+    _set_running_loop(None)
+    try:
+        yield
+    finally:
+        _set_running_loop(outer)
+
+
+def _close_all(loops: dict[int, _ThreadLoop]) -> None:
+    for loop in loops.values():
+        loop.close()

@@ -1,0 +1,68 @@
+"""What a failing hook means: its callback's error policy, applied."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from ..data.state import StopTraining, TrainState
+from .listeners import Listener
+from .policy import FAILURES_BEFORE_DISABLING, ErrorPolicy
+
+log = logging.getLogger("proa.lifecycle")
+
+
+class Failures:
+    """Judges what hooks raise. `rebuild` is called when a callback's standing changed."""
+
+    def __init__(self, rebuild: Callable[[], None]) -> None:
+        self._rebuild = rebuild
+
+    def judge(
+        self, listener: Listener, raised: BaseException, first: BaseException | None, subject: Any
+    ) -> BaseException | None:
+        """Take one failure into account; returns the error to raise once everyone has heard the moment.
+
+        `first` is the error that an earlier listener left to raise, `subject` the moment's first item.
+        """
+        if isinstance(raised, StopTraining) and isinstance(subject, TrainState):
+            subject.stop_training(raised.reason, by=listener.name)
+            return first
+        _note(raised, listener, subject)
+        if not isinstance(raised, Exception):  # an interrupt: nothing outranks it, nothing swallows it
+            return raised if first is None or isinstance(first, Exception) else first
+        listener.registration.errors += 1
+        listener.errors += 1
+        listener.failures_in_a_row += 1
+        if listener.registration.error_policy is ErrorPolicy.RAISE:
+            return _also(first, raised)
+        log.warning("%s failed, training goes on", listener.name, exc_info=raised)
+        if listener.registration.error_policy is ErrorPolicy.DISABLE:
+            self._disable_if_hopeless(listener)
+        return first
+
+    def _disable_if_hopeless(self, listener: Listener) -> None:
+        registration = listener.registration
+        if listener.failures_in_a_row >= FAILURES_BEFORE_DISABLING and not registration.disabled:
+            registration.disabled = True
+            log.warning(
+                "%s failed %d times in a row and is disabled: it hears only the end of the run",
+                registration.name,
+                FAILURES_BEFORE_DISABLING,
+            )
+        self._rebuild()  # without it if disabled, else with a reset of its count after a success
+
+
+def _note(raised: BaseException, listener: Listener, subject: Any) -> None:
+    step = f", step {subject.global_step}" if isinstance(subject, TrainState) else ""
+    raised.add_note(f"in callback {listener.name} at {listener.moment.name!r}{step}")
+
+
+def _also(first: BaseException | None, raised: BaseException) -> BaseException:
+    """The first error is the one to raise; what else failed at the same moment is noted on it."""
+    if first is None:
+        return raised
+    notes = "; ".join(getattr(raised, "__notes__", ()))
+    first.add_note(f"also failed: {type(raised).__name__}: {raised} ({notes})")
+    return first

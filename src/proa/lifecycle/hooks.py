@@ -1,0 +1,235 @@
+"""The three families of callbacks, whose hooks are typed views of the moments, and one that hears all.
+
+Override any hook; those left alone cost nothing. A method `on_*` that is no hook is refused when its
+class is created, because in a training run a misspelt hook would simply never be called.
+"""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from ..errors import HookError
+from ..spelling import did_you_mean
+from .moments import MOMENTS, EventName, Moment
+from .policy import ErrorPolicy, Priority
+
+if TYPE_CHECKING:
+    from ..data.experience import Experience
+    from ..data.loop import LoopArtifacts, ManifestRow, TrainingBatch
+    from ..data.results import ArmResult, EvalResult, ExperimentResult, LogContext, RunResult
+    from ..data.state import LoopState
+
+
+@dataclass(frozen=True, slots=True)
+class Hook:
+    """A callback method and the part of its moment's payload that it receives."""
+
+    name: str
+    moment: Moment
+    positional: tuple[str, ...]
+    keyword: tuple[str, ...]
+
+    def __str__(self) -> str:
+        keyword = ("*", *self.keyword) if self.keyword else ()
+        return f"{self.name}({', '.join((*self.positional, *keyword))})"
+
+
+class BaseCallback(ABC):
+    """What every callback may say of itself. Derive from one of the families below, not from this."""
+
+    priority: int = Priority.DEFAULT
+    error_policy: ErrorPolicy = ErrorPolicy.RAISE
+    thread_safe: bool = False
+    """True allows hooks of this callback to run in several threads at once."""
+    state_key: str | None = None
+    """The name its state is saved under, if it has `state_dict`; by default the class's name."""
+    uses_asyncio: bool | None = None
+    """Whether hooks start asyncio tasks; None looks for asyncio in the modules that define them."""
+
+    hooks: ClassVar[Mapping[str, Hook]] = {}
+
+    def __init_subclass__(cls, *, family: bool = False, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if family:
+            cls.hooks = {name: _view(method) for name, method in vars(cls).items() if hasattr(method, "__moment__")}
+        else:
+            _refuse_two_families(cls)
+            refuse_unknown_hooks(cls, {name: getattr(cls, name) for name in dir(cls) if name.startswith("on_")})
+
+
+HookMethod = TypeVar("HookMethod", bound=Callable[..., None])
+
+
+def _hears(event: EventName) -> Callable[[HookMethod], HookMethod]:
+    """Mark a method as the view of a moment; its parameters name what it takes of the payload."""
+
+    def mark(method: HookMethod) -> HookMethod:
+        method.__moment__ = MOMENTS[event]  # type: ignore[attr-defined]
+        return method
+
+    return mark
+
+
+def _view(method: Any) -> Hook:
+    moment: Moment = method.__moment__
+    parameters = list(inspect.signature(method).parameters.values())[1:]
+    strangers = {p.name for p in parameters} - set(moment.payload)
+    assert not strangers, f"{method.__name__} asks for {strangers}, which {moment.name} does not carry"
+    return Hook(
+        method.__name__,
+        moment,
+        positional=tuple(p.name for p in parameters if p.kind is not p.KEYWORD_ONLY),
+        keyword=tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY),
+    )
+
+
+class TrainerCallback(BaseCallback, family=True):
+    """Hooks on a detached trainer: lives with trainer rank 0, or with every rank if `all_ranks`."""
+
+    all_ranks: bool = False
+
+    @_hears("train_start")
+    def on_fit_start(self) -> None: ...
+    @_hears("train_end")
+    def on_fit_end(self) -> None: ...
+    @_hears("episode_start")
+    def on_episode_start(self, episode: int) -> None: ...
+    @_hears("episode_end")
+    def on_episode_end(self, episode: int) -> None: ...
+    @_hears("epoch_start")
+    def on_epoch_start(self, epoch: int) -> None: ...
+    @_hears("epoch_end")
+    def on_epoch_end(self, epoch: int) -> None: ...
+    @_hears("step_start")
+    def on_batch_start(self) -> None: ...
+    @_hears("step_end")
+    def on_batch_end(self, metrics: dict[str, Any], experience: Experience) -> None: ...
+    @_hears("update_start")
+    def on_update_start(self) -> None: ...
+    @_hears("update_end")
+    def on_update_end(self) -> None: ...
+    @_hears("error")
+    def on_exception(self, exception: BaseException) -> None: ...
+    @_hears("wait_start")
+    def on_wait_start(self) -> None: ...
+    @_hears("wait_end")
+    def on_wait_end(self, seconds: float) -> None: ...
+
+
+class MakerCallback(BaseCallback, family=True):
+    """Hooks on an experience maker: one copy lives with every maker."""
+
+    @_hears("maker.loop_start")
+    def on_loop_start(self) -> None: ...
+    @_hears("maker.loop_end")
+    def on_loop_end(self) -> None: ...
+    @_hears("maker.batch_start")
+    def on_batch_start(self) -> None: ...
+    @_hears("maker.batch_end")
+    def on_batch_end(self) -> None: ...
+    @_hears("maker.make_experience_start")
+    def on_make_experience_start(self) -> None: ...
+    @_hears("maker.make_experience_end")
+    def on_make_experience_end(self, experience: Experience) -> None: ...
+    @_hears("maker.send_start")
+    def on_send_start(self) -> None: ...
+    @_hears("maker.send_end")
+    def on_send_end(self) -> None: ...
+    @_hears("maker.weights_loaded")
+    def on_weights_loaded(self, version: int) -> None: ...
+
+
+class Callback(BaseCallback, family=True):
+    """Hooks on the loop and on the experiment around it: lives in the run's driver."""
+
+    @_hears("train_start")
+    def on_train_start(self, state: LoopState) -> None: ...
+    @_hears("train_end")
+    def on_train_end(self, state: LoopState, artifacts: LoopArtifacts) -> None: ...
+    @_hears("step_end")
+    def on_step_end(self, state: LoopState, step_idx: int, batch: TrainingBatch, metrics: dict[str, float]) -> None: ...
+    @_hears("checkpoint_saved")
+    def on_checkpoint(self, state: LoopState, row: ManifestRow) -> None: ...
+    @_hears("eval_end")
+    def on_eval(self, state: LoopState, step_idx: int, eval_name: str, metrics: dict[str, float]) -> None: ...
+    @_hears("error")
+    def on_exception(self, state: LoopState, exception: BaseException) -> None: ...
+    @_hears("experiment_start")
+    def on_experiment_start(self, ctx: LogContext) -> None: ...
+    @_hears("experiment_end")
+    def on_experiment_end(self, ctx: LogContext, result: ExperimentResult) -> None: ...
+    @_hears("group_start")
+    def on_group_start(self, ctx: LogContext, group_name: str) -> None: ...
+    @_hears("run_start")
+    def on_run_start(self, ctx: LogContext) -> None: ...
+    @_hears("run_end")
+    def on_run_end(self, ctx: LogContext, run_result: RunResult, arm: ArmResult) -> None: ...
+    @_hears("benchmark_eval")
+    def on_benchmark_eval(
+        self,
+        ctx: LogContext,
+        eval_result: EvalResult,
+        predictions: list[dict[str, Any]],
+        *,
+        step: int | None = None,
+    ) -> None: ...
+
+
+class EveryMoment(BaseCallback, family=True):
+    """Hears every moment through one hook: for tracing, recording and forwarding."""
+
+    def on_moment(self, event: EventName, payload: Mapping[str, Any]) -> None:
+        """`payload` maps each item's name to its value, in the moment's order."""
+
+
+FAMILIES: tuple[type[BaseCallback], ...] = (TrainerCallback, MakerCallback, Callback, EveryMoment)
+
+
+def family_of(cls: type) -> type[BaseCallback]:
+    """The family a callback class belongs to."""
+    for base in FAMILIES:
+        if issubclass(cls, base):
+            return base
+    raise HookError(
+        f"{cls.__name__} is not a callback: derive it from TrainerCallback, MakerCallback or Callback, "
+        f"or register a function with manager.on(event)"
+    )
+
+
+def refuse_unknown_hooks(cls: type[BaseCallback], methods: Mapping[str, object]) -> None:
+    """Raise for any callable named `on_*` that its family has no hook for, with the right name."""
+    base = family_of(cls)
+    known = {"on_moment"} if base is EveryMoment else set(base.hooks)
+    for name, method in methods.items():
+        if name not in known and _is_method(method):
+            raise HookError(
+                f"{cls.__name__}.{name} is not a hook of {base.__name__}{_remedy(name, base, known)} "
+                f"(if it is a helper, give it a name that does not start with 'on_')"
+            )
+
+
+def _remedy(name: str, base: type[BaseCallback], known: set[str]) -> str:
+    for other in FAMILIES:
+        if name in other.hooks:
+            moment = other.hooks[name].moment
+            twin = next((str(hook) for hook in base.hooks.values() if hook.moment is moment), None)
+            instead = f"; {base.__name__} has {twin} for that moment" if twin else ""
+            return f", it is one of {other.__name__}{instead}"
+    return did_you_mean(name, known)
+
+
+def _refuse_two_families(cls: type) -> None:
+    bases = [base.__name__ for base in FAMILIES if issubclass(cls, base)]
+    if len(bases) > 1:
+        raise HookError(
+            f"{cls.__name__} derives from {' and '.join(bases)}, whose hooks share names but not signatures: "
+            f"write one class for each, sharing an object if they need to talk"
+        )
+
+
+def _is_method(value: object) -> bool:
+    return callable(value) or isinstance(value, (staticmethod, classmethod))

@@ -1,0 +1,367 @@
+"""`CallbackManager`: registers callbacks of every style and fires moments to them, in one order."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from time import perf_counter
+from typing import Any, TypeAlias, TypeVar, overload
+
+from ..errors import EventError, HookError
+from ..spelling import did_you_mean
+from . import saved_state
+from .background import BackgroundTasks
+from .dispatch import Boundary, Clock, compile_moment
+from .failures import Failures
+from .hooks import BaseCallback
+from .listeners import (
+    Function,
+    Listener,
+    Registration,
+    Seat,
+    each_nth,
+    listener_of_function,
+    listeners_of_callback,
+    locked,
+)
+from .moments import EVENT_NAMES, MOMENTS, EventName, Moment, Moments, Scope
+from .policy import ErrorPolicy, Priority
+from .report import CallbackReport, culprit, report_of
+from .roles import CallbackFactory, Role, callback_from, refuse_misplaced, refuse_moment_elsewhere
+
+log = logging.getLogger("proa.lifecycle")
+
+Callbacks: TypeAlias = "CallbackManager | Iterable[BaseCallback | CallbackFactory] | None"
+F = TypeVar("F", bound=Callable[..., object])
+AnyCallback = TypeVar("AnyCallback", bound=BaseCallback)
+
+PROFILED_CALLS = 16
+"""How many firings are timed callback by callback after an overrun, to name the culprit."""
+FIRST_PROFILED_CALLS = 3
+QUIET_CALLS = 1000
+"""After a warning, a moment is not examined again for so many firings."""
+
+
+class CallbackManager:
+    """Holds callbacks and fires moments to them.
+
+    >>> from proa import TrainState
+    >>> callbacks = CallbackManager()
+    >>> @callbacks.on("step_end", every=2)
+    ... def show(state):
+    ...     print(f"step {state.global_step}: loss {state.metrics['loss']}")
+    >>> for done in (1, 2, 3, 4):
+    ...     callbacks.fire("step_end", TrainState(global_step=done, metrics={"loss": 1 / done}))
+    step 2: loss 0.5
+    step 4: loss 0.25
+
+    Changes made while a moment is being heard take effect with its next firing.
+    """
+
+    def __init__(
+        self,
+        callbacks: Iterable[BaseCallback | CallbackFactory] = (),
+        *,
+        role: Role = Role.RUN,
+        timing: bool = True,
+        drain_seconds: float = 30.0,
+    ) -> None:
+        self.role = role
+        self.moments = Moments()
+        """One method per moment, typed; calling it fires the moment. The fastest way to fire."""
+        self._timing = timing
+        self._registrations: list[Registration] = []
+        self._clocks: dict[str, Clock] = {name: Clock(begun=perf_counter()) for name in EVENT_NAMES}
+        self._live: dict[str, Function] = {}
+        self._wanted: dict[tuple[str, str | None], bool] = {}
+        self._change = threading.RLock()
+        self._failures = Failures(self.rebuild)
+        self._background = BackgroundTasks(self._failures.judge, drain_seconds)
+        self.rebuild()
+        for callback in callbacks:
+            self.add(callback)
+
+    @classmethod
+    def of(cls, callbacks: Callbacks, *, role: Role = Role.RUN) -> CallbackManager:
+        """A manager from whatever `callbacks=` may be given: a manager, a list, factories, or nothing."""
+        if isinstance(callbacks, CallbackManager):
+            for registration in callbacks._registrations:
+                refuse_misplaced(registration.owner, role)
+            return callbacks
+        return cls(callbacks or (), role=role)
+
+    # -- registering ---------------------------------------------------------------------------------
+
+    @overload
+    def add(self, callback: AnyCallback) -> AnyCallback: ...
+    @overload
+    def add(self, callback: Callable[[], AnyCallback]) -> AnyCallback: ...
+    def add(self, callback: BaseCallback | CallbackFactory) -> BaseCallback:
+        """Register a callback, or what a factory (a class, or a function of no arguments) makes."""
+        instance = callback_from(callback)
+        with self._change:
+            if any(registration.owner is instance for registration in self._registrations):
+                raise HookError(f"{type(instance).__name__} is registered already: one object, one place in the order")
+            refuse_misplaced(instance, self.role)
+            registration = Registration(
+                instance,
+                self._unique_name(type(instance).__name__),
+                instance.priority,
+                instance.error_policy,
+                instance.thread_safe,
+                Seat.of(instance),
+            )
+            registration.listeners = listeners_of_callback(registration)
+            saved_state.refuse_shared_key(instance, self.callbacks)
+            self._join(registration)
+        return instance
+
+    def on(
+        self,
+        event: EventName,
+        *,
+        every: int = 1,
+        priority: int = Priority.DEFAULT,
+        error_policy: ErrorPolicy = ErrorPolicy.RAISE,
+        thread_safe: bool = False,
+    ) -> Callable[[F], F]:
+        """Register a function for one moment: `@callbacks.on("step_end", every=100)`.
+
+        The function names the payload items it wants as parameters; an only parameter of another name
+        gets the first item, the state. `every=n` calls it when `(step_idx + 1) % n == 0`, at moments
+        other than steps and episodes at each n-th firing.
+        """
+        moment = self._moment(event)
+        if every < 1:
+            raise HookError(f"every={every}: give a number of firings, 1 or more")
+        refuse_moment_elsewhere(moment, self.role)
+
+        def register(function: F) -> F:
+            name = self._unique_name(getattr(function, "__name__", type(function).__name__))
+            registration = Registration(function, name, priority, error_policy, thread_safe, Seat.of(function))
+            registration.listeners = [listener_of_function(registration, moment, every)]
+            with self._change:
+                self._join(registration)
+            return function
+
+        return register
+
+    def remove(self, callback: object) -> None:
+        """Take a callback, or a function from every moment it was registered for, out again."""
+        with self._change:
+            mine = [registration for registration in self._registrations if registration.owner is callback]
+            if not mine:
+                raise HookError(f"{callback!r} is not registered here")
+            self._registrations = [other for other in self._registrations if other not in mine]
+            mine[0].seat.managers.discard(self)
+            self.rebuild()
+
+    @property
+    def callbacks(self) -> list[BaseCallback]:
+        """The registered callback objects, in order of registration."""
+        return [r.owner for r in self._registrations if isinstance(r.owner, BaseCallback)]
+
+    # -- firing --------------------------------------------------------------------------------------
+
+    def fire(self, event: EventName, *payload: Any, **named: Any) -> None:
+        """Fire a moment by name. `fire(event, state)` is enough: the rest of the payload is filled in.
+
+        Where the event is known when the code is written, `manager.moments.<event>(...)` is the same,
+        type-checked and faster.
+        """
+        dispatch = self._live.get(event)
+        if dispatch is not None:
+            dispatch(*payload, **named)
+        elif event not in MOMENTS:
+            self._moment(event)
+
+    def wants(self, event: EventName, item: str | None = None) -> bool:
+        """Whether anyone listens to a moment, or reads that item of its payload: if not, do not build it."""
+        wanted = self._wanted.get((event, item))
+        if wanted is None:
+            moment = self._moment(event)
+            if item is not None and item not in moment.payload:
+                raise EventError(f"{event!r} carries no {item!r}{did_you_mean(item, moment.payload)}")
+            wanted = any(item is None or listener.reads(item) for listener in self._order(moment))
+            self._wanted[event, item] = wanted
+        return wanted
+
+    # -- looking at it -------------------------------------------------------------------------------
+
+    def explain(self, event: EventName) -> list[str]:
+        """Print who hears a moment, in order, and return their names."""
+        moment = self._moment(event)
+        listeners = self._order(moment)
+        print(f"{event}({', '.join(moment.payload)}): {len(listeners) or 'no'} listeners")
+        for place, listener in enumerate(listeners, start=1):
+            registration = listener.registration
+            every = f", every {listener.every}" if listener.every > 1 else ""
+            policy = registration.error_policy.name
+            print(f"{place:3}. {listener.name}  [{_band(registration.priority)}, {policy}{every}]")
+        return [listener.name for listener in listeners]
+
+    def report(self) -> CallbackReport:
+        """Calls, time and errors of each callback at each moment it heard."""
+        return report_of(self._registrations, self._clocks)
+
+    @property
+    def errors(self) -> dict[str, int]:
+        """How often each callback failed; those that never did are left out."""
+        return {r.name: r.errors for r in self._registrations if r.errors}
+
+    # -- saving --------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of every callback that has one, by its `state_key`."""
+        return saved_state.save(self.callbacks)
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Restore each callback's state into the same object; what matches nothing is said in the log."""
+        saved_state.load(self.callbacks, saved)
+
+    # -- building ------------------------------------------------------------------------------------
+
+    def rebuild(self) -> None:
+        """Have every moment compiled anew at its next firing."""
+        with self._change:
+            heard: set[str] = {listener.moment.name for r in self._registrations for listener in r.listeners}
+            heard |= self._boundaries()
+            live: dict[str, Function] = {}
+            for moment in MOMENTS.values():
+                if moment.name in heard:
+                    live[moment.name] = self._compile_at_first_firing(moment)
+                setattr(self.moments, moment.method, live.get(moment.name, _IDLE[moment.name]))
+            self._live = live
+            self._wanted = {}
+
+    def _compile_at_first_firing(self, moment: Moment) -> Function:
+        def first(*payload: Any, **named: Any) -> None:
+            self._build(moment, profiled_calls=FIRST_PROFILED_CALLS)(*payload, **named)
+
+        return first
+
+    def _build(self, moment: Moment, *, profiled_calls: int = 0) -> Function:
+        """Compile a moment for those who listen now; its first calls may be timed listener by listener."""
+        with self._change:
+            listeners = self._order(moment)
+            profiled = self._timing and profiled_calls > 0
+            if profiled:
+                self._clocks[moment.name].start_profile(profiled_calls)
+                for listener in listeners:
+                    listener.profiled_seconds = 0.0
+            function = self._live[moment.name] = self._compile(moment, listeners, profiled=profiled)
+            setattr(self.moments, moment.method, function)
+            return function
+
+    def _compile(self, moment: Moment, listeners: list[Listener], *, profiled: bool) -> Function:
+        settle = {**dict.fromkeys(_DRAINED, self._background.drain), **dict.fromkeys(_TURNED, self._background.turn)}
+        return compile_moment(
+            moment,
+            listeners,
+            failed=self._failures.judge,
+            call=self._call_of,
+            boundary=Boundary(settle[moment.name]) if moment.name in self._boundaries() else None,
+            clock=self._clocks[moment.name] if self._timing else None,
+            overran=self._overran,
+            profiled=self._profiled if profiled else None,
+        )
+
+    def _call_of(self, listener: Listener) -> Function:
+        """The listener's call, wrapped only in what it needs: a counter, an event loop, a lock."""
+        call = self._background.under_the_loop(listener) if listener.uses_asyncio else listener.call
+        registration = listener.registration
+        if not registration.thread_safe and self._heard_in_several_threads(registration):
+            call = locked(registration.seat.lock, call)
+        if listener.every > 1 and listener.moment.index is None:
+            call = each_nth(listener.every, call)
+        return call
+
+    def _heard_in_several_threads(self, registration: Registration) -> bool:
+        if len(registration.seat.managers) > 1:
+            return True
+        scopes = {listener.moment.scope for listener in registration.listeners}
+        return self.role is not Role.MAKER and bool(scopes & {Scope.MAKER, Scope.FLEET})
+
+    def _boundaries(self) -> set[str]:
+        """The moments at which background tasks are seen to, if there can be any."""
+        scopes = {
+            listener.moment.scope for r in self._registrations for listener in r.listeners if listener.uses_asyncio
+        }
+        return {name for name in _TURNED | _DRAINED if MOMENTS[name].scope in scopes}
+
+    def _order(self, moment: Moment) -> list[Listener]:
+        """Bands from high to low; within a band by registration, in outer teardown reversed."""
+        registrations = reversed(self._registrations) if moment.teardown else self._registrations
+        listeners = [
+            listener
+            for registration in registrations
+            if moment.teardown or not registration.disabled
+            for listener in registration.listeners
+            if listener.moment is moment
+        ]
+        return sorted(listeners, key=lambda listener: -listener.registration.priority)
+
+    def _join(self, registration: Registration) -> None:
+        for listener in registration.listeners:
+            listener.calls_before = self._clocks[listener.moment.name].calls
+        self._registrations = [*self._registrations, registration]
+        seat = registration.seat
+        seat.managers.add(self)
+        for manager in list(seat.managers):  # the others must lock it from now on
+            manager.rebuild()
+
+    def _unique_name(self, name: str) -> str:
+        taken = {registration.name for registration in self._registrations}
+        return (
+            name if name not in taken else next(f"{name}#{n}" for n in itertools.count(2) if f"{name}#{n}" not in taken)
+        )
+
+    @staticmethod
+    def _moment(event: str) -> Moment:
+        try:
+            return MOMENTS[event]
+        except KeyError:
+            known = f" (known events: {', '.join(EVENT_NAMES)})"
+            hint = did_you_mean(event, EVENT_NAMES) or known
+            raise EventError(f"no moment is called {event!r}{hint}") from None
+
+    # -- overrunning ---------------------------------------------------------------------------------
+
+    def _overran(self, moment: Moment, begun: float, took: float) -> None:
+        clock = self._clocks[moment.name]
+        if clock.calls < clock.quiet_until:
+            return
+        clock.quiet_until = clock.calls + QUIET_CALLS
+        self._build(moment, profiled_calls=PROFILED_CALLS)
+
+    def _profiled(self, moment: Moment, begun: float, took: float) -> None:
+        """Count one firing that was timed callback by callback; after the last, say who is slow."""
+        clock = self._clocks[moment.name]
+        clock.profiled_seconds += took
+        clock.profiled_calls += 1
+        clock.profiles_left -= 1
+        if clock.profiles_left > 0:
+            return
+        if clock.quiet_until:  # profiled because of an overrun, not because it was new
+            log.warning("%s", culprit(moment, clock, self._order(moment)))
+        self._build(moment)
+
+
+_TURNED = frozenset({"step_end", "maker.batch_end"})
+_DRAINED = frozenset({"train_end", "maker.loop_end", "run_end", "experiment_end"})
+
+
+def _idle(moment: Moment) -> Function:
+    def never(*_: Any) -> Any:
+        raise AssertionError(f"nobody listens to {moment.name}")
+
+    return compile_moment(moment, (), failed=never, call=never)
+
+
+_IDLE = {name: _idle(moment) for name, moment in MOMENTS.items()}
+
+
+def _band(priority: int) -> str:
+    return Priority(priority).name if priority in set(Priority) else str(priority)

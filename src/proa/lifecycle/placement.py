@@ -1,0 +1,80 @@
+"""Which process each callback lives in when a run is spread over several, and whether it can get there."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import NotPortableError
+from .hooks import BaseCallback, MakerCallback, TrainerCallback, family_of
+from .roles import CallbackFactory, callback_from
+
+
+@dataclass
+class Placement:
+    """Callbacks by the process they live in. Factories go where what they make belongs."""
+
+    driver: list[BaseCallback] = field(default_factory=list)
+    trainer: list[BaseCallback] = field(default_factory=list)
+    """Trainer rank 0."""
+    every_trainer: list[BaseCallback | CallbackFactory] = field(default_factory=list)
+    makers: list[BaseCallback | CallbackFactory] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, callbacks: Iterable[BaseCallback | CallbackFactory]) -> Placement:
+        """Sort callbacks into their places.
+
+        What lives in every rank or in every maker is made there if it came as a factory: each process
+        then has one of its own.
+        """
+        placement = cls()
+        for given in callbacks:
+            made = callback_from(given)
+            family = family_of(type(made))
+            if family is MakerCallback:
+                placement.makers.append(given)
+            elif not isinstance(made, TrainerCallback):
+                placement.driver.append(made)
+            elif made.all_ranks:
+                placement.every_trainer.append(given)
+            else:
+                placement.trainer.append(made)
+        return placement
+
+    @property
+    def travelling(self) -> list[BaseCallback | CallbackFactory]:
+        """Those that leave the driver's process."""
+        return [*self.trainer, *self.every_trainer, *self.makers]
+
+
+def refuse_unportable(callbacks: Iterable[object], dumps: Callable[[Any], bytes] = pickle.dumps) -> None:
+    """Raise for what cannot be pickled, naming the attribute that stands in the way.
+
+    `dumps` is the pickler of the transport, e.g. cloudpickle's where the run is on Ray.
+    """
+    for callback in callbacks:
+        if (reason := _cannot(dumps, callback)) is None:
+            continue
+        name = type(callback).__name__
+        for attribute, value in vars(callback).items() if hasattr(callback, "__dict__") else ():
+            if (why := _cannot(dumps, value)) is not None:
+                raise NotPortableError(
+                    f"{name} lives in another process and cannot be sent there, because of its attribute "
+                    f"{attribute!r} ({why}): open it in the first hook instead, or pass a factory, "
+                    f"e.g. lambda: {name}(...)"
+                )
+        raise NotPortableError(
+            f"{name} lives in another process and cannot be sent there ({reason}): define it at the top level "
+            f"of a module, or pass a factory"
+        )
+
+
+def _cannot(dumps: Callable[[Any], bytes], value: object) -> str | None:
+    """Why a value cannot be pickled; None if it can. Pickling runs arbitrary code, so anything may be raised."""
+    try:
+        dumps(value)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None

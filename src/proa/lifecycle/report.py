@@ -1,0 +1,84 @@
+"""What callbacks cost: calls, time and errors of each, and who is slow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from .dispatch import Clock
+from .listeners import Listener, Registration
+from .moments import Moment
+
+
+@dataclass(frozen=True, slots=True)
+class ReportRow:
+    """One callback at one moment. `seconds` is its share of the moment's time, as far as that was sampled."""
+
+    callback: str
+    event: str
+    calls: int
+    seconds: float
+    errors: int
+    disabled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CallbackReport:
+    """All rows, dearest first; printing it gives a table."""
+
+    rows: tuple[ReportRow, ...]
+
+    def __iter__(self) -> Iterator[ReportRow]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __str__(self) -> str:
+        width = max([len("callback"), *(len(row.callback) for row in self.rows)])
+        lines = [f"{'callback':{width}}  {'event':28} {'calls':>8} {'seconds':>9} {'errors':>7}"]
+        for row in self.rows:
+            disabled = "  disabled" if row.disabled else ""
+            lines.append(
+                f"{row.callback:{width}}  {row.event:28} {row.calls:8} {row.seconds:9.4f} {row.errors:7}{disabled}"
+            )
+        return "\n".join(lines)
+
+
+def report_of(registrations: Sequence[Registration], clocks: Mapping[str, Clock]) -> CallbackReport:
+    """Calls are exact where `every` is 1; a moment's time is divided as its sampled firings were."""
+    rows = []
+    by_moment: dict[str, list[Listener]] = {}
+    for registration in registrations:
+        for listener in registration.listeners:
+            by_moment.setdefault(listener.moment.name, []).append(listener)
+    for name, listeners in by_moment.items():
+        clock = clocks[name]
+        sampled = sum(listener.profiled_seconds for listener in listeners)
+        for listener in listeners:
+            share = listener.profiled_seconds / sampled if sampled else 1 / len(listeners)
+            registration = listener.registration
+            calls = (clock.calls - listener.calls_before) // listener.every
+            if calls or registration.errors:
+                rows.append(
+                    ReportRow(
+                        registration.name,
+                        name,
+                        calls,
+                        clock.seconds * share,
+                        listener.errors,
+                        registration.disabled,
+                    )
+                )
+    return CallbackReport(tuple(sorted(rows, key=lambda row: -row.seconds)))
+
+
+def culprit(moment: Moment, clock: Clock, listeners: Sequence[Listener]) -> str:
+    """The warning after an overrun: how much the callbacks of a moment take, and which of them most of it."""
+    slowest = max(listeners, key=lambda listener: listener.profiled_seconds)
+    mean = clock.profiled_seconds / clock.profiled_calls
+    mine = slowest.profiled_seconds / clock.profiled_calls
+    return (
+        f"callbacks at {moment.name!r} take more than 5 % of the time between two of them: "
+        f"{mean * 1e3:.1f} ms on average, of which {slowest.name} takes {mine * 1e3:.1f} ms"
+    )

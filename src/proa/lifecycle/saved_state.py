@@ -1,0 +1,58 @@
+"""The state of callbacks in a checkpoint: each under a key of its own, restored into the same object."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+from ..errors import CallbackStateError
+from ..spelling import did_you_mean
+from .hooks import BaseCallback
+
+log = logging.getLogger("proa.lifecycle")
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """A callback that is saved in every checkpoint."""
+
+    def state_dict(self) -> Any: ...
+    def load_state_dict(self, saved: Any, /) -> None: ...
+
+
+def key_of(callback: BaseCallback) -> str:
+    """The name a callback's state is saved under: its `state_key`, or its class's name."""
+    return callback.state_key or type(callback).__qualname__
+
+
+def stateful(callbacks: Iterable[BaseCallback]) -> dict[str, Stateful]:
+    """Those that have state, by key."""
+    return {key_of(callback): callback for callback in callbacks if isinstance(callback, Stateful)}
+
+
+def refuse_shared_key(callback: BaseCallback, others: Iterable[BaseCallback]) -> None:
+    """Raise if a callback's state could be mistaken for another's, or could be saved but not restored."""
+    if hasattr(callback, "state_dict") != hasattr(callback, "load_state_dict"):
+        raise CallbackStateError(f"{type(callback).__name__} needs both state_dict and load_state_dict, and has one")
+    if isinstance(callback, Stateful) and key_of(callback) in stateful(others):
+        raise CallbackStateError(
+            f"two callbacks would save their state as {key_of(callback)!r}: give each a state_key of its own, "
+            f"one that stays the same from run to run"
+        )
+
+
+def save(callbacks: Iterable[BaseCallback]) -> dict[str, Any]:
+    return {key: callback.state_dict() for key, callback in stateful(callbacks).items()}
+
+
+def load(callbacks: Iterable[BaseCallback], saved: Mapping[str, Any]) -> None:
+    """Restore what fits; a new callback starts afresh, and both it and state that fits none are logged."""
+    present = stateful(callbacks)
+    for key in saved.keys() - present.keys():
+        log.warning("saved state of callback %r fits none here%s", key, did_you_mean(key, present))
+    for key in present.keys() - saved.keys():
+        log.warning("callback %r has no saved state and starts afresh", key)
+    for key, callback in present.items():
+        if key in saved:
+            callback.load_state_dict(saved[key])

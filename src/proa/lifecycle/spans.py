@@ -1,0 +1,171 @@
+"""`Lifecycle`: the pairs of moments as `with` blocks, so that a loop cannot start what it does not end.
+
+    life = Lifecycle(manager, state)
+    with life.training(artifacts):
+        for epoch in range(epochs):
+            with life.epoch(epoch):
+                for batch in batches:
+                    with life.step() as step:
+                        step.batch, step.metrics = batch, train_on(batch)
+                    if state.should_stop:
+                        break
+
+Every way out (the end, a stop, an error, an interrupt) ends what was open, innermost first. A hook that
+fails while an error is on its way out is counted and noted on that error, and never replaces it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+from ..data.experience import Experience
+from ..data.loop import LoopArtifacts, ManifestRow, TrainingBatch
+from ..data.state import LoopState, StopTraining
+from .manager import CallbackManager
+
+
+@dataclass
+class Step:
+    """What a step's body leaves for `step_end`."""
+
+    index: int
+    batch: TrainingBatch | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    experience: Experience | None = None
+
+
+@dataclass
+class Evaluation:
+    """What an eval's body leaves for `eval_end`."""
+
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+class Lifecycle:
+    """The moments of one trainer, fired in pairs, with the state's counters kept in step."""
+
+    def __init__(self, manager: CallbackManager, state: LoopState) -> None:
+        self.manager = manager
+        self.state = state
+        self._moments = manager.moments
+
+    @contextlib.contextmanager
+    def training(self, artifacts: Callable[[], LoopArtifacts | None] = lambda: None) -> Iterator[None]:
+        """The whole run: `train_start`, and on every way out `train_end`, after `error` if there was one.
+
+        `StopTraining` ends here: it is a request, not an error.
+        """
+        try:
+            self._moments.train_start(self.state)
+            yield
+        except StopTraining as stop:
+            self.state.stop_training(stop.reason, by="StopTraining")
+        except BaseException as failure:
+            outcome = self._fail(failure, artifacts)
+            if outcome is failure:
+                raise
+            raise outcome from failure
+        self._moments.train_end(self.state, artifacts())
+
+    def _fail(self, failure: BaseException, artifacts: Callable[[], LoopArtifacts | None]) -> BaseException:
+        state, moments = self.state, self._moments
+        outcome = state.exception = failure
+        if isinstance(failure, Exception):
+            state.metrics["error"] = f"{type(failure).__name__}: {failure}"
+            outcome = _during(outcome, lambda: moments.error(state, failure))
+        else:
+            state.stop_training("interrupted", by=type(failure).__name__)
+        return _during(outcome, lambda: moments.train_end(state, artifacts()))
+
+    @contextlib.contextmanager
+    def episode(self, episode: int) -> Iterator[None]:
+        self.state.episode = episode
+        moments, state = self._moments, self.state
+        with self._pair(lambda: moments.episode_start(state, episode), lambda: moments.episode_end(state, episode)):
+            yield
+
+    @contextlib.contextmanager
+    def epoch(self, epoch: int, *, first_step: int = 0) -> Iterator[None]:
+        self.state.epoch, self.state.step = epoch, first_step
+        moments, state = self._moments, self.state
+        with self._pair(lambda: moments.epoch_start(state, epoch), lambda: moments.epoch_end(state, epoch)):
+            yield
+
+    @contextlib.contextmanager
+    def step(self) -> Iterator[Step]:
+        """One optimizer step. The counters move only if it was done, before `step_end` fires."""
+        state, moments = self.state, self._moments
+        step = Step(state.global_step)
+        done = False
+
+        def end() -> None:
+            if done:
+                state.global_step, state.step = step.index + 1, state.step + 1
+                state.metrics.update(step.metrics)
+            moments.step_end(state, step.index, step.batch, step.metrics, step.experience)
+
+        with self._pair(lambda: moments.step_start(state), end):
+            yield step
+            done = True
+
+    @contextlib.contextmanager
+    def update(self, version: int) -> Iterator[None]:
+        """The push of weights; `state.policy_version` is `version` once it succeeded."""
+        moments, state = self._moments, self.state
+        with self._pair(lambda: moments.update_start(state, version), lambda: moments.update_end(state, version)):
+            yield
+            state.policy_version = version
+
+    @contextlib.contextmanager
+    def evaluation(self, eval_name: str) -> Iterator[Evaluation]:
+        """One eval on the weights after the last step done."""
+        moments, state = self._moments, self.state
+        step_idx = state.global_step - 1
+        evaluation = Evaluation()
+
+        def end() -> None:
+            state.metrics.update({f"{eval_name}.{key}": value for key, value in evaluation.metrics.items()})
+            moments.eval_end(state, step_idx, eval_name, evaluation.metrics)
+
+        with self._pair(lambda: moments.eval_start(state, step_idx, eval_name), end):
+            yield evaluation
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        moments, state = self._moments, self.state
+        begun = perf_counter()
+        with self._pair(lambda: moments.wait_start(state), lambda: moments.wait_end(state, perf_counter() - begun)):
+            yield
+
+    def checkpoint_saved(self, row: ManifestRow) -> None:
+        self._moments.checkpoint_saved(self.state, row)
+
+    @contextlib.contextmanager
+    def _pair(self, start: Callable[[], None], end: Callable[[], None]) -> Iterator[None]:
+        try:
+            start()
+            yield
+        except BaseException as error:
+            if self.state.exception is None and not isinstance(error, StopTraining):
+                self.state.exception = error  # hooks that fire on the way out can tell
+            outcome = _during(error, end)
+            if outcome is error:
+                raise
+            raise outcome from error
+        else:
+            end()
+
+
+def _during(error: BaseException, action: Callable[[], Any]) -> BaseException:
+    """Do it while `error` is on its way out, and return what goes on: `error`, unless an interrupt came."""
+    try:
+        action()
+    except BaseException as late:
+        if not isinstance(late, Exception) and isinstance(error, Exception):
+            return late
+        error.add_note(f"while it was ending the run: {type(late).__name__}: {late}")
+    return error
