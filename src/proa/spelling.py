@@ -3,30 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from os.path import commonprefix
 
 
-def nearest(wrong: str, names: Iterable[str]) -> str | None:
-    """The name fewest edits away, or None if even that one is a different word.
+def nearest(wrong: str, names: Iterable[str]) -> list[str]:
+    """The names fewest edits away, if that is few enough to be a slip; several if they are equally near.
 
     >>> nearest("step_ned", ["step_end", "epoch_end"])
-    'step_end'
-    >>> nearest("zebra", ["step_end", "epoch_end"]) is None
-    True
+    ['step_end']
+    >>> nearest("ait_end", ["wait_end", "fit_end", "train_end"])
+    ['fit_end', 'wait_end']
+    >>> nearest("zebra", ["step_end", "epoch_end"])
+    []
     """
-    best = min(names, key=lambda name: (edit_distance(wrong, name), name), default=None)
-    if best is None or edit_distance(wrong, best) > max(2, len(best) // 3):
-        return None
-    return best
+    fewest = max(2, len(wrong) // 3)
+    found: list[str] = []
+    # A slip leaves most of a name as it was, so the likeliest are tried first and the others cut short.
+    for name in sorted(names, key=lambda name: -len(commonprefix((wrong, name)))):
+        edits = edit_distance(wrong, name, at_most=fewest)
+        if edits < fewest:
+            fewest, found = edits, []
+        if edits <= fewest:
+            found.append(name)
+    return sorted(found)
 
 
 def did_you_mean(wrong: str, names: Iterable[str]) -> str:
     """`; did you mean 'x'?`, or nothing where no name is near."""
-    name = nearest(wrong, names)
-    return "" if name is None else f"; did you mean {name!r}?"
+    found = nearest(wrong, names)
+    return f"; did you mean {' or '.join(map(repr, found))}?" if found else ""
 
 
-def edit_distance(a: str, b: str) -> int:
-    """Insertions, deletions, substitutions and swaps of neighbours that turn `a` into `b`."""
+def edit_distance(a: str, b: str, *, at_most: int = 1_000_000) -> int:
+    """Insertions, deletions, substitutions and swaps of neighbours that turn `a` into `b`.
+
+    Beyond `at_most` the exact number does not matter, and counting stops.
+    """
+    if abs(len(a) - len(b)) > at_most:
+        return at_most + 1
+    a, b = _without_common_ends(a, b)
     before: list[int] = []
     row = list(range(len(b) + 1))
     for i, char_a in enumerate(a, start=1):
@@ -36,4 +51,13 @@ def edit_distance(a: str, b: str) -> int:
             if i > 1 and j > 1 and char_a == b[j - 2] and a[i - 2] == char_b:
                 cost = min(cost, above[j - 2] + 1)
             row.append(cost)
+        if min(row) > at_most and min(before) > at_most:  # a swap may still reach back one row
+            return at_most + 1
     return row[-1]
+
+
+def _without_common_ends(a: str, b: str) -> tuple[str, str]:
+    same = len(commonprefix((a, b)))
+    a, b = a[same:], b[same:]
+    same = len(commonprefix((a[::-1], b[::-1])))
+    return a[: len(a) - same], b[: len(b) - same]

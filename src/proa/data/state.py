@@ -41,7 +41,7 @@ class TrainState:
     stop_reason: str | None = field(default=None, kw_only=True)
     stopped_by: str | None = field(default=None, kw_only=True)
     exception: BaseException | None = field(default=None, kw_only=True, repr=False, compare=False)
-    """What is ending the run, from the moment it was raised; hooks that fire while it unwinds see it."""
+    """What is ending the run, from the moment it was raised: an `*_end` that fires while it is set was cut short."""
 
     def stop_training(self, reason: str | None = None, *, by: str | None = None) -> None:
         """End training after the current step, its evals and its checkpoint.

@@ -10,14 +10,13 @@ import asyncio
 import contextlib
 import weakref
 from asyncio import _get_running_loop, _set_running_loop  # made for code that runs loops itself, as here
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from threading import get_ident
 from time import monotonic
 from typing import Any
 
+from .failures import Failures
 from .listeners import Function, Listener
-
-Failed = Callable[[Listener, BaseException, BaseException | None, Any], BaseException | None]
 
 TURN_SECONDS = 0.0005
 TURN_ITERATIONS = 16
@@ -28,8 +27,8 @@ CANCEL_SECONDS = 1.0
 class BackgroundTasks:
     """All tasks that the hooks of one manager started."""
 
-    def __init__(self, failed: Failed, drain_seconds: float) -> None:
-        self._failed = failed
+    def __init__(self, failures: Failures, drain_seconds: float) -> None:
+        self._failures = failures
         self._drain_seconds = drain_seconds
         self._loops: dict[int, _ThreadLoop] = {}
         weakref.finalize(self, _close_all, self._loops)  # a manager dropped in mid-run leaves no socket open
@@ -70,7 +69,7 @@ class BackgroundTasks:
     def _settle(self, loop: _ThreadLoop, error: BaseException | None, subject: Any) -> BaseException | None:
         while loop.failures:
             listener, raised = loop.failures.pop(0)
-            error = self._failed(listener, raised, error, subject)
+            error = self._failures.judge(listener, raised, error, subject, in_task=True)
         return error
 
 
@@ -136,7 +135,12 @@ class _ThreadLoop:
 
     def _done(self, task: asyncio.Future[Any]) -> None:
         listener = self.owners.pop(task)
-        if not task.cancelled() and (raised := task.exception()) is not None:
+        if task.cancelled():
+            return
+        raised = task.exception()
+        if raised is None:
+            listener.task_failures_in_a_row = 0
+        else:
             self.failures.append((listener, raised))
 
 

@@ -20,11 +20,18 @@ class Failures:
         self._rebuild = rebuild
 
     def judge(
-        self, listener: Listener, raised: BaseException, first: BaseException | None, subject: Any
+        self,
+        listener: Listener,
+        raised: BaseException,
+        first: BaseException | None,
+        subject: Any,
+        *,
+        in_task: bool = False,
     ) -> BaseException | None:
         """Take one failure into account; returns the error to raise once everyone has heard the moment.
 
-        `first` is the error that an earlier listener left to raise, `subject` the moment's first item.
+        `first` is the error that an earlier listener left to raise, `subject` the moment's first item;
+        `in_task` says that a background task of the listener raised it.
         """
         if isinstance(raised, StopTraining) and isinstance(subject, TrainState):
             subject.stop_training(raised.reason, by=listener.name)
@@ -34,7 +41,10 @@ class Failures:
             return raised if first is None or isinstance(first, Exception) else first
         listener.registration.errors += 1
         listener.errors += 1
-        listener.failures_in_a_row += 1
+        if in_task:
+            listener.task_failures_in_a_row += 1
+        else:
+            listener.failures_in_a_row += 1
         if listener.registration.error_policy is ErrorPolicy.RAISE:
             return _also(first, raised)
         log.warning("%s failed, training goes on", listener.name, exc_info=raised)
@@ -44,7 +54,8 @@ class Failures:
 
     def _disable_if_hopeless(self, listener: Listener) -> None:
         registration = listener.registration
-        if listener.failures_in_a_row >= FAILURES_BEFORE_DISABLING and not registration.disabled:
+        in_a_row = max(listener.failures_in_a_row, listener.task_failures_in_a_row)
+        if in_a_row >= FAILURES_BEFORE_DISABLING and not registration.disabled:
             registration.disabled = True
             log.warning(
                 "%s failed %d times in a row and is disabled: it hears only the end of the run",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakSet, WeakValueDictionary
@@ -69,9 +69,12 @@ class Listener:
     """Source fragments over the payload's names, e.g. `state` or `step=step`."""
     name: str
     every: int = 1
+    firings: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     uses_asyncio: bool = False
     errors: int = 0
     failures_in_a_row: int = 0
+    task_failures_in_a_row: int = 0
+    """Of the background tasks it started: the hook that starts a task succeeds even if the task then fails."""
     profiled_seconds: float = 0.0
     calls_before: int = 0
     """How often the moment had fired when this listener joined."""
@@ -239,11 +242,10 @@ def locked(lock: threading.RLock, call: Function) -> Function:
     return under_lock
 
 
-def each_nth(n: int, call: Function) -> Function:
-    """The call, made at each n-th firing only."""
-    firings = itertools.count(1)
+def each_nth(listener: Listener, call: Function) -> Function:
+    """The call, made at each n-th firing only; the listener keeps the count, which outlives a recompilation."""
 
     def nth(*args: Any, **kwargs: Any) -> object:
-        return call(*args, **kwargs) if next(firings) % n == 0 else None
+        return call(*args, **kwargs) if next(listener.firings) % listener.every == 0 else None
 
     return nth

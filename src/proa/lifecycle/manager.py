@@ -78,7 +78,7 @@ class CallbackManager:
         self._wanted: dict[tuple[str, str | None], bool] = {}
         self._change = threading.RLock()
         self._failures = Failures(self.rebuild)
-        self._background = BackgroundTasks(self._failures.judge, drain_seconds)
+        self._background = BackgroundTasks(self._failures, drain_seconds)
         self.rebuild()
         for callback in callbacks:
             self.add(callback)
@@ -275,7 +275,7 @@ class CallbackManager:
         if not registration.thread_safe and self._heard_in_several_threads(registration):
             call = locked(registration.seat.lock, call)
         if listener.every > 1 and listener.moment.index is None:
-            call = each_nth(listener.every, call)
+            call = each_nth(listener, call)
         return call
 
     def _heard_in_several_threads(self, registration: Registration) -> bool:

@@ -63,6 +63,7 @@ class Lifecycle:
             self._moments.train_start(self.state)
             yield
         except StopTraining as stop:
+            self.state.exception = None
             self.state.stop_training(stop.reason, by="StopTraining")
         except BaseException as failure:
             outcome = self._fail(failure, artifacts)
@@ -150,7 +151,7 @@ class Lifecycle:
             start()
             yield
         except BaseException as error:
-            if self.state.exception is None and not isinstance(error, StopTraining):
+            if self.state.exception is None:
                 self.state.exception = error  # hooks that fire on the way out can tell
             outcome = _during(error, end)
             if outcome is error:

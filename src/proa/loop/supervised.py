@@ -136,6 +136,7 @@ class _Run:
             return
         if self.rows and self.rows[-1].step == self.state.global_step:
             self.rows[-1].final = True
+            self.rows[-1].metrics.update(self.state.metrics)  # the evals at the end came after it was written
         else:
             self.save("final")
 

@@ -78,11 +78,13 @@ def _counting(fired: Sequence[Fired]) -> Iterator[str]:
 def _order_between_steps(fired: Sequence[Fired]) -> Iterator[str]:
     """After a step its evals, then its checkpoint; after the push no further epoch in that episode."""
     previous = ""
-    saved = pushed = False
+    saved = pushed = in_epoch = False
     for place, moment in enumerate(fired):
         if moment.event == "step_end":
             saved = False
-        if moment.event == "eval_start" and saved:
+        if moment.event in ("epoch_start", "epoch_end"):
+            in_epoch = moment.event == "epoch_start"
+        if moment.event == "eval_start" and saved and in_epoch:
             yield f"#{place} {moment}: evals come before the checkpoint of their step"
         if moment.event == "checkpoint_saved":
             if saved:

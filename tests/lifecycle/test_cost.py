@@ -1,0 +1,98 @@
+"""What dispatch costs, counted in calls rather than in seconds, and how slow callbacks are found."""
+
+import sys
+import time
+
+from proa import Callback, CallbackManager, LoopState, TrainerCallback, TrainState
+
+
+def python_calls(action):
+    """How many Python functions are called, which does not depend on how busy the machine is."""
+    calls = []
+    sys.setprofile(lambda frame, event, _: calls.append(frame.f_code.co_name) if event == "call" else None)
+    try:
+        action()
+    finally:
+        sys.setprofile(None)
+    return [name for name in calls if name != "<lambda>"]
+
+
+class Idle(Callback):
+    def on_eval(self, state, step_idx, eval_name, metrics): ...
+
+
+class Busy(TrainerCallback):
+    def on_batch_end(self, metrics, experience): ...
+
+
+def test_callbacks_that_do_not_override_a_hook_cost_what_none_costs():
+    state, none, ten = LoopState(), CallbackManager(), CallbackManager([Idle() for _ in range(10)])
+    assert ten.moments.step_end is none.moments.step_end  # the very same function that does nothing
+    assert python_calls(lambda: ten.fire("step_end", state)) == ["fire"]
+
+
+def test_ten_that_do_cost_one_dispatch_and_their_ten_calls():
+    state, manager = LoopState(), CallbackManager([Busy() for _ in range(10)])
+    for _ in range(10):  # the first firings are compiled and profiled
+        manager.moments.step_end(state, 0, None, {}, None)
+    calls = python_calls(lambda: manager.moments.step_end(state, 0, None, {}, None))
+    assert calls == ["step_end", *["on_batch_end"] * 10]
+
+
+def test_without_timing_no_clock_is_read():
+    manager = CallbackManager([Busy()], timing=False)
+    manager.fire("step_end", LoopState())
+    names = manager.moments.step_end.__code__.co_names
+    assert "perf_counter" not in names
+    assert all(row.seconds == 0 for row in manager.report())
+    assert "perf_counter" in _fired(CallbackManager([Busy()])).moments.step_end.__code__.co_names
+
+
+def _fired(manager):
+    for _ in range(5):
+        manager.fire("step_end", LoopState())
+    return manager
+
+
+def test_the_report_has_calls_time_and_errors_of_each():
+    manager = CallbackManager([Busy()])
+
+    @manager.on("step_end", every=2)
+    def slow():
+        time.sleep(0.002)
+
+    for done in range(1, 11):
+        manager.fire("step_end", TrainState(global_step=done))
+    rows = {row.callback: row for row in manager.report()}
+    assert (rows["Busy"].calls, rows["slow"].calls) == (10, 5)
+    assert rows["slow"].seconds > 5 * rows["Busy"].seconds
+    assert rows["slow"].seconds >= 0.009
+    assert str(manager.report()).splitlines()[1].startswith("slow")
+
+
+def test_the_warning_about_a_slow_moment_names_the_culprit(caplog):
+    manager = CallbackManager([Busy()])
+
+    @manager.on("step_end")
+    def culprit():
+        time.sleep(0.003)
+
+    for done in range(1, 40):
+        time.sleep(0.001)
+        manager.fire("step_end", TrainState(global_step=done))
+    warnings = [record.getMessage() for record in caplog.records]
+    assert len(warnings) == 1, "once is enough"
+    assert "callbacks at 'step_end' take more than 5 %" in warnings[0]
+    assert "of which culprit takes 3." in warnings[0]
+
+
+def test_a_dear_callback_that_is_rare_is_no_overrun(caplog):
+    manager = CallbackManager()
+
+    @manager.on("step_end")
+    def cheap(): ...
+
+    for done in range(1, 200):
+        time.sleep(0.0005)
+        manager.fire("step_end", TrainState(global_step=done))
+    assert caplog.text == ""

@@ -1,0 +1,58 @@
+"""Which process a callback lives in, and whether it can get there."""
+
+import functools
+import threading
+
+import pytest
+
+from proa import Callback, MakerCallback, TrainerCallback
+from proa.errors import NotPortableError
+from proa.lifecycle import Placement, refuse_unportable
+
+
+class OnTrainer(TrainerCallback): ...
+
+
+class OnEveryRank(TrainerCallback):
+    all_ranks = True
+
+
+class OnMaker(MakerCallback):
+    def __init__(self, lock=None):
+        self.lock = lock
+
+
+class OnDriver(Callback): ...
+
+
+def test_each_family_has_its_place():
+    trainer, rank, maker, driver = OnTrainer(), OnEveryRank(), OnMaker(), OnDriver()
+    placement = Placement.of([trainer, rank, maker, driver])
+    assert placement == Placement([driver], [trainer], [rank], [maker])
+    assert placement.travelling == [trainer, rank, maker]
+
+
+def test_factories_travel_as_factories_to_where_many_are_made():
+    maker, rank = functools.partial(OnMaker, lock=None), OnEveryRank
+    placement = Placement.of([maker, rank, OnDriver])
+    assert placement.makers == [maker]
+    assert placement.every_trainer == [rank]
+    assert isinstance(placement.driver[0], OnDriver)
+
+
+def test_what_cannot_travel_is_refused_with_the_attribute_named():
+    with pytest.raises(
+        NotPortableError, match=r"OnMaker lives in another process.*its attribute 'lock'.*lambda: OnMaker"
+    ):
+        refuse_unportable([OnTrainer(), OnMaker(threading.Lock())])
+
+
+def test_a_class_that_only_exists_here_is_refused():
+    class Local(MakerCallback): ...
+
+    with pytest.raises(NotPortableError, match="define it at the top level of a module"):
+        refuse_unportable([Local()])
+
+
+def test_what_can_travel_passes():
+    refuse_unportable([OnTrainer(), OnMaker(), functools.partial(OnMaker, lock=None)])

@@ -1,0 +1,279 @@
+"""What is refused at registration, and what a function may ask for."""
+
+import functools
+from unittest.mock import MagicMock
+
+import pytest
+
+from proa import Callback, CallbackManager, LogContext, MakerCallback, TrainerCallback, TrainState
+from proa.errors import EventError, HookError
+from proa.lifecycle import BaseCallback, Role
+
+
+def test_a_hook_that_cannot_take_its_payload_is_refused_with_the_line_to_write():
+    class Mine(Callback):
+        def on_step_end(self, state, metrics): ...
+
+    with pytest.raises(HookError, match=r"write def on_step_end\(self, state, step_idx, batch, metrics\)"):
+        CallbackManager([Mine()])
+
+
+def test_a_hook_with_its_payload_in_another_order_is_refused():
+    class Mine(TrainerCallback):
+        def on_batch_end(self, experience, metrics): ...
+
+    with pytest.raises(HookError, match=r"in another order.*on_batch_end\(self, metrics, experience\)"):
+        CallbackManager([Mine()])
+
+
+def test_a_hook_may_rename_its_parameters_and_have_more_with_defaults():
+    class Mine(Callback):
+        def on_step_end(self, s, i, b, m, verbose=False): ...
+        def on_eval(self, *args): ...
+        def on_benchmark_eval(self, ctx, eval_result, predictions, *, step=None, more=1): ...
+
+    CallbackManager([Mine()])
+
+
+def test_a_benchmark_hook_without_its_step_is_refused():
+    class Mine(Callback):
+        def on_benchmark_eval(self, ctx, eval_result, predictions): ...
+
+    with pytest.raises(HookError, match=r"predictions, \*, step=None\)"):
+        CallbackManager([Mine()])
+
+
+class AsyncHook(TrainerCallback):
+    async def on_batch_start(self): ...
+
+
+class AsyncCall:
+    async def __call__(self, state): ...
+
+
+async def async_function(state): ...
+
+
+async def async_generator(state):
+    yield state
+
+
+@pytest.mark.parametrize(
+    "function", [async_function, async_generator, AsyncCall(), functools.partial(async_function)], ids=str
+)
+def test_async_functions_are_refused_with_the_remedy(function):
+    with pytest.raises(HookError, match=r"write 'def', and start async work in it with asyncio.create_task"):
+        CallbackManager().on("step_end")(function)
+
+
+def test_async_hooks_are_refused_with_the_remedy():
+    with pytest.raises(HookError, match=r"AsyncHook.on_batch_start is 'async def'.*asyncio.create_task"):
+        CallbackManager([AsyncHook()])
+
+
+def test_callbacks_are_refused_where_their_hooks_would_never_be_called():
+    with pytest.raises(HookError, match="MakerCallback and was given to a trainer"):
+        CallbackManager([MakerCallback()], role=Role.TRAINER)
+    for wrong in (TrainerCallback, Callback):
+        with pytest.raises(HookError, match="was given to a maker"):
+            CallbackManager([wrong()], role=Role.MAKER)
+    with pytest.raises(HookError, match="given to a trainer"):
+        CallbackManager.of(CallbackManager([MakerCallback()]), role=Role.TRAINER)
+    with pytest.raises(HookError, match="'maker.batch_end' never fires in a trainer"):
+        CallbackManager(role=Role.TRAINER).on("maker.batch_end")
+    CallbackManager([MakerCallback(), TrainerCallback(), Callback()])
+
+
+def test_things_that_are_no_callbacks_are_refused():
+    manager = CallbackManager()
+    with pytest.raises(HookError, match="neither a callback nor a factory"):
+        manager.add(3)
+    with pytest.raises(HookError, match=r"registered with manager.on"):
+        manager.add(lambda: None)
+    with pytest.raises(HookError, match=r"registered with manager.on"):
+        manager.add(lambda state: None)
+    with pytest.raises(HookError, match="derive it from TrainerCallback"):
+        type("Mine", (BaseCallback,), {})
+
+
+def test_one_object_has_one_place():
+    callback = Callback()
+    with pytest.raises(HookError, match="registered already"):
+        CallbackManager([callback, callback])
+
+
+def test_factories_make_what_is_registered():
+    class Mine(Callback):
+        def __init__(self, size=1):
+            self.size = size
+
+    manager = CallbackManager([Mine, lambda: Mine(2), functools.partial(Mine, size=3)])
+    assert [callback.size for callback in manager.callbacks] == [1, 2, 3]
+    assert manager.add(Mine).size == 1
+
+
+def asked_for(function, event="step_end", state=None):
+    heard = []
+    manager = CallbackManager()
+    manager.on(event)(function(heard))
+    manager.fire(event, state or TrainState(global_step=5, metrics={"loss": 1.0}))
+    return heard
+
+
+FUNCTIONS = {
+    "nothing": (lambda heard: lambda: heard.append("called"), ["called"]),
+    "its name": (lambda heard: lambda metrics: heard.append(metrics), [{"loss": 1.0}]),
+    "two, in any order": (
+        lambda heard: lambda metrics, step_idx: heard.append((metrics, step_idx)),
+        [({"loss": 1.0}, 4)],
+    ),
+    "a keyword": (lambda heard: lambda *, step_idx: heard.append(step_idx), [4]),
+    "after a default": (lambda heard: lambda note="n", step_idx=None: heard.append((note, step_idx)), [("n", 4)]),
+    "a closure's default is kept": (lambda heard: lambda s, i=7: heard.append((s.global_step, i)), [(5, 7)]),
+    "only a default": (lambda heard: lambda i=7: heard.append(i), [7]),
+    "everything by name": (
+        lambda heard: lambda **payload: heard.append(sorted(payload)),
+        [["batch", "experience", "metrics", "state", "step_idx"]],
+    ),
+    "the rest by name": (
+        lambda heard: lambda state, **rest: heard.append(sorted(rest)),
+        [["batch", "experience", "metrics", "step_idx"]],
+    ),
+    "everything in order": (lambda heard: lambda *payload: heard.append(payload[1:]), [(4, None, {"loss": 1.0}, None)]),
+    "a partial": (lambda heard: functools.partial(lambda a, step_idx: heard.append((a, step_idx)), 1), [(1, 4)]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", FUNCTIONS)
+def test_a_function_gets_what_it_names(case):
+    function, expected = FUNCTIONS[case]
+    assert asked_for(function) == expected
+
+
+@pytest.mark.parametrize("name", ["state", "s", "anything"])
+def test_an_only_parameter_gets_the_state_whatever_its_name(name):
+    state = TrainState()
+    assert asked_for(lambda heard: eval(f"lambda {name}: heard.append({name})", {"heard": heard}), state=state) == [
+        state
+    ]
+
+
+def test_builtins_and_mocks_can_listen():
+    heard, mock, state = [], MagicMock(), TrainState()
+    manager = CallbackManager()
+    manager.on("epoch_end")(heard.append)
+    manager.on("epoch_end")(mock)
+    manager.fire("epoch_end", state, epoch=2)
+    assert heard == [state]
+    mock.assert_called_once_with(state, 2)
+
+
+def test_a_function_that_asks_for_what_is_not_there_is_refused():
+    with pytest.raises(HookError, match="asks for 'metric', which 'step_end' does not carry; did you mean 'metrics'"):
+        CallbackManager().on("step_end")(lambda state, metric: None)
+
+
+def test_firing_with_the_state_alone_fills_in_what_it_knows():
+    heard = {}
+    manager = CallbackManager()
+    manager.on("step_end")(lambda **payload: heard.update(payload))
+    state = TrainState(global_step=3, metrics={"loss": 0.5})
+    manager.fire("step_end", state)
+    assert heard == {"state": state, "step_idx": 2, "metrics": {"loss": 0.5}, "batch": None, "experience": None}
+    manager.fire("step_end", state, 7, metrics={"loss": 0.1})
+    assert (heard["step_idx"], heard["metrics"]) == (7, {"loss": 0.1})
+
+
+def test_firing_with_too_much_or_too_little_is_an_error():
+    for manager in (CallbackManager(), CallbackManager([_Hearing()])):
+        with pytest.raises(TypeError, match="nonsense"):
+            manager.moments.step_end(TrainState(), nonsense=1)
+        with pytest.raises(TypeError, match="state"):
+            manager.moments.step_end()
+
+
+class _Hearing(Callback):
+    def on_step_end(self, state, step_idx, batch, metrics): ...
+
+
+def test_wanting_speaks_of_moments_and_of_items():
+    manager = CallbackManager([_Hearing()])
+    assert manager.wants("step_end")
+    assert manager.wants("step_end", "batch")
+    assert not manager.wants("step_end", "experience")
+    assert not manager.wants("epoch_end")
+    manager.on("epoch_end")(lambda: None)
+    assert manager.wants("epoch_end")
+    with pytest.raises(EventError, match="did you mean 'batch'"):
+        manager.wants("step_end", "bach")
+
+
+def test_every_counts_steps_by_their_index_and_other_moments_by_firings():
+    manager, steps, evals, episodes = CallbackManager(), [], [], []
+    manager.on("step_end", every=3)(lambda step_idx: steps.append(step_idx))
+    manager.on("eval_end", every=2)(lambda eval_name: evals.append(eval_name))
+    manager.on("episode_end", every=2)(lambda episode: episodes.append(episode))
+    for step_idx in range(4, 10):  # as after a resume
+        manager.fire("step_end", TrainState(global_step=step_idx + 1))
+        manager.fire("eval_end", TrainState(), eval_name=f"e{step_idx}")
+        manager.fire("episode_end", TrainState(), episode=step_idx)
+    assert steps == [5, 8]
+    assert evals == ["e5", "e7", "e9"]
+    assert episodes == [5, 7, 9]
+    with pytest.raises(HookError, match="every=0"):
+        manager.on("step_end", every=0)
+
+
+def test_every_at_step_start_names_the_same_steps_as_at_step_end():
+    manager, starts, ends = CallbackManager(), [], []
+    manager.on("step_start", every=3)(lambda state: starts.append(state.global_step))
+    manager.on("step_end", every=3)(lambda step_idx: ends.append(step_idx))
+    for step_idx in range(7):
+        manager.fire("step_start", TrainState(global_step=step_idx))
+        manager.fire("step_end", TrainState(global_step=step_idx + 1))
+    assert starts == ends == [2, 5]
+
+
+def test_what_is_removed_is_not_called_again():
+    manager, heard = CallbackManager(), []
+    function = manager.on("step_end")(lambda state: heard.append(1))
+    manager.on("step_start")(function)
+    manager.fire("step_end", TrainState())
+    manager.remove(function)
+    manager.fire("step_end", TrainState())
+    manager.fire("step_start", TrainState())
+    assert heard == [1]
+    with pytest.raises(HookError, match="is not registered here"):
+        manager.remove(function)
+
+
+def test_callbacks_added_while_a_moment_is_heard_hear_the_next_one():
+    manager, heard = CallbackManager(), []
+
+    @manager.on("step_end")
+    def add_another():
+        heard.append("first")
+        if len(heard) == 1:
+            manager.on("step_end")(lambda: heard.append("second"))
+
+    manager.fire("step_end", TrainState())
+    assert heard == ["first"]
+    manager.fire("step_end", TrainState())
+    assert heard == ["first", "first", "second"]
+
+
+def test_experiment_moments_carry_their_context(tmp_path):
+    heard = []
+
+    class Logger(Callback):
+        def on_run_start(self, ctx):
+            heard.append(ctx)
+
+        def on_benchmark_eval(self, ctx, eval_result, predictions, *, step=None):
+            heard.append((eval_result, predictions, step))
+
+    manager, ctx = CallbackManager([Logger()]), LogContext(tmp_path)
+    manager.moments.run_start(ctx)
+    manager.moments.benchmark_eval(ctx, "result", [{"reward": 1.0}], 7)
+    manager.fire("benchmark_eval", ctx, "result", [])
+    assert heard == [ctx, ("result", [{"reward": 1.0}], 7), ("result", [], None)]
