@@ -42,7 +42,7 @@ class ConsoleProgress(Callback):
         self._history: list[float] = []
         self._evals: dict[str, str] = {}
         self._last_line = ""
-        console = self._console = self._console or Console(highlight=False)
+        console = self._console = self._console or Console()
         if console.is_terminal:
             from rich.live import Live
 
@@ -77,16 +77,16 @@ class ConsoleProgress(Callback):
 
     def _say(self, line: str) -> None:
         assert self._console is not None
-        self._console.print(line, markup=False, soft_wrap=True)
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def _values(self, metrics: dict[str, Any]) -> str:
         names = self._shown or list(metrics)[:6]
         return "  ".join(f"{name} {_number(metrics[name])}" for name in names if name in metrics)
 
     def _panel(self, state: LoopState, metrics: dict[str, Any]) -> RenderableType:
-        from rich.console import Group
         from rich.panel import Panel
         from rich.progress_bar import ProgressBar
+        from rich.table import Table
         from rich.text import Text
 
         elapsed = perf_counter() - self._begun
@@ -97,7 +97,10 @@ class ConsoleProgress(Callback):
         if len(self._history) > 1:
             rows.append(Text(f"loss {sparkline(self._history)}", style="cyan"))
         rows += [Text(f"eval {name}: {values}") for name, values in self._evals.items()]
-        return Panel(Group(*rows), title="proa", title_align="left")
+        grid = Table.grid(expand=True)
+        for row in rows:
+            grid.add_row(row)
+        return Panel(grid, title="proa", title_align="left")
 
 
 def sparkline(values: Sequence[float], width: int = CURVE_POINTS) -> str:

@@ -92,7 +92,10 @@ def _plugins() -> dict[str, EntryPoint]:
 
 
 def _check_params(kind: str, factory: Factory, params: Mapping[str, Any]) -> None:
-    signature = inspect.signature(factory)
+    try:
+        signature = inspect.signature(factory)
+    except ValueError:  # some types written in C have none; calling them will tell
+        return
     names = {p.name for p in signature.parameters.values() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
     takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
     for name in () if takes_any else params.keys() - names:

@@ -49,8 +49,9 @@ def _nesting(fired: Sequence[Fired]) -> Iterator[str]:
     for event in ("train_start", "train_end"):
         if (times := sum(moment.event == event for moment in fired)) != 1:
             yield f"{event} fired {times} times, not once"
-    if fired and fired[-1].event != "train_end":
-        yield f"{fired[-1]} fired after train_end"
+    after = [str(moment) for moment in fired[_place_of("train_end", fired) + 1 :]]
+    if after:
+        yield f"{', '.join(after)} fired after train_end"
 
 
 def _counting(fired: Sequence[Fired]) -> Iterator[str]:
@@ -98,6 +99,10 @@ def _order_between_steps(fired: Sequence[Fired]) -> Iterator[str]:
             yield f"#{place} {moment}: an epoch after the episode's push of weights"
         pushed = pushed or moment.event == "update_start"
         previous = moment.event
+
+
+def _place_of(event: str, fired: Sequence[Fired]) -> int:
+    return next((place for place, moment in enumerate(fired) if moment.event == event), len(fired))
 
 
 def _names(spans: set[str | None]) -> str:

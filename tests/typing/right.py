@@ -1,0 +1,34 @@
+"""What a type checker must accept. Never run."""
+
+import functools
+from typing import Any
+
+from proa import Callback, CallbackManager, Experience, LoopState, TrainerCallback, TrainState
+from proa.callbacks import EarlyStopping
+from proa.testing import assert_lifecycle
+
+manager = CallbackManager()
+state = LoopState()
+
+
+class Typed(Callback):
+    def on_step_end(self, state: TrainState, step_idx: int, batch: object, metrics: dict[str, float]) -> None:
+        state.stop_training("enough")
+
+
+class AsDocumented(TrainerCallback):
+    def on_batch_end(self, metrics: dict[str, Any], experience: Experience) -> None:
+        print(metrics, len(experience))
+
+
+@manager.on("step_end", every=100)
+def show(state: TrainState, metrics: dict[str, float]) -> None: ...
+
+
+typed: Typed = manager.add(Typed())
+made: EarlyStopping = manager.add(functools.partial(EarlyStopping, "loss"))
+manager.fire("step_end", state)
+manager.fire("step_end", TrainState(), 3, metrics={"loss": 1.0})
+manager.moments.step_end(state, 0, None, {"loss": 1.0}, None)
+show(state, {})  # a decorated function stays what it was
+assert_lifecycle(lambda callbacks: callbacks.fire("train_start", state))
