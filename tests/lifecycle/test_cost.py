@@ -1,5 +1,6 @@
 """What dispatch costs, counted in calls rather than in seconds, and how slow callbacks are found."""
 
+import re
 import sys
 import time
 
@@ -82,17 +83,30 @@ def test_the_warning_about_a_slow_moment_names_the_culprit(caplog):
         manager.fire("step_end", TrainState(global_step=done))
     warnings = [record.getMessage() for record in caplog.records]
     assert len(warnings) == 1, "once is enough"
-    assert "callbacks at 'step_end' take more than 5 %" in warnings[0]
-    assert "of which culprit takes 3." in warnings[0]
+    assert re.fullmatch(
+        r"callbacks at 'step_end' take \d\d % of the time: \d+\.\d ms at each, of which culprit takes \d+\.\d ms",
+        warnings[0].replace("%", " %"),
+    )
 
 
-def test_a_dear_callback_that_is_rare_is_no_overrun(caplog):
+def test_one_hiccup_is_no_reason_to_warn(caplog):
     manager = CallbackManager()
 
     @manager.on("step_end")
-    def cheap(): ...
+    def hiccups_once(step_idx):
+        time.sleep(0.01 if step_idx == 5 else 0)
 
-    for done in range(1, 200):
+    for done in range(1, 60):
         time.sleep(0.0005)
         manager.fire("step_end", TrainState(global_step=done))
+    assert caplog.text == ""
+
+
+def test_a_dear_callback_that_is_rare_is_no_overrun(caplog):
+    """20 ms every 50 steps of 10 ms are 4 % of the time, though one firing is dearer than a step."""
+    manager = CallbackManager()
+    manager.on("checkpoint_saved")(lambda: time.sleep(0.02))
+    for _ in range(3):
+        time.sleep(0.5)
+        manager.fire("checkpoint_saved", TrainState())
     assert caplog.text == ""

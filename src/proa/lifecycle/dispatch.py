@@ -51,10 +51,12 @@ class Clock:
     profiles_left: int = 0
     profiled_seconds: float = 0.0
     profiled_calls: int = 0
+    profile_begun: float = 0.0
     quiet_until: int = 0
 
     def start_profile(self, calls: int) -> None:
         self.profiles_left, self.profiled_calls, self.profiled_seconds = calls, 0, 0.0
+        self.profile_begun = perf_counter()
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,13 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from time import perf_counter
-from typing import Any, TypeAlias, TypeVar, overload
+from typing import Any, NoReturn, TypeAlias, TypeVar, overload
 
 from ..errors import EventError, HookError
 from ..spelling import did_you_mean
 from . import saved_state
 from .background import BackgroundTasks
-from .dispatch import Boundary, Clock, compile_moment
+from .dispatch import OVERRUN_SECONDS, OVERRUN_SHARE, Boundary, Clock, compile_moment
 from .failures import Failures
 from .hooks import BaseCallback
 from .listeners import (
@@ -75,6 +75,7 @@ class CallbackManager:
         self._registrations: list[Registration] = []
         self._clocks: dict[str, Clock] = {name: Clock(begun=perf_counter()) for name in EVENT_NAMES}
         self._live: dict[str, Function] = {}
+        self._unheard: frozenset[str] = frozenset()
         self._wanted: dict[tuple[str, str | None], bool] = {}
         self._change = threading.RLock()
         self._failures = Failures(self.rebuild)
@@ -165,17 +166,19 @@ class CallbackManager:
 
     # -- firing --------------------------------------------------------------------------------------
 
-    def fire(self, event: EventName, *payload: Any, **named: Any) -> None:
+    def fire(self, event: EventName, subject: Any, /, *payload: Any, **named: Any) -> None:
         """Fire a moment by name. `fire(event, state)` is enough: the rest of the payload is filled in.
 
         Where the event is known when the code is written, `manager.moments.<event>(...)` is the same,
         type-checked and faster.
         """
-        dispatch = self._live.get(event)
-        if dispatch is not None:
-            dispatch(*payload, **named)
-        elif event not in MOMENTS:
-            self._moment(event)
+        if event in self._unheard:
+            return
+        dispatch = self._live.get(event) or _unknown_event(event)
+        if payload or named:
+            dispatch(subject, *payload, **named)
+        else:
+            dispatch(subject)  # the common call, without the price of unpacking
 
     def wants(self, event: EventName, item: str | None = None) -> bool:
         """Whether anyone listens to a moment, or reads that item of its payload: if not, do not build it."""
@@ -228,12 +231,11 @@ class CallbackManager:
         with self._change:
             heard: set[str] = {listener.moment.name for r in self._registrations for listener in r.listeners}
             heard |= self._boundaries()
-            live: dict[str, Function] = {}
             for moment in MOMENTS.values():
-                if moment.name in heard:
-                    live[moment.name] = self._compile_at_first_firing(moment)
-                setattr(self.moments, moment.method, live.get(moment.name, _IDLE[moment.name]))
-            self._live = live
+                function = self._compile_at_first_firing(moment) if moment.name in heard else _IDLE[moment.name]
+                self._live[moment.name] = function
+                setattr(self.moments, moment.method, function)
+            self._unheard = frozenset(MOMENTS) - heard
             self._wanted = {}
 
     def _compile_at_first_firing(self, moment: Moment) -> Function:
@@ -320,12 +322,7 @@ class CallbackManager:
 
     @staticmethod
     def _moment(event: str) -> Moment:
-        try:
-            return MOMENTS[event]
-        except KeyError:
-            known = f" (known events: {', '.join(EVENT_NAMES)})"
-            hint = did_you_mean(event, EVENT_NAMES) or known
-            raise EventError(f"no moment is called {event!r}{hint}") from None
+        return MOMENTS.get(event) or _unknown_event(event)
 
     # -- overrunning ---------------------------------------------------------------------------------
 
@@ -344,9 +341,16 @@ class CallbackManager:
         clock.profiles_left -= 1
         if clock.profiles_left > 0:
             return
-        if clock.quiet_until:  # profiled because of an overrun, not because it was new
-            log.warning("%s", culprit(moment, clock, self._order(moment)))
+        share = clock.profiled_seconds / (begun + took - clock.profile_begun)
+        enough = clock.profiled_seconds > OVERRUN_SECONDS * clock.profiled_calls
+        if clock.profiled_calls == PROFILED_CALLS and share > OVERRUN_SHARE and enough:  # it was no single hiccup
+            log.warning("%s", culprit(moment, clock, self._order(moment), share))
         self._build(moment)
+
+
+def _unknown_event(event: str) -> NoReturn:
+    hint = did_you_mean(event, EVENT_NAMES) or f" (known events: {', '.join(EVENT_NAMES)})"
+    raise EventError(f"no moment is called {event!r}{hint}")
 
 
 _TURNED = frozenset({"step_end", "maker.batch_end"})

@@ -73,12 +73,12 @@ def report_of(registrations: Sequence[Registration], clocks: Mapping[str, Clock]
     return CallbackReport(tuple(sorted(rows, key=lambda row: -row.seconds)))
 
 
-def culprit(moment: Moment, clock: Clock, listeners: Sequence[Listener]) -> str:
+def culprit(moment: Moment, clock: Clock, listeners: Sequence[Listener], share: float) -> str:
     """The warning after an overrun: how much the callbacks of a moment take, and which of them most of it."""
     slowest = max(listeners, key=lambda listener: listener.profiled_seconds)
     mean = clock.profiled_seconds / clock.profiled_calls
     mine = slowest.profiled_seconds / clock.profiled_calls
     return (
-        f"callbacks at {moment.name!r} take more than 5 % of the time between two of them: "
-        f"{mean * 1e3:.1f} ms on average, of which {slowest.name} takes {mine * 1e3:.1f} ms"
+        f"callbacks at {moment.name!r} take {share:.0%} of the time: "
+        f"{mean * 1e3:.1f} ms at each, of which {slowest.name} takes {mine * 1e3:.1f} ms"
     )

@@ -1,0 +1,51 @@
+# `make demo` and `make test` set everything up themselves: a virtual environment in .venv, nothing else.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: help setup demo test check format prove bench clean
+
+help:                ## what there is to do
+	@grep -hE '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1|/' | while IFS='|' read -r name what; do printf '  make %-8s %s\n' "$$name" "$$what"; done
+
+setup: $(VENV)/ready ## make .venv with the package and what its tests need
+
+$(VENV)/ready: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Proa needs Python 3.11 or newer; this is " + sys.version.split()[0] + " (make PYTHON=python3.12 ...)")'
+	@echo "setting up $(VENV) (torch is about 200 MB) ..."
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python $(PIP_INSTALL) --upgrade pip
+	$(BIN)/python $(PIP_INSTALL) --editable '.[dev]'
+	@touch $@
+
+demo: setup          ## a small model learns to sort digits, with hooks in all three styles
+	$(BIN)/python examples/lifecycle_demo.py
+
+test: setup          ## the tests
+	$(BIN)/python -m pytest -q
+
+check: setup         ## format, lint, types, direction of imports
+	$(BIN)/ruff format --check --quiet .
+	$(BIN)/ruff check --quiet .
+	$(BIN)/mypy
+	$(BIN)/mypy --strict examples benchmarks
+	$(BIN)/lint-imports
+
+format: setup        ## format and sort imports
+	$(BIN)/ruff format --quiet .
+	$(BIN)/ruff check --quiet --fix .
+
+prove: setup         ## the long proofs, the demo and the benchmark bounds
+	$(BIN)/python -m pytest -q -m prove
+	$(BIN)/python -m pytest -q
+	$(BIN)/python examples/lifecycle_demo.py
+	$(BIN)/python benchmarks/callbacks.py
+
+bench:               ## the cost of callbacks beside other libraries, in an environment of their own
+	benchmarks/set_up_peers .venv-bench
+	.venv-bench/bin/python benchmarks/callbacks.py
+
+clean:               ## remove what make made
+	rm -rf $(VENV) .venv-bench runs build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
