@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0.dev0"
 
 if TYPE_CHECKING:
-    from .data.experience import Experience
+    from .data.experience import BufferItem, Experience
     from .data.loop import LoopArtifacts, ManifestRow, TrainingBatch
     from .data.results import ArmResult, EvalResult, ExperimentResult, LogContext, RunResult
     from .data.state import LoopState, StopTraining, TrainState
@@ -26,6 +26,7 @@ _HOME = {
     "CallbackManager": "lifecycle.manager",
     "ErrorPolicy": "lifecycle.policy",
     "EvalResult": "data.results",
+    "BufferItem": "data.experience",
     "Experience": "data.experience",
     "ExperimentResult": "data.results",
     "LogContext": "data.results",
@@ -43,8 +44,8 @@ _HOME = {
 }
 
 __all__ = [
-    "ArmResult", "Callback", "CallbackManager", "ErrorPolicy", "EvalResult", "Experience", "ExperimentResult",
-    "LogContext", "LoopArtifacts", "LoopState", "MakerCallback", "ManifestRow", "Priority", "ProaError",
+    "ArmResult", "BufferItem", "Callback", "CallbackManager", "ErrorPolicy", "EvalResult", "Experience",
+    "ExperimentResult", "LogContext", "LoopArtifacts", "LoopState", "MakerCallback", "ManifestRow", "Priority", "ProaError",
     "RunResult", "StopTraining", "TrainState", "TrainerCallback", "TrainingBatch", "__version__",
 ]  # fmt: skip
 

@@ -1,21 +1,29 @@
-"""A batch of experience: what makers send and trainers learn from."""
+"""Experience: what makers send and trainers learn from, as a batch and row by row.
+
+A sequence is a prompt and its completion. In a batch the boundary between the two is aligned: prompts are
+padded on the left, completions on the right, with 0 and False. `S` is the whole length, `A` the
+completion's ("actions").
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
+
+    from .sampling import Sampling
 
 
 @dataclass
 class Experience:
     """Sampled sequences and what is known of them, as tensors with leading size B.
 
-    `sequences` is the prompt and its completion, `(B, S)`; `action_log_probs`, `kl`, `advantages`,
-    `values` and `action_mask` speak of the completion's tokens; `reward` of the sequence.
-    Whatever the maker did not compute is None, and the trainer computes it.
+    `sequences` and `attention_mask` are `(B, S)`; `action_log_probs`, `values`, `kl`, `advantages`,
+    `action_mask` and `versions` are `(B, A)`; `reward` is `(B,)`. Whatever the maker did not compute is
+    None, and the trainer computes it.
     """
 
     sequences: torch.Tensor
@@ -26,6 +34,13 @@ class Experience:
     advantages: torch.Tensor | None = None
     attention_mask: torch.Tensor | None = None
     action_mask: torch.Tensor | None = None
+    versions: torch.Tensor | None = field(default=None, kw_only=True)
+    """The policy version that sampled each token."""
+    uids: tuple[str, ...] = field(default=(), kw_only=True)
+    group_ids: tuple[str, ...] = field(default=(), kw_only=True)
+    sampling: Sampling | None = field(default=None, kw_only=True)
+    notes: tuple[dict[str, Any], ...] = field(default=(), kw_only=True)
+    """What else is known of each sample: finish reason, parts of its reward."""
 
     def __len__(self) -> int:
         return self.sequences.shape[0]
@@ -42,5 +57,130 @@ class Experience:
         return self
 
     def _tensors(self) -> list[tuple[str, torch.Tensor]]:
-        pairs = ((f.name, getattr(self, f.name)) for f in fields(self))
+        pairs = ((name, getattr(self, name)) for name in _TENSORS)
         return [(name, tensor) for name, tensor in pairs if tensor is not None]
+
+
+@dataclass
+class BufferItem:
+    """One row of experience, without padding: the unit that buffers hold and makers deal out."""
+
+    sequences: torch.Tensor
+    action_log_probs: torch.Tensor
+    values: torch.Tensor | None = None
+    reward: torch.Tensor | None = None
+    kl: torch.Tensor | None = None
+    advantages: torch.Tensor | None = None
+    attention_mask: torch.Tensor | None = None
+    action_mask: torch.Tensor | None = None
+    versions: torch.Tensor | None = field(default=None, kw_only=True)
+    uid: str = field(default="", kw_only=True)
+    group_id: str = field(default="", kw_only=True)
+    sampling: Sampling | None = field(default=None, kw_only=True)
+    notes: dict[str, Any] = field(default_factory=dict, kw_only=True)
+
+    @property
+    def prompt_length(self) -> int:
+        return self.sequences.shape[0] - self.action_log_probs.shape[0]
+
+    @property
+    def action_length(self) -> int:
+        return self.action_log_probs.shape[0]
+
+
+_SEQUENCE_LIKE = ("sequences", "attention_mask")
+_ACTION_LIKE = ("action_log_probs", "values", "kl", "advantages", "action_mask", "versions")
+_TENSORS = (*_SEQUENCE_LIKE, *_ACTION_LIKE, "reward")
+
+
+def split(experience: Experience) -> list[BufferItem]:
+    """The rows of a batch, each without its padding (what `attention_mask` says is padding).
+
+    Rewards per sequence stay scalars; advantages and values given per sequence stay so too.
+    """
+    actions = experience.action_log_probs.shape[1]
+    prompts = experience.sequences.shape[1] - actions
+    items = []
+    for row in range(len(experience)):
+        first, last = _extent(experience, row, prompts)
+        item = BufferItem(
+            experience.sequences[row, first:last],
+            experience.action_log_probs[row, : last - prompts],
+            uid=experience.uids[row] if experience.uids else "",
+            group_id=experience.group_ids[row] if experience.group_ids else "",
+            sampling=experience.sampling,
+            notes=experience.notes[row] if experience.notes else {},
+        )
+        for name, tensor in experience._tensors():
+            if name in _SEQUENCE_LIKE:
+                setattr(item, name, tensor[row, first:last])
+            elif tensor.dim() > 1:
+                setattr(item, name, tensor[row, : last - prompts])
+            else:
+                setattr(item, name, tensor[row])
+        items.append(item)
+    return items
+
+
+def merge(items: Sequence[BufferItem]) -> Experience:
+    """One batch of rows of different lengths, boundaries aligned.
+
+    An item without an attention mask counts as unpadded, and gets one if the others make it padded. A
+    field must be there for all rows or for none.
+    """
+    if not items:
+        raise ValueError("nothing to merge: a batch has at least one row")
+    prompts = max(item.prompt_length for item in items)
+    actions = max(item.action_length for item in items)
+    merged = Experience(
+        _stack([item.sequences for item in items], items, prompts, actions),
+        _stack([item.action_log_probs for item in items], items, 0, actions),
+        uids=tuple(item.uid for item in items),
+        group_ids=tuple(item.group_id for item in items),
+        sampling=items[0].sampling,
+        notes=tuple(item.notes for item in items),
+    )
+    for name in _TENSORS[1:]:
+        tensors = [getattr(item, name) for item in items]
+        if name in ("attention_mask", "action_mask"):
+            tensors = _with_masks(tensors, items, name)
+        if all(tensor is None for tensor in tensors):
+            continue
+        if any(tensor is None for tensor in tensors):
+            raise ValueError(f"{name} is there for some rows and missing for others")
+        setattr(merged, name, _stack(tensors, items, prompts if name in _SEQUENCE_LIKE else 0, actions))
+    return merged
+
+
+def _extent(experience: Experience, row: int, prompts: int) -> tuple[int, int]:
+    """Where the real tokens of a row begin and end; padding is at the two ends only."""
+    if experience.attention_mask is None:
+        return 0, experience.sequences.shape[1]
+    mask = experience.attention_mask[row].bool()
+    before, after = mask[:prompts].nonzero(), mask[prompts:].nonzero()
+    first = int(before[0]) if len(before) else prompts
+    last = prompts + (int(after[-1]) + 1 if len(after) else 0)
+    return first, last
+
+
+def _with_masks(masks: list[torch.Tensor | None], items: Sequence[BufferItem], name: str) -> list[torch.Tensor | None]:
+    """Masks for all rows, if any row has one or padding makes them necessary."""
+    ragged = len({(item.prompt_length, item.action_length) for item in items}) > 1
+    if not ragged and all(mask is None for mask in masks):
+        return masks
+    like = "sequences" if name == "attention_mask" else "action_log_probs"
+    return [
+        getattr(item, like).new_ones(getattr(item, like).shape).bool() if mask is None else mask
+        for mask, item in zip(masks, items, strict=True)
+    ]
+
+
+def _stack(tensors: Sequence[torch.Tensor], items: Sequence[BufferItem], prompts: int, actions: int) -> torch.Tensor:
+    """Rows of different lengths in one tensor of zeros: left of the boundary aligned right, and the reverse."""
+    if tensors[0].dim() == 0:
+        return tensors[0].new_tensor([tensor.item() for tensor in tensors])
+    stacked = tensors[0].new_zeros((len(tensors), prompts + actions))
+    for row, (tensor, item) in enumerate(zip(tensors, items, strict=True)):
+        first = prompts - item.prompt_length if prompts else 0
+        stacked[row, first : first + tensor.shape[0]] = tensor
+    return stacked
