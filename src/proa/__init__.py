@@ -44,10 +44,28 @@ _HOME = {
 }
 
 __all__ = [
-    "ArmResult", "BufferItem", "Callback", "CallbackManager", "ErrorPolicy", "EvalResult", "Experience",
-    "ExperimentResult", "LogContext", "LoopArtifacts", "LoopState", "MakerCallback", "ManifestRow", "Priority", "ProaError",
-    "RunResult", "StopTraining", "TrainState", "TrainerCallback", "TrainingBatch", "__version__",
-]  # fmt: skip
+    "ArmResult",
+    "BufferItem",
+    "Callback",
+    "CallbackManager",
+    "ErrorPolicy",
+    "EvalResult",
+    "Experience",
+    "ExperimentResult",
+    "LogContext",
+    "LoopArtifacts",
+    "LoopState",
+    "MakerCallback",
+    "ManifestRow",
+    "Priority",
+    "ProaError",
+    "RunResult",
+    "StopTraining",
+    "TrainState",
+    "TrainerCallback",
+    "TrainingBatch",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> Any:

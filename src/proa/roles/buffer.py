@@ -1,0 +1,90 @@
+"""The replay buffer: items in order of arrival, whole batches out, and a limit that holds senders back."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from ..data.experience import BufferItem, Experience, merge, split
+from .waiting import ClosedError, WaitingRoom
+
+
+class DetachedReplayBuffer:
+    """Holds what makers sent until the trainer takes it, in batches of exactly `sample_batch_size` items.
+
+    A remainder waits for more. `limit` counts batches; 0 is unlimited. A full buffer holds the sender back:
+    it never drops anything and never takes more.
+    """
+
+    def __init__(self, sample_batch_size: int, limit: int = 0, *, wait_timeout: float = 600.0) -> None:
+        if sample_batch_size < 1 or limit < 0:
+            raise ValueError(f"sample_batch_size={sample_batch_size}, limit={limit}: at least 1, and 0 or more")
+        self.sample_batch_size = sample_batch_size
+        self.limit = limit
+        self.wait_timeout = wait_timeout
+        self.room = WaitingRoom()
+        self._items: deque[BufferItem] = deque()
+        self._closed = ""
+
+    def append(self, experience: Experience, *, owner: str = "a maker") -> None:
+        """Add the rows of a batch."""
+        self.extend(split(experience), owner=owner)
+
+    def extend(self, items: Sequence[BufferItem], *, owner: str = "a maker") -> None:
+        """Add items, waiting for room for each: a long list goes in as the trainer takes from the buffer."""
+        for item in items:
+            with self.room as room:
+                room.wait_until(
+                    lambda: self._closed != "" or not self._full,
+                    owner=owner,
+                    reason="room in the replay buffer",
+                    timeout=self.wait_timeout,
+                )
+                self._refuse_if_closed()
+                self._items.append(item)
+                room.announce()
+
+    def sample(self, *, owner: str = "the trainer") -> Experience:
+        """The next batch, in order of arrival; waits until it is whole."""
+        return merge(self.take(owner=owner))
+
+    def take(self, *, owner: str = "the trainer") -> list[BufferItem]:
+        """As `sample`, as items."""
+        with self.room as room:
+            room.wait_until(
+                lambda: self._closed != "" or self.get_length() > 0,
+                owner=owner,
+                reason=f"a batch of {self.sample_batch_size} in the replay buffer",
+                timeout=self.wait_timeout,
+            )
+            if self.get_length() == 0:
+                self._refuse_if_closed()
+            taken = [self._items.popleft() for _ in range(self.sample_batch_size)]
+            room.announce()
+            return taken
+
+    def get_length(self) -> int:
+        """Whole batches."""
+        return len(self._items) // self.sample_batch_size
+
+    def clear(self) -> int:
+        """Throw everything away; returns how many items that were."""
+        with self.room as room:
+            count = len(self._items)
+            self._items.clear()
+            room.announce()
+            return count
+
+    def close(self, reason: str) -> None:
+        """Nothing more comes: whoever waits is told why."""
+        with self.room as room:
+            self._closed = reason
+            room.announce()
+
+    @property
+    def _full(self) -> bool:
+        return self.limit > 0 and len(self._items) >= self.limit * self.sample_batch_size
+
+    def _refuse_if_closed(self) -> None:
+        if self._closed:
+            raise ClosedError(self._closed)

@@ -1,0 +1,359 @@
+"""The lease book: which work is handed out, with which weights, and in which order it is trained on.
+
+Staleness is bounded by admission. Let L be the leases of one episode and c those consumed. When episode e
+starts, leases up to c + (1 + max_staleness) * L are admitted, and the newly admitted carry version e. With
+two leases an episode and max_staleness 1:
+
+    episode 0 admits 0 1 2 3 with version 0 and trains on 0 1
+    episode 1 admits     4 5 with version 1 and trains on 2 3 (version 0)
+    episode 2 admits     6 7 with version 2 and trains on 4 5 (version 1)
+
+Nothing here depends on who generates a lease or when it comes back, so neither do the weights.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import monotonic
+from typing import Literal
+
+from ..data.experience import BufferItem
+from ..data.lease import Delivery, Lease, Prompt, sample_seed
+from .ledger import Ledger, tokens_in
+from .waiting import ClosedError, WaitingRoom
+
+Schedule = Literal["in_order", "windowed"]
+
+
+@dataclass(frozen=True, slots=True)
+class LeasePlan:
+    """How a run's work is cut up."""
+
+    prompts_per_step: int
+    lease_prompts: int
+    group_size: int
+    total_steps: int
+    update_steps: int = 1
+    max_staleness: int = 1
+    schedule: Schedule = "in_order"
+    max_refill: int = 3
+    """How many times its own leases a step that filtering left short may admit on top."""
+    buffer_limit: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.prompts_per_step % self.lease_prompts:
+            raise ValueError(
+                f"lease_prompts={self.lease_prompts} does not divide the {self.prompts_per_step} prompts of a batch"
+            )
+
+    @property
+    def leases_per_step(self) -> int:
+        return self.prompts_per_step // self.lease_prompts
+
+
+@dataclass(frozen=True, slots=True)
+class Sifted:
+    """A group after sifting: what is kept, and what is not, by reason."""
+
+    kept: tuple[BufferItem, ...]
+    dropped: dict[str, tuple[BufferItem, ...]]
+
+
+Sift = Callable[[tuple[BufferItem, ...]], Sifted]
+
+
+def keep_everything(group: tuple[BufferItem, ...]) -> Sifted:
+    return Sifted(group, {})
+
+
+@dataclass(slots=True)
+class _Assignment:
+    maker: str
+    since: float
+
+
+class LeaseBook:
+    """Order, admission, sequencer and ledger of one run; every method may be called from any thread."""
+
+    def __init__(
+        self,
+        plan: LeasePlan,
+        prompt: Callable[[int], Prompt],
+        *,
+        sift: Sift = keep_everything,
+        wait_timeout: float = 600.0,
+    ) -> None:
+        self.plan = plan
+        self.ledger = Ledger()
+        self.journal: list[dict[str, int]] = []
+        """Choices that the seed does not determine: which lease the schedule `windowed` took, in order."""
+        self.room = WaitingRoom()
+        self._prompt = prompt
+        self._sift = sift
+        self._wait_timeout = wait_timeout
+        self._versions: list[int] = []  # of every admitted lease, by id
+        self._queue: list[int] = []  # admitted, with nobody
+        self._assigned: dict[int, _Assignment] = {}
+        self._arrived: dict[int, Delivery] = {}  # delivered, not consumed; in order of arrival
+        self._consumed: set[int] = set()
+        self._expected_in_vain: set[int] = set()  # with a maker, but too stale by now to be trained on
+        self._next = 0  # the lease that `in_order` consumes next
+        self._groups: deque[tuple[int, tuple[BufferItem, ...]]] = deque()  # (version, sifted group), not in a batch
+        self._episode = 0
+        self._steps_taken = 0
+        self._closed = ""
+
+    # -- admission -----------------------------------------------------------------------------------
+
+    def start_episode(self, episode: int) -> None:
+        """Admit what this episode may admit; the newly admitted carry its version."""
+        plan = self.plan
+        with self.room as room:
+            self._episode = episode
+            self._drop_stale()
+            ahead = (1 + plan.max_staleness) * plan.update_steps * plan.leases_per_step
+            needed = (plan.total_steps - self._steps_taken) * plan.leases_per_step
+            self._admit(len(self._consumed) + min(ahead, needed) - len(self._versions))
+            room.announce()
+
+    def _drop_stale(self) -> None:
+        """Let go of what filtering left over and this episode may not train on any more.
+
+        Without filtering, admission alone keeps the bound and there is nothing to drop. With it a step may
+        need fewer leases than were admitted for it, because groups were left over from the one before.
+        """
+        oldest = self._episode - self.plan.max_staleness
+        for group in [group for version, group in self._groups if version < oldest]:
+            self.ledger.drop(len(group), "stale", tokens=tokens_in(group))
+        self._groups = deque(entry for entry in self._groups if entry[0] >= oldest)
+        for lease_id in range(self._next, len(self._versions)):
+            if self._versions[lease_id] < oldest and lease_id not in self._consumed:
+                self._discard(lease_id)
+        self._queue = [lease_id for lease_id in self._queue if lease_id not in self._consumed]
+        heapq.heapify(self._queue)
+
+    def _discard(self, lease_id: int) -> None:
+        self._mark_consumed(lease_id)
+        delivery = self._arrived.pop(lease_id, None)
+        if delivery is not None:
+            self.ledger.drop(len(delivery.items), "stale", tokens=tokens_in(delivery.items))
+        elif lease_id in self._assigned:
+            self._expected_in_vain.add(lease_id)
+
+    def _admit(self, count: int) -> None:
+        for _ in range(count):
+            heapq.heappush(self._queue, len(self._versions))
+            self._versions.append(self._episode)
+
+    # -- makers --------------------------------------------------------------------------------------
+
+    def next_lease(self, maker: str) -> Lease:
+        """The next piece of work; waits until there is one. Raises `ClosedError` when there will be none."""
+        with self.room as room:
+            room.wait_until(
+                lambda: bool(self._closed or self._queue),
+                owner=maker,
+                reason="the trainer to admit more leases",
+                timeout=self._wait_timeout,
+            )
+            self._refuse_if_closed()
+            lease = self._lease(heapq.heappop(self._queue))
+            if lease.id not in self._assigned:
+                self.ledger.lease(lease.samples)
+            self._assigned[lease.id] = _Assignment(maker, monotonic())
+            room.announce()
+            return lease
+
+    def deliver(self, delivery: Delivery, maker: str) -> bool:
+        """Bring a lease back. Bringing it twice is harmless: the second time changes nothing and says False."""
+        with self.room as room:
+            room.wait_until(
+                lambda: bool(self._closed) or self._known(delivery.lease_id) or self._may_enter(delivery.lease_id),
+                owner=maker,
+                reason="room in the replay buffer",
+                timeout=self._wait_timeout,
+            )
+            self._refuse_if_closed()
+            if delivery.lease_id in self._expected_in_vain:
+                self._expected_in_vain.remove(delivery.lease_id)
+                self._assigned.pop(delivery.lease_id)
+                self.ledger.deliver(len(delivery.items), tokens=tokens_in(delivery.items))
+                self.ledger.drop(len(delivery.items), "stale", tokens=tokens_in(delivery.items))
+                return False
+            if self._known(delivery.lease_id):
+                return False
+            self._check(delivery)
+            self._assigned.pop(delivery.lease_id, None)
+            self._queue = [waiting for waiting in self._queue if waiting != delivery.lease_id]
+            heapq.heapify(self._queue)
+            self._arrived[delivery.lease_id] = delivery
+            self.ledger.deliver(len(delivery.items), tokens=tokens_in(delivery.items))
+            room.announce()
+            return True
+
+    def release(self, lease_id: int, maker: str) -> None:
+        """A maker gives a lease up; it is handed to the next one who asks. A late delivery still counts."""
+        with self.room as room:
+            assignment = self._assigned.get(lease_id)
+            if assignment is not None and assignment.maker == maker and lease_id not in self._queue:
+                heapq.heappush(self._queue, lease_id)
+                room.announce()
+
+    def overdue(self, seconds: float) -> dict[int, str]:
+        """Leases that one maker has had for longer than that, and who."""
+        with self.room:
+            now = monotonic()
+            return {
+                lease_id: assignment.maker
+                for lease_id, assignment in self._assigned.items()
+                if now - assignment.since > seconds and lease_id not in self._queue
+            }
+
+    def _lease(self, lease_id: int) -> Lease:
+        plan = self.plan
+        first = lease_id * plan.lease_prompts
+        ordinals = range(first, first + plan.lease_prompts)
+        return Lease(
+            lease_id,
+            self._versions[lease_id],
+            tuple(self._prompt(ordinal) for ordinal in ordinals),
+            tuple(
+                tuple(sample_seed(plan.seed, ordinal, sample) for sample in range(plan.group_size))
+                for ordinal in ordinals
+            ),
+        )
+
+    def _known(self, lease_id: int) -> bool:
+        return lease_id in self._arrived or lease_id in self._consumed
+
+    def _may_enter(self, lease_id: int) -> bool:
+        """Whether a delivery need not wait. What the trainer waits for is always let in; and if nobody works
+        on that, everyone is, because those held back here are the ones who could."""
+        limit = self.plan.buffer_limit * self.plan.leases_per_step
+        if not limit or len(self._arrived) < limit:
+            return True
+        return lease_id == self._next or self._next in self._queue
+
+    def _check(self, delivery: Delivery) -> None:
+        expected = self.plan.lease_prompts * self.plan.group_size
+        if not 0 <= delivery.lease_id < len(self._versions):
+            raise ValueError(f"lease {delivery.lease_id} was never handed out")
+        if len(delivery.items) != expected:
+            raise ValueError(f"lease {delivery.lease_id} has {expected} samples, {len(delivery.items)} were delivered")
+
+    # -- the trainer ---------------------------------------------------------------------------------
+
+    def take_step(self, owner: str = "the trainer") -> list[BufferItem]:
+        """The items of the next step, whole groups; fewer than a batch if filtering used up what may be refilled.
+
+        They count as buffered until `settle` says what became of them.
+        """
+        plan = self.plan
+        with self.room as room:
+            refill_left = plan.max_refill * plan.leases_per_step
+            while (short := plan.prompts_per_step - len(self._groups)) > 0:
+                if len(self._consumed) == len(self._versions):
+                    if not refill_left:
+                        break
+                    refill = min(refill_left, -(-short // plan.lease_prompts))
+                    refill_left -= refill
+                    self._admit(refill)
+                    room.announce()
+                self._consume(self._next_to_consume(owner))
+            taken = min(plan.prompts_per_step, len(self._groups))
+            groups = [self._groups.popleft()[1] for _ in range(taken)]
+            items = [item for group in groups for item in group]
+            self._steps_taken += 1
+            return items
+
+    def settle(self, items: Sequence[BufferItem], *, dropped: str | None = None) -> None:
+        """A step on these items is done; or it was skipped, for the reason given, and they are dropped."""
+        with self.room as room:
+            if dropped is None:
+                self.ledger.train(len(items), tokens=tokens_in(items))
+            else:
+                self.ledger.drop(len(items), dropped, tokens=tokens_in(items))
+            room.announce()
+
+    @property
+    def ready(self) -> bool:
+        """Whether `take_step` would return without waiting for a maker, as far as can be told."""
+        with self.room:
+            short = self.plan.prompts_per_step - len(self._groups)
+            leases = -(-short // self.plan.lease_prompts)
+            if self.plan.schedule == "windowed":
+                return len(self._arrived) >= leases
+            return all(lease_id in self._arrived for lease_id in range(self._next, self._next + leases))
+
+    def _next_to_consume(self, owner: str) -> int:
+        """Wait for, and choose, the next lease: the next in order, or the first that came."""
+        windowed = self.plan.schedule == "windowed"
+        self.room.wait_until(
+            lambda: bool(self._closed or (self._arrived if windowed else self._next in self._arrived)),
+            owner=owner,
+            reason="any lease" if windowed else f"lease {self._next}{self._whereabouts(self._next)}",
+            timeout=self._wait_timeout,
+        )
+        self._refuse_if_closed()
+        if not windowed:
+            return self._next
+        chosen = next(iter(self._arrived))
+        self.journal.append({"step": self._steps_taken, "lease": chosen})
+        return chosen
+
+    def _consume(self, lease_id: int) -> None:
+        delivery = self._arrived.pop(lease_id)
+        self._mark_consumed(lease_id)
+        size = self.plan.group_size
+        for first in range(0, len(delivery.items), size):
+            sifted = self._sift(delivery.items[first : first + size])
+            for reason, items in sifted.dropped.items():
+                self.ledger.drop(len(items), reason, tokens=tokens_in(items))
+            if sifted.kept:
+                self._groups.append((self._versions[lease_id], sifted.kept))
+
+    def _mark_consumed(self, lease_id: int) -> None:
+        self._consumed.add(lease_id)
+        while self._next in self._consumed:
+            self._next += 1
+
+    def _whereabouts(self, lease_id: int) -> str:
+        if lease_id in self._queue:
+            return ", which no maker has taken"
+        assignment = self._assigned.get(lease_id)
+        return f", which {assignment.maker} has" if assignment else ""
+
+    # -- looking and ending --------------------------------------------------------------------------
+
+    def oldest_version_in_use(self) -> int:
+        """No lease that is still to be made names an older version than this."""
+        with self.room:
+            to_make = [*self._queue, *self._assigned]
+            return min((self._versions[lease_id] for lease_id in to_make), default=self._episode)
+
+    def close(self, reason: str) -> None:
+        """The run is over: whoever waits is told, and what is left is dropped."""
+        with self.room as room:
+            if not self._closed:
+                self._closed = reason
+                self.ledger.abandon("run_ended")
+            room.announce()
+
+    def _refuse_if_closed(self) -> None:
+        if self._closed:
+            raise ClosedError(self._closed)
+
+
+def group_by_id(items: Sequence[BufferItem]) -> list[tuple[BufferItem, ...]]:
+    """Neighbouring items of one group together; an item without a group is one by itself."""
+    groups: list[list[BufferItem]] = []
+    for item in items:
+        if groups and item.group_id and groups[-1][0].group_id == item.group_id:
+            groups[-1].append(item)
+        else:
+            groups.append([item])
+    return [tuple(group) for group in groups]

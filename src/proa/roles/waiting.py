@@ -1,0 +1,76 @@
+"""Waits: each has an owner, a reason and a deadline, and can be looked at while it lasts."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from time import monotonic
+
+from ..errors import ProaError
+
+
+class WaitTimeoutError(ProaError, TimeoutError):
+    """Somebody waited longer than allowed; the message says who, for what, and what everyone else did."""
+
+
+class ClosedError(ProaError):
+    """What was waited for is over: the run has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """One wait that is going on."""
+
+    owner: str
+    reason: str
+    since: float
+
+    def __str__(self) -> str:
+        return f"{self.owner} has waited {monotonic() - self.since:.1f} s for {self.reason}"
+
+
+class WaitingRoom:
+    """A condition variable whose waits are known. Used as a context manager it is its lock."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition(threading.RLock())
+        self._waits: dict[int, Wait] = {}
+        self.progress = 0
+        """Counts what has happened; a watchdog sees by it whether anything does."""
+
+    def __enter__(self) -> WaitingRoom:
+        self._condition.acquire()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._condition.release()
+
+    def announce(self) -> None:
+        """Something happened: everyone looks again."""
+        with self._condition:
+            self.progress += 1
+            self._condition.notify_all()
+
+    def wait_until(self, ready: Callable[[], bool], *, owner: str, reason: str, timeout: float) -> None:
+        """Wait, holding the lock before and after, until `ready()`; raise when `timeout` seconds have passed."""
+        if ready():
+            return
+        with self._listed(Wait(owner, reason, monotonic())) as wait:
+            if not self._condition.wait_for(ready, timeout):
+                others = "".join(f"; {other}" for other in self.waits() if other is not wait)
+                raise WaitTimeoutError(f"{wait}, longer than wait_timeout={timeout:g} s{others}")
+
+    def waits(self) -> list[Wait]:
+        """Who waits now, longest first."""
+        with self._condition:
+            return sorted(self._waits.values(), key=lambda wait: wait.since)
+
+    @contextlib.contextmanager
+    def _listed(self, wait: Wait) -> Iterator[Wait]:
+        self._waits[id(wait)] = wait
+        try:
+            yield wait
+        finally:
+            del self._waits[id(wait)]
