@@ -9,6 +9,7 @@ import torch
 
 from proa import CallbackManager, LoopState, TrainingBatch
 from proa.callbacks import CsvMetrics, JsonlMetrics
+from proa.errors import CallbackConfigError
 from proa.loop import Evaluator, SupervisedLoop
 
 
@@ -73,19 +74,57 @@ def test_a_step_that_was_cut_short_leaves_no_row(tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", [JsonlMetrics, CsvMetrics])
-def test_a_second_run_starts_the_file_anew_and_a_resumed_one_appends(tmp_path, kind):
+def test_a_second_run_starts_the_file_anew(tmp_path, kind):
     manager = CallbackManager([kind(tmp_path / "metrics")])
-    for resumed_from, lines in ((None, 1), (None, 1), ("step_1", 2), ("step_2", 3)):
-        state = LoopState(resumed_from=resumed_from)
-        manager.fire("train_start", state)
-        manager.fire("step_end", state, 0, metrics={"loss": 1.0})
-        manager.fire("train_end", state)
-        rows = len((tmp_path / "metrics").read_text().splitlines())
-        assert rows == lines + (kind is CsvMetrics)
+    for _ in range(2):
+        manager.fire("train_start", LoopState())
+        manager.fire("step_end", LoopState(), 0, metrics={"loss": 1.0})
+        manager.fire("train_end", LoopState())
+    assert len((tmp_path / "metrics").read_text().splitlines()) == 1 + (kind is CsvMetrics)
 
 
-def test_nowhere_to_write_is_said_and_does_not_hurt_the_run(tmp_path, caplog):
-    manager = CallbackManager([JsonlMetrics()])
-    SupervisedLoop(lambda batch: {}, callbacks=manager).fit(lambda epoch: [TrainingBatch(0)] * 5)
-    assert "JsonlMetrics has nowhere to write: give it a path, or the run an output_dir" in caplog.text
-    assert manager.errors["JsonlMetrics"] == 4
+@pytest.mark.parametrize("kind", [JsonlMetrics, CsvMetrics])
+def test_a_resumed_run_goes_on_after_its_checkpoint_without_a_step_twice_or_half(tmp_path, kind):
+    path = tmp_path / "metrics"
+    manager = CallbackManager([kind(path)])
+    manager.fire("train_start", LoopState())
+    for step_idx in range(4):
+        manager.fire("step_end", LoopState(), step_idx, metrics={"loss": float(step_idx)})
+    with path.open("a") as file:
+        file.write('{"step": 4, "lo' if kind is JsonlMetrics else "4,0,17")
+    state = LoopState(resumed_from="step_2", global_step=2)
+    manager.fire("train_start", state)
+    manager.fire("step_end", state, 2, metrics={"loss": 7.0})
+    manager.fire("train_end", state)
+    lines = path.read_text().splitlines()
+    if kind is JsonlMetrics:
+        rows = [json.loads(line) for line in lines]
+    else:
+        rows = list(csv.DictReader(lines))
+    assert [(int(row["step"]), float(row["loss"])) for row in rows] == [(0, 0.0), (1, 1.0), (2, 7.0)]
+
+
+def test_a_metric_cannot_take_the_place_of_the_rows_own_keys(tmp_path):
+    manager = CallbackManager([JsonlMetrics(tmp_path / "m")])
+    manager.fire("train_start", LoopState())
+    manager.fire("step_end", LoopState(), 3, metrics={"step": 99.0, "loss": 1.0})
+    manager.fire("train_end", LoopState())
+    assert json.loads((tmp_path / "m").read_text())["step"] == 3
+
+
+def test_nowhere_to_write_is_a_wrong_setting_and_ends_the_run_at_once():
+    with pytest.raises(CallbackConfigError, match="JsonlMetrics has nowhere to write: give it a path"):
+        SupervisedLoop(lambda batch: {}, callbacks=[JsonlMetrics()]).fit(lambda epoch: [TrainingBatch(0)] * 5)
+
+
+def test_a_disk_that_fails_does_not_hurt_the_run(tmp_path, caplog):
+    callback = JsonlMetrics(tmp_path / "m")
+    manager = CallbackManager([callback])
+
+    def step(batch):
+        callback._file.close()
+        return {"loss": 1.0}
+
+    state = SupervisedLoop(step, callbacks=manager).fit(lambda epoch: [TrainingBatch(0)] * 5)
+    assert state.global_step == 5
+    assert manager.errors == {"JsonlMetrics": 3}

@@ -32,6 +32,9 @@ def test_params_reach_the_callback():
         ({"kind": "early_stopping"}, "missing a required argument: 'metric'"),
         ({"kind": "early_stopping", "parms": {}}, r"\{kind: …, params: \{…\}\}"),
         ({"params": {}}, "kind"),
+        ("console", "a callback is given as"),
+        ({"kind": "console", "params": ["every"]}, "a callback is given as"),
+        ({"kind": "console", "params": {"every": 0}}, "1 or more"),
     ],
 )
 def test_mistakes_are_told_in_the_users_words(spec, words):

@@ -224,3 +224,67 @@ def test_a_hook_that_reaches_asyncio_by_a_detour_can_say_so():
 
     run(CallbackManager([Detour()]), 1)
     assert started[0].done()
+
+
+def test_a_failure_that_the_parent_task_handled_is_no_failure():
+    async def retry(step_idx):
+        try:
+            await asyncio.wait_for(broken(step_idx), 1)
+        except OSError:
+            pass
+        await asyncio.gather(broken(step_idx), return_exceptions=True)
+
+    manager = CallbackManager([Uploader(retry)])
+    run(manager)
+    assert manager.errors == {}
+
+
+def test_a_failure_that_the_parent_passes_on_counts_once():
+    async def passes_on(step_idx):
+        await asyncio.create_task(broken(step_idx))
+
+    manager = CallbackManager([Uploader(passes_on, ErrorPolicy.LOG)])
+    run(manager, 1)
+    assert manager.errors == {"Uploader": 1}
+
+
+def test_an_interrupt_in_a_task_comes_out_and_the_others_are_still_drained():
+    async def interrupt(step_idx):
+        if step_idx == 0:
+            raise KeyboardInterrupt
+        await after_a_while(step_idx)
+
+    uploader = Uploader(interrupt)
+    manager = CallbackManager([uploader])
+    with pytest.raises(KeyboardInterrupt):
+        manager.fire("step_end", LoopState(global_step=1))
+    manager.fire("step_end", LoopState(global_step=2))
+    manager.fire("train_end", LoopState())
+    assert uploader.done == [1]
+
+
+def test_a_task_started_when_a_maker_is_lost_is_run():
+    done, manager = [], CallbackManager()
+
+    @manager.on("maker.lost")
+    def tell(maker, reason):
+        asyncio.create_task(instantly(0)).add_done_callback(lambda _: done.append(maker))
+
+    manager.fire("maker.lost", "maker_1", "killed")
+    manager.fire("train_end", LoopState())
+    assert done == ["maker_1"]
+
+
+def test_a_hook_that_needs_the_loop_and_was_not_seen_to_is_told_what_to_say():
+    manager = CallbackManager()
+    manager.on("step_end", uses_asyncio=False)(lambda: asyncio.get_running_loop())
+    with pytest.raises(RuntimeError, match="no running event loop") as raised:
+        manager.fire("step_end", LoopState())
+    assert "uses_asyncio=True" in raised.value.__notes__[0]
+
+
+def test_a_function_can_say_that_it_uses_asyncio():
+    loops, manager = [], CallbackManager()
+    manager.on("step_end", uses_asyncio=True)(lambda: loops.append(asyncio.get_running_loop()))
+    run(manager, 1)
+    assert loops[0].is_closed()

@@ -37,7 +37,7 @@ def test_by_default_the_error_comes_out_and_names_callback_hook_and_step():
     manager = CallbackManager([Failing()])
     with pytest.raises(ValueError, match="broken") as raised:
         manager.fire("step_end", LoopState(global_step=12))
-    assert raised.value.__notes__ == ["in callback Failing.on_step_end at 'step_end', step 12"]
+    assert raised.value.__notes__ == ["in callback Failing.on_step_end at 'step_end', 12 steps done"]
     assert "in on_step_end" in "".join(traceback.format_exception(raised.value))
     assert manager.errors == {"Failing": 1}
 
@@ -170,3 +170,37 @@ def test_the_log_is_silent_while_nothing_fails(caplog):
     manager = CallbackManager([Failing(at=())])
     fire_steps(manager, 5)
     assert caplog.text == ""
+
+
+def test_a_hook_that_is_heard_at_each_nth_firing_is_disabled_by_its_failures_too():
+    heard, manager = [], CallbackManager()
+
+    @manager.on("eval_end", every=2, error_policy=ErrorPolicy.DISABLE)
+    def fail():
+        heard.append(1)
+        raise ValueError
+
+    for _ in range(20):
+        manager.fire("eval_end", LoopState())
+    assert len(heard) == 3
+
+
+def test_an_exception_object_that_is_raised_again_gathers_no_notes():
+    manager = CallbackManager([Failing(ErrorPolicy.LOG, error=ValueError("always the same"))])
+    for _ in range(5):
+        manager.fire("step_end", LoopState(global_step=1))
+    assert len(manager.callbacks[0].error.__notes__) == 1
+
+
+def test_each_run_counts_from_zero_and_gives_a_disabled_callback_another_chance():
+    from proa.lifecycle import Lifecycle
+
+    callback = Failing(ErrorPolicy.DISABLE)
+    manager = CallbackManager([callback])
+    for _ in range(2):
+        life = Lifecycle(manager, LoopState())
+        with life.training(), life.epoch(0):
+            for _ in range(5):
+                with life.step():
+                    pass
+        assert manager.errors == {"Failing": 3}

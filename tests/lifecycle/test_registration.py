@@ -86,7 +86,7 @@ def test_callbacks_are_refused_where_their_hooks_would_never_be_called():
 
 def test_things_that_are_no_callbacks_are_refused():
     manager = CallbackManager()
-    with pytest.raises(HookError, match="neither a callback nor a factory"):
+    with pytest.raises(HookError, match="neither a callback .* nor a factory"):
         manager.add(3)
     with pytest.raises(HookError, match=r"registered with manager.on"):
         manager.add(lambda: None)
@@ -140,6 +140,18 @@ FUNCTIONS = {
         [["batch", "experience", "metrics", "step_idx"]],
     ),
     "everything in order": (lambda heard: lambda *payload: heard.append(payload[1:]), [(4, None, {"loss": 1.0}, None)]),
+    "one stranger and a name": (
+        lambda heard: lambda s, metrics=None: heard.append((s.global_step, metrics)),
+        [(5, {"loss": 1.0})],
+    ),
+    "one stranger and the rest": (
+        lambda heard: lambda s, **rest: heard.append(sorted(rest)),
+        [["batch", "experience", "metrics", "step_idx"]],
+    ),
+    "the rest in order and a keyword": (
+        lambda heard: lambda *rest, metrics: heard.append((len(rest), metrics)),
+        [(4, {"loss": 1.0})],
+    ),
     "a partial": (lambda heard: functools.partial(lambda a, step_idx: heard.append((a, step_idx)), 1), [(1, 4)]),
 }  # fmt: skip
 
@@ -277,3 +289,120 @@ def test_experiment_moments_carry_their_context(tmp_path):
     manager.moments.benchmark_eval(ctx, "result", [{"reward": 1.0}], 7)
     manager.fire("benchmark_eval", ctx, "result", [])
     assert heard == [ctx, ("result", [{"reward": 1.0}], 7), ("result", [], None)]
+
+
+@pytest.mark.parametrize("wrong", [{"priority": "LOGGING"}, {"priority": True}, {"error_policy": "raise"}])
+def test_settings_of_the_wrong_type_are_refused_at_registration(wrong):
+    with pytest.raises(HookError, match=next(iter(wrong))):
+        CallbackManager().on("step_end", **wrong)(lambda: None)
+    with pytest.raises(HookError, match=next(iter(wrong))):
+        CallbackManager([type("Mine", (_Hearing,), wrong)()])
+
+
+@pytest.mark.parametrize(
+    ("event", "right"),
+    [
+        ("batch_end", "'step_end'"), ("fit_start", "'train_start'"), ("eval", "'eval_end'"),
+        ("checkpoint", "'checkpoint_saved'"), ("exception", "'error'"), ("train_begin", "'train_start'"),
+    ],
+)  # fmt: skip
+def test_names_of_hooks_and_of_other_libraries_lead_to_the_moment(event, right):
+    with pytest.raises(EventError, match="did you mean") as refused:
+        CallbackManager().on(event)
+    assert right in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("hook", "words"),
+    [
+        ("on_train_begin", "did you mean 'on_train_start'"),
+        ("on_error", "Callback has on_exception(state, exception) for that moment"),
+        ("on_eval_end", "Callback has on_eval(state, step_idx, eval_name, metrics)"),
+        ("on_step_start", "it is one of"),
+        ("on_log", "it has: on_benchmark_eval"),
+    ],
+)
+def test_hooks_of_other_libraries_lead_to_ours(hook, words):
+    if hook == "on_step_start":
+        words = "register a function with manager.on('step_start')"
+    with pytest.raises(HookError) as refused:
+        type("Mine", (Callback,), {hook: lambda self: None})
+    assert words in str(refused.value)
+
+
+def test_likely_mistakes_with_callbacks_are_told_in_the_users_words():
+    with pytest.raises(EventError, match=r"write e.g. @callbacks.on\('step_end'\)"):
+        CallbackManager().on(lambda state: None)
+    for wrong in (_Hearing(), "console", {"kind": "console"}):
+        with pytest.raises(HookError, match="give a list"):
+            CallbackManager.of(wrong)
+    for wrong in ("console", {"kind": "console"}):
+        with pytest.raises(HookError, match="build_callback"):
+            CallbackManager([wrong])
+    with pytest.raises(HookError, match=r"registered with manager.add"):
+        CallbackManager().on("step_end")(_Hearing())
+    for every in ("10", 2.5):
+        with pytest.raises(HookError, match="whole number"):
+            CallbackManager().on("step_end", every=every)
+
+
+def test_a_generator_would_never_run_and_is_refused():
+    def generator(state):
+        yield state
+
+    with pytest.raises(HookError, match="'yield'"):
+        CallbackManager().on("step_end")(generator)
+
+
+def test_a_hook_set_to_none_is_not_overridden():
+    class Without(_Hearing):
+        on_step_end = None
+
+    CallbackManager([Without()]).fire("step_end", TrainState())
+
+
+def test_a_mixin_whose_hooks_would_be_hidden_is_refused():
+    class Mixin:
+        def on_step_end(self, state, step_idx, batch, metrics): ...
+
+    with pytest.raises(HookError, match=r"write class Wrong\(Mixin, Callback\)"):
+
+        class Wrong(Callback, Mixin): ...
+
+    class Right(Mixin, Callback): ...
+
+    assert CallbackManager([Right()]).wants("step_end")
+
+
+def test_a_callback_without_hooks_is_said(caplog):
+    class Nothing(Callback):
+        def step_end(self): ...
+
+    CallbackManager([Nothing()])
+    assert "Nothing overrides no hook" in caplog.text
+
+
+def test_a_bound_method_can_be_removed():
+    class Owner:
+        def hear(self, state): ...
+
+    owner, manager = Owner(), CallbackManager()
+    manager.on("step_end")(owner.hear)
+    manager.remove(owner.hear)
+    assert not manager.wants("step_end")
+
+
+def test_a_bound_value_of_a_partial_is_kept():
+    heard = []
+    manager = CallbackManager()
+    manager.on("step_end")(functools.partial(lambda s, metrics: heard.append(metrics), metrics="mine"))
+    manager.fire("step_end", TrainState())
+    assert heard == ["mine"]
+
+
+def test_every_at_episodes_works_with_the_state_alone():
+    heard, manager = [], CallbackManager()
+    manager.on("episode_end", every=2)(lambda: heard.append(1))
+    for _ in range(4):
+        manager.fire("episode_end", TrainState())
+    assert heard == [1, 1]

@@ -140,7 +140,7 @@ def test_a_failing_exception_handler_neither_stops_the_others_nor_hides_the_erro
     assert heard == ["after", "before", "end"]
     assert manager.errors == {"Alarm": 1, "Alarm#2": 1}
     if policy is ErrorPolicy.RAISE:
-        assert "while it was ending the run: OSError: no network" in error.__notes__
+        assert error.__notes__[0].startswith("while it was ending the run: OSError: no network (in callback Alarm#2")
 
 
 def test_failures_on_the_way_out_are_notes_on_the_error_and_its_cause_stays():
@@ -157,7 +157,9 @@ def test_failures_on_the_way_out_are_notes_on_the_error_and_its_cause_stays():
         a_detached_run(manager, fail_in="step", error=error)
     assert raised.value is error
     assert error.__cause__ is cause
-    assert error.__notes__ == ["while it was ending the run: KeyError: 'also'"]
+    assert error.__notes__ == [
+        "while it was ending the run: KeyError: 'also' (in callback fail at 'epoch_end', 0 steps done)"
+    ]
 
 
 def test_an_interrupt_during_the_way_out_of_an_error_is_not_swallowed():
@@ -196,3 +198,51 @@ def test_a_push_that_failed_is_no_new_version():
     with pytest.raises(RuntimeError):
         a_detached_run(manager, fail_in="update")
     assert versions == [(0, 1)]
+
+
+def test_a_step_without_metrics_is_told_so_and_still_ends():
+    recorder = Recorder()
+    life = Lifecycle(CallbackManager([recorder]), LoopState())
+    with pytest.raises(TypeError, match="a training step must give its metrics as a dict"):
+        with life.training(), life.epoch(0), life.step() as step:
+            step.metrics = None
+    assert problems_in(recorder.fired) == []
+    recorder.fired.clear()
+    with pytest.raises(TypeError, match="evaluator 'sort' must give its metrics as a dict"):
+        with life.training(), life.evaluation("sort") as evaluation:
+            evaluation.metrics = 0.5
+    assert "eval_end" in recorder.events
+
+
+def test_a_hook_that_fails_while_a_stop_unwinds_is_not_swallowed():
+    manager = CallbackManager()
+
+    @manager.on("epoch_end")
+    def fail():
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        a_detached_run(manager, fail_in="wait", error=StopTraining("enough"))
+
+
+def test_artifacts_that_cannot_be_had_do_not_keep_train_end_from_firing():
+    recorder = Recorder()
+    life = Lifecycle(CallbackManager([recorder]), LoopState())
+    with pytest.raises(OSError, match="disk"), life.training(lambda: (_ for _ in ()).throw(OSError("disk"))):
+        pass
+    assert recorder.events == ["train_start", "train_end"]
+
+
+def test_an_error_that_the_loop_handled_is_over():
+    seen, manager = [], CallbackManager()
+    manager.on("step_end")(lambda state, metrics: seen.append((state.exception is None, metrics)))
+    life = Lifecycle(manager, LoopState())
+    with life.training(), life.epoch(0):
+        try:
+            with life.step():
+                raise MemoryError
+        except MemoryError:
+            pass
+        with life.step() as step:
+            step.metrics = {"loss": 1.0}
+    assert seen == [(False, {}), (True, {"loss": 1.0})]

@@ -126,3 +126,43 @@ def test_adding_while_others_fire_loses_nothing():
     heard.clear()
     manager.fire("step_end", LoopState())
     assert heard == list(range(50))
+
+
+def test_a_function_heard_from_trainer_and_makers_runs_in_one_thread_at_a_time():
+    overlap, manager = Overlap(), CallbackManager()
+
+    def hear():
+        overlap.enter()
+
+    manager.on("step_end")(hear)
+    manager.on("maker.batch_end")(hear)
+    from_threads(
+        [lambda: manager.fire("step_end", LoopState()), lambda: manager.fire("maker.batch_end", LoopState())], times=20
+    )
+    assert overlap.most == 1
+
+
+def test_managers_that_share_a_callback_do_not_deadlock():
+    import sys
+
+    callback = Shared()
+    managers = [CallbackManager(role=Role.MAKER) for _ in range(2)]
+    for manager in managers:
+        manager.add(callback)
+
+    def churn(manager):
+        for _ in range(200):
+            manager.remove(callback)
+            manager.add(callback)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=churn, args=(manager,), daemon=True) for manager in managers]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert not any(thread.is_alive() for thread in threads)
+    finally:
+        sys.setswitchinterval(interval)

@@ -122,3 +122,34 @@ def test_a_maker_callback_is_refused_by_the_loop():
         make(callbacks=[MakerCallback()])
     with pytest.raises(HookError, match="given to a trainer"):
         make(callbacks=CallbackManager([MakerCallback()]))
+
+
+def test_a_training_step_may_ask_to_stop_and_what_is_due_still_comes():
+    from proa import StopTraining
+
+    def step(batch):
+        if batch.data == 2:
+            raise StopTraining("no more")
+        return {"loss": 0.0}
+
+    manager = CallbackManager()
+    recorder = manager.add(Recorder())
+    state = make(callbacks=manager, step=step, evaluators=[Evaluator("end", lambda: {"x": 1.0})]).fit(batches)
+    assert (state.global_step, state.stop_reason, state.stopped_by) == (2, "no more", "the training step")
+    assert recorder.events[-4:] == ["eval_start", "eval_end", "checkpoint_saved", "train_end"]
+
+
+def test_a_saver_that_does_not_fill_in_the_step_is_not_asked_twice():
+    saved = []
+
+    def save(name, state):
+        saved.append(name)
+        return ManifestRow(name, state.global_step - 1, 0)
+
+    SupervisedLoop(lambda batch: {}, saver=Saver(save, 3)).fit(batches)
+    assert saved == ["step_3"]
+
+
+def test_batches_that_are_no_function_are_refused_before_anything_starts():
+    with pytest.raises(TypeError, match="lambda epoch: batches"):
+        make().fit([TrainingBatch(0)])

@@ -165,3 +165,30 @@ def test_a_run_without_disturbance_is_left_alone():
     manager = CallbackManager()
     supervised(manager)
     assert len(manager.report()) == 0
+
+
+def test_the_users_own_interrupt_ends_the_kit():
+    def interrupted(callbacks):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        check_lifecycle(interrupted)
+
+
+def heeds_stops_one_step_late(callbacks):
+    state = LoopState()
+    life = Lifecycle(callbacks, state)
+    with life.training(), life.epoch(0):
+        stopped = False
+        for _ in range(4):
+            with life.step():
+                pass
+            if stopped:
+                break
+            stopped = state.should_stop
+
+
+def test_a_stop_that_is_heeded_one_step_late_is_found():
+    assert any(
+        "1 more steps were started" in problem for problem in check_lifecycle(heeds_stops_one_step_late).problems
+    )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..data.loop import LoopArtifacts, TrainingBatch
 from ..data.state import LoopState
+from ..errors import CallbackConfigError
 from ..lifecycle.hooks import Callback
 from ..lifecycle.policy import ErrorPolicy, Priority
 
@@ -30,6 +31,8 @@ class ConsoleProgress(Callback):
     error_policy = ErrorPolicy.DISABLE
 
     def __init__(self, *, every: int = 1, metrics: Sequence[str] | None = None, console: Console | None = None) -> None:
+        if every < 1:
+            raise CallbackConfigError(f"every={every}: show every so many steps, 1 or more")
         self._every = every
         self._shown = metrics
         self._console = console

@@ -46,10 +46,10 @@ class EarlyStopping(Callback):
         self.patience = patience
         self.min_delta = min_delta
         self.state_key = state_key or f"early_stopping:{metric}"
-        self._seen: set[str] = set()
         self._reset()
 
     def _reset(self) -> None:
+        self._seen: set[str] = set()
         self.best: float | None = None
         self.best_step = -1
         self.looks_without_improvement = 0
@@ -65,7 +65,7 @@ class EarlyStopping(Callback):
         self._look(state, step_idx, {f"{eval_name}.{name}": value for name, value in metrics.items()})
 
     def on_train_end(self, state: LoopState, artifacts: LoopArtifacts) -> None:
-        if self.best is None and self.metric not in self._seen and self._seen:
+        if self._seen and self.metric not in self._seen:
             log.warning(
                 "early stopping watched %r, which was never reported%s",
                 self.metric, did_you_mean(self.metric, self._seen),

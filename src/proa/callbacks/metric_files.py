@@ -31,21 +31,33 @@ class _MetricFile(Callback):
         self._close()
         self.path = self._given_path or self._path_in_run_folder(state)
         self.path.parent.mkdir(parents=True, exist_ok=True)
+        if state.resumed_from and self.path.exists():
+            self._cut_back(state.global_step)
         self._file = self.path.open("a" if state.resumed_from else "w", encoding="utf-8", newline="")
 
     def on_step_end(self, state: LoopState, step_idx: int, batch: TrainingBatch, metrics: dict[str, float]) -> None:
         if state.exception is None:  # a step that was cut short has no metrics
-            self._write({"step": step_idx, "epoch": state.epoch, "time": round(time.time(), 3), **_plain(metrics)})
+            self._write(_row(state, step_idx, metrics))
 
     def on_eval(self, state: LoopState, step_idx: int, eval_name: str, metrics: dict[str, float]) -> None:
         if state.exception is None:
-            scores = _plain({f"{eval_name}.{name}": value for name, value in metrics.items()})
-            self._write({"step": step_idx, "epoch": state.epoch, "time": round(time.time(), 3), **scores})
+            self._write(_row(state, step_idx, {f"{eval_name}.{name}": value for name, value in metrics.items()}))
 
     def on_train_end(self, state: LoopState, artifacts: LoopArtifacts) -> None:
         self._close()
 
     def _write(self, row: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+    def _cut_back(self, steps: int) -> None:
+        """Drop what was written after the checkpoint that the run goes on from, and a half-written last line."""
+        lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
+        kept = [line for line in lines if line.endswith("\n") and self._belongs_to_first(steps, line)]
+        beside = self.path.with_name(self.path.name + ".new")
+        beside.write_text("".join(kept), encoding="utf-8", newline="")
+        beside.replace(self.path)
+
+    def _belongs_to_first(self, steps: int, line: str) -> bool:
         raise NotImplementedError
 
     def _path_in_run_folder(self, state: LoopState) -> Path:
@@ -70,6 +82,9 @@ class JsonlMetrics(_MetricFile):
 
     default_name = "metrics.jsonl"
 
+    def _belongs_to_first(self, steps: int, line: str) -> bool:
+        return int(json.loads(line)["step"]) < steps
+
     def _write(self, row: dict[str, Any]) -> None:
         assert self._file is not None, "no row comes before train_start"
         self._file.write(json.dumps(row, allow_nan=False) + "\n")
@@ -84,6 +99,10 @@ class CsvMetrics(_MetricFile):
     """
 
     default_name = "metrics.csv"
+
+    def _belongs_to_first(self, steps: int, line: str) -> bool:
+        step = line.partition(",")[0]  # the first column, as `_row` orders them
+        return step == "step" or int(step) < steps
 
     def on_train_start(self, state: LoopState) -> None:
         super().on_train_start(state)
@@ -111,12 +130,14 @@ class CsvMetrics(_MetricFile):
         self._columns = columns
 
 
-def _plain(metrics: dict[str, Any]) -> dict[str, Any]:
-    """Numbers (of torch and numpy too) as Python's; what is no number as text."""
-    return {name: _plain_value(value) for name, value in metrics.items()}
+def _row(state: LoopState, step_idx: int, metrics: dict[str, Any]) -> dict[str, Any]:
+    """What is written for a step or an eval; a metric cannot take the place of the row's own keys."""
+    own = {"step": step_idx, "epoch": state.epoch, "time": round(time.time(), 3)}
+    return own | {name: _plain_value(value) for name, value in metrics.items()} | own
 
 
 def _plain_value(value: Any) -> int | float | str | None:
+    """Numbers (of torch and numpy too) as Python's; what is no number as text."""
     if value is None or isinstance(value, (bool, int, str)):
         return value
     try:

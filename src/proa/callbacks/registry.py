@@ -40,16 +40,23 @@ def build_callback(spec: Mapping[str, Any]) -> BaseCallback:
     >>> build_callback({"kind": "early_stopping", "params": {"metric": "loss", "patience": 5}}).patience
     5
     """
-    unknown = spec.keys() - {"kind", "params"}
-    if unknown or "kind" not in spec:
-        raise CallbackConfigError(f"a callback is given as {{kind: …, params: {{…}}}}, not as {dict(spec)}")
-    kind, params = spec["kind"], dict(spec.get("params") or {})
+    kind, params = _parse(spec)
     factory = _factory(kind)
     _check_params(kind, factory, params)
     callback = factory(**params)
     if not isinstance(callback, BaseCallback):
         raise CallbackConfigError(f"callback kind {kind!r} made {callback!r}, which is not a callback")
     return callback
+
+
+def _parse(spec: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    wrong = CallbackConfigError(f"a callback is given as {{kind: …, params: {{…}}}}, not as {spec!r}")
+    if not isinstance(spec, Mapping) or spec.keys() - {"kind", "params"}:
+        raise wrong
+    kind, params = spec.get("kind"), spec.get("params") or {}
+    if not isinstance(kind, str) or not isinstance(params, Mapping):
+        raise wrong
+    return kind, dict(params)
 
 
 def register_callback(kind: str, factory: Factory) -> None:

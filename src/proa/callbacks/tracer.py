@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from time import perf_counter
 from typing import IO, Any
 
-from ..lifecycle.hooks import EveryMoment
+from ..lifecycle.hooks import EveryMoment, unknown_event
 from ..lifecycle.moments import MOMENTS, EventName
 from ..lifecycle.policy import ErrorPolicy, Priority
 
@@ -41,6 +41,9 @@ class EventTracer(EveryMoment):
 
     def __init__(self, *, only: Collection[str] | None = None, file: IO[str] | None = None, times: bool = True) -> None:
         self.events: list[EventName] = []
+        for event in only or ():
+            if event not in MOMENTS:
+                unknown_event(event)
         self._only = only
         self._file = file
         self._times = times

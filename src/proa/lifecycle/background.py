@@ -80,6 +80,9 @@ class _ThreadLoop:
         self.loop = asyncio.new_event_loop()
         self.loop.set_task_factory(self._adopt)
         self.owners: dict[asyncio.Future[Any], Listener] = {}
+        """Every unfinished task, with the listener whose hook, or whose task, started it."""
+        self._roots: set[asyncio.Future[Any]] = set()
+        self._failed_children: list[tuple[Listener, asyncio.Future[Any]]] = []
         self.failures: list[tuple[Listener, BaseException]] = []
         self._listener: Listener | None = None
 
@@ -98,19 +101,26 @@ class _ThreadLoop:
         until = monotonic() + TURN_SECONDS
         with _no_running_loop():
             for _ in range(TURN_ITERATIONS):
-                self.loop.call_soon(self.loop.stop)
-                self.loop.run_forever()
+                stop = self.loop.call_soon(self.loop.stop)
+                try:
+                    self.loop.run_forever()
+                finally:
+                    stop.cancel()  # if a task raised an interrupt, it would end the next run of the loop
                 if not self.owners or monotonic() > until:
                     return
 
     def drain(self, seconds: float) -> None:
         with _no_running_loop():
             self._run_until_idle(seconds)
-            late = dict(self.owners)
-            for task in late:
+            late = [(task, listener) for task, listener in self.owners.items() if task in self._roots]
+            for task in list(self.owners):
                 task.cancel()
             self._run_until_idle(CANCEL_SECONDS)
-        for task, listener in late.items():
+        for listener, child in self._failed_children:
+            if getattr(child, "_log_traceback", False):  # nobody awaited it, so nobody dealt with its failure
+                self.failures.append((listener, child.exception() or AssertionError("it failed")))
+        self._failed_children.clear()
+        for task, listener in late:
             name = task.get_name() if isinstance(task, asyncio.Task) else repr(task)
             self.failures.append((listener, TimeoutError(f"background task {name} was not done after {seconds:g} s")))
 
@@ -130,17 +140,25 @@ class _ThreadLoop:
         listener = self.owners.get(parent) if parent is not None else self._listener
         if listener is not None:
             self.owners[task] = listener
+            if parent is None:
+                self._roots.add(task)
             task.add_done_callback(self._done)
         return task
 
     def _done(self, task: asyncio.Future[Any]) -> None:
         listener = self.owners.pop(task)
+        root = task in self._roots
+        self._roots.discard(task)
         if task.cancelled():
+            return
+        if not root:
+            if getattr(task, "_exception", None) is not None:  # not `exception()`: that would count as dealt with
+                self._failed_children.append((listener, task))
             return
         raised = task.exception()
         if raised is None:
             listener.task_failures_in_a_row = 0
-        else:
+        elif isinstance(raised, Exception):  # an interrupt has come out of the running loop already
             self.failures.append((listener, raised))
 
 

@@ -28,71 +28,46 @@ and hands back the error to raise once everyone has heard. `try` costs nothing w
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeAlias
 
 from .listeners import Function, Listener
 from .moments import Moment, defaults_from_state
+from .profiling import OVERRUN_SECONDS, OVERRUN_SHARE, Profiler
 
-OVERRUN_SHARE = 0.05
-"""A moment whose callbacks take more than this share of the time between two of its firings is overrun."""
-OVERRUN_SECONDS = 1e-4
-"""…unless it takes less than this: in a loop of microseconds everything is a large share."""
-
-
-@dataclass(slots=True)
-class Clock:
-    """How often a moment fired and how long its callbacks took."""
-
-    calls: int = 0
-    seconds: float = 0.0
-    begun: float = 0.0
-    profiles_left: int = 0
-    profiled_seconds: float = 0.0
-    profiled_calls: int = 0
-    profile_begun: float = 0.0
-    quiet_until: int = 0
-
-    def start_profile(self, calls: int) -> None:
-        self.profiles_left, self.profiled_calls, self.profiled_seconds = calls, 0, 0.0
-        self.profile_begun = perf_counter()
-
-
-@dataclass(frozen=True, slots=True)
-class Boundary:
-    """What the manager does at a moment besides calling listeners: turn or drain background tasks."""
-
-    settle: Callable[[BaseException | None, Any], BaseException | None]
+Judge: TypeAlias = Callable[[Listener, BaseException, BaseException | None, Any], BaseException | None]
+"""Takes a failure, the error that is to be raised so far and the moment's first item; returns what to raise."""
+Settle: TypeAlias = Callable[[BaseException | None, Any], BaseException | None]
+"""Sees to background tasks at a step boundary; takes and returns the error to raise, as a judge does."""
 
 
 def compile_moment(
     moment: Moment,
     listeners: Sequence[Listener],
     *,
-    failed: Callable[[Listener, BaseException, BaseException | None, Any], BaseException | None],
+    judge: Judge,
     call: Callable[[Listener], Function],
-    boundary: Boundary | None = None,
-    clock: Clock | None = None,
-    overran: Callable[[Moment, float, float], None] | None = None,
-    profiled: Callable[[Moment, float, float], None] | None = None,
+    settle: Settle | None = None,
+    profiler: Profiler | None = None,
 ) -> Function:
-    """The dispatcher of one moment. With `clock` it is timed; with `profiled`, each listener by itself."""
-    names: dict[str, Any] = {"failed": failed, "perf_counter": perf_counter, "clock": clock, "moment": moment}
-    names |= {"overran": overran, "profiled": profiled, "settle": boundary and boundary.settle}
+    """The dispatcher of one moment. With a profiler it is timed; while that profiles it, each listener is."""
+    profiling = profiler is not None and profiler.is_profiling(moment)
+    names: dict[str, Any] = {"failed": judge, "settle": settle, "perf_counter": perf_counter, "moment": moment}
+    if profiler is not None:
+        names |= {"clock": profiler.clocks[moment.name], "profiled": profiler.profiled}
+        names |= {"overran": profiler.overran, "listeners": listeners}
     for i, listener in enumerate(listeners):
         names |= {f"listener_{i}": listener, f"call_{i}": call(listener)}
-    lines = [f"def {moment.method}({_parameters(moment)}):"]
     body = _defaults(moment, listeners)
-    if listeners or boundary:
+    if listeners or settle:
         body += ["error = None"]
-        body += ["begun = perf_counter()"] if clock else []
+        body += ["begun = perf_counter()"] if profiler else []
         for i, listener in enumerate(listeners):
-            body += _call(moment, i, listener, profiled=profiled is not None)
-        body += _stop_clock(profiled=profiled is not None) if clock else []
-        body += [f"error = settle(error, {moment.payload[0]})"] if boundary else []
+            body += _call(moment, i, listener, profiling=profiling)
+        body += _stop_clock(profiling=profiling) if profiler else []
+        body += [f"error = settle(error, {moment.payload[0]})"] if settle else []
         body += ["if error is not None:", "    try:", "        raise error", "    finally:", "        del error"]
-    source = "\n    ".join([*lines, *(body or ["pass"])])
+    source = "\n    ".join([f"def {moment.method}({_parameters(moment)}):", *(body or ["pass"])])
     exec(compile(source, f"<proa: {moment.name}>", "exec"), names)
     function: Function = names[moment.method]
     return function
@@ -114,7 +89,7 @@ def _defaults(moment: Moment, listeners: Sequence[Listener]) -> list[str]:
     return lines
 
 
-def _call(moment: Moment, i: int, listener: Listener, *, profiled: bool) -> list[str]:
+def _call(moment: Moment, i: int, listener: Listener, *, profiling: bool) -> list[str]:
     lines = [
         "try:",
         f"    call_{i}({', '.join(listener.arguments)})",
@@ -123,18 +98,19 @@ def _call(moment: Moment, i: int, listener: Listener, *, profiled: bool) -> list
     ]
     if listener.failures_in_a_row:  # only a listener that failed lately has a count to reset
         lines += ["else:", f"    listener_{i}.failures_in_a_row = 0"]
-    if profiled:
+    if profiling:
         lines = ["since = perf_counter()", *lines, f"listener_{i}.profiled_seconds += perf_counter() - since"]
-    if listener.every > 1 and moment.index:
-        lines = [f"if not ({moment.index} + 1) % {listener.every}:", *(f"    {line}" for line in lines)]
+    if listener.every > 1:
+        count = f"({moment.index} + 1)" if moment.index else f"next(listener_{i}.firings)"
+        lines = [f"if not {count} % {listener.every}:", *(f"    {line}" for line in lines)]
     return lines
 
 
-def _stop_clock(*, profiled: bool) -> list[str]:
+def _stop_clock(*, profiling: bool) -> list[str]:
     lines = ["took = perf_counter() - begun", "clock.calls += 1", "clock.seconds += took"]
-    if profiled:
-        lines += ["profiled(moment, begun, took)"]
+    if profiling:
+        lines += ["profiled(moment, took)"]
     else:
-        threshold = f"took > {OVERRUN_SECONDS} and took > {OVERRUN_SHARE} * (begun - clock.begun)"
-        lines += [f"if {threshold}:", "    overran(moment, begun, took)"]
+        too_long = f"took > {OVERRUN_SECONDS} and took > {OVERRUN_SHARE} * (begun - clock.begun)"
+        lines += [f"if {too_long}:", "    overran(moment, listeners)"]
     return [*lines, "clock.begun = begun"]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..data.state import StopTraining, TrainState
+from ..errors import CallbackConfigError
 from .listeners import Listener
 from .policy import FAILURES_BEFORE_DISABLING, ErrorPolicy
 
@@ -45,7 +46,8 @@ class Failures:
             listener.task_failures_in_a_row += 1
         else:
             listener.failures_in_a_row += 1
-        if listener.registration.error_policy is ErrorPolicy.RAISE:
+        # A wrong setting is no passing failure: going on without the callback is not what was asked for.
+        if listener.registration.error_policy is ErrorPolicy.RAISE or isinstance(raised, CallbackConfigError):
             return _also(first, raised)
         log.warning("%s failed, training goes on", listener.name, exc_info=raised)
         if listener.registration.error_policy is ErrorPolicy.DISABLE:
@@ -66,14 +68,23 @@ class Failures:
 
 
 def _note(raised: BaseException, listener: Listener, subject: Any) -> None:
-    step = f", step {subject.global_step}" if isinstance(subject, TrainState) else ""
-    raised.add_note(f"in callback {listener.name} at {listener.moment.name!r}{step}")
+    step = f", {subject.global_step} steps done" if isinstance(subject, TrainState) else ""
+    note = f"in callback {listener.name} at {listener.moment.name!r}{step}"
+    if "no running event loop" in str(raised):
+        note += "; if the hook reaches asyncio through another module, say uses_asyncio=True"
+    if note not in getattr(raised, "__notes__", ()):
+        raised.add_note(note)
 
 
 def _also(first: BaseException | None, raised: BaseException) -> BaseException:
     """The first error is the one to raise; what else failed at the same moment is noted on it."""
     if first is None:
         return raised
-    notes = "; ".join(getattr(raised, "__notes__", ()))
-    first.add_note(f"also failed: {type(raised).__name__}: {raised} ({notes})")
+    note_failure(first, "also failed", raised)
     return first
+
+
+def note_failure(error: BaseException, what: str, other: BaseException) -> None:
+    """Note a second failure, with where it happened, on the error that will be raised."""
+    where = "".join(f" ({note})" for note in getattr(other, "__notes__", ()))
+    error.add_note(f"{what}: {type(other).__name__}: {other}{where}")

@@ -10,9 +10,9 @@ import inspect
 from abc import ABC
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar
 
-from ..errors import HookError
+from ..errors import EventError, HookError
 from ..spelling import did_you_mean
 from .moments import MOMENTS, EventName, Moment
 from .policy import ErrorPolicy, Priority
@@ -59,6 +59,7 @@ class BaseCallback(ABC):
         else:
             _refuse_two_families(cls)
             refuse_unknown_hooks(cls, {name: getattr(cls, name) for name in dir(cls) if name.startswith("on_")})
+            _refuse_shadowed_hooks(cls)
 
 
 HookMethod = TypeVar("HookMethod", bound=Callable[..., None])
@@ -212,14 +213,51 @@ def refuse_unknown_hooks(cls: type[BaseCallback], methods: Mapping[str, object])
             )
 
 
+def unknown_event(event: object) -> NoReturn:
+    """Raise for an event name that no moment has, with the one that was likely meant."""
+    if not isinstance(event, str):
+        raise EventError(f"{event!r} is no event name: write e.g. @callbacks.on('step_end')")
+    hook = f"on_{_as_we_say(event)}"
+    meant: set[str] = {family.hooks[hook].moment.name for family in FAMILIES if hook in family.hooks}
+    meant |= {_as_we_say(event)} & MOMENTS.keys()
+    hint = f"; did you mean {' or '.join(map(repr, sorted(meant)))}?" if meant else did_you_mean(event, MOMENTS)
+    raise EventError(f"no moment is called {event!r}{hint or ' (known: ' + ', '.join(MOMENTS) + ')'}")
+
+
 def _remedy(name: str, base: type[BaseCallback], known: set[str]) -> str:
+    """What to write instead of a hook that the family does not have."""
     for other in FAMILIES:
         if name in other.hooks:
-            moment = other.hooks[name].moment
-            twin = next((str(hook) for hook in base.hooks.values() if hook.moment is moment), None)
-            instead = f"; {base.__name__} has {twin} for that moment" if twin else ""
-            return f", it is one of {other.__name__}{instead}"
-    return did_you_mean(name, known)
+            return f", it is one of {other.__name__}{_twin(other.hooks[name].moment, base)}"
+    ours = _as_we_say(name)
+    if ours in known:
+        return f"; did you mean {ours!r}?"
+    moment = MOMENTS.get(ours.removeprefix("on_"))
+    if moment is not None:
+        return _twin(moment, base) or f"; to hear {moment.name!r}, register a function with manager.on({moment.name!r})"
+    return did_you_mean(name, known) or f" (it has: {', '.join(sorted(known))})"
+
+
+def _twin(moment: Moment, base: type[BaseCallback]) -> str:
+    hook = next((str(hook) for hook in base.hooks.values() if hook.moment is moment), None)
+    return f"; {base.__name__} has {hook} for that moment" if hook else ""
+
+
+def _as_we_say(name: str) -> str:
+    """Words that other libraries use for the same things."""
+    return name.replace("begin", "start").replace("evaluate", "eval").replace("exception_end", "exception")
+
+
+def _refuse_shadowed_hooks(cls: type[BaseCallback]) -> None:
+    """In `class Mine(Callback, Mixin)` the hooks of Mixin would never be reached: the empty ones come first."""
+    base = family_of(cls)
+    for mixin in cls.__mro__[cls.__mro__.index(base) + 1 :]:
+        for name in vars(mixin).keys() & base.hooks.keys():
+            if getattr(cls, name) is getattr(base, name):
+                raise HookError(
+                    f"{cls.__name__} inherits {name} from {mixin.__name__}, but {base.__name__} comes before it and "
+                    f"hides it: write class {cls.__name__}({mixin.__name__}, {base.__name__})"
+                )
 
 
 def _refuse_two_families(cls: type) -> None:

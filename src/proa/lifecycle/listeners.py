@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from types import MethodType
 from typing import Any
 from weakref import WeakSet, WeakValueDictionary
 
@@ -26,20 +28,37 @@ class Seat:
     def __init__(self, owner: object) -> None:
         self.owner = owner
         self.lock = threading.RLock()  # reentrant: a hook may fire a moment that its own callback hears
-        self.managers: WeakSet[Any] = WeakSet()
+        self._managers: WeakSet[Any] = WeakSet()
 
     @staticmethod
     def of(owner: object) -> Seat:
         # Keyed by identity, because callbacks may be unhashable; the seat keeps its owner alive, so the
-        # identity cannot be reused while the entry exists.
+        # identity cannot be reused while the entry exists. Each access to a bound method makes a new one.
+        key = (id(owner.__self__), id(owner.__func__)) if isinstance(owner, MethodType) else (id(owner), 0)
         with _seats_lock:
-            seat = _seats.get(id(owner))
+            seat = _seats.get(key)
             if seat is None:
-                seat = _seats[id(owner)] = Seat(owner)
+                seat = _seats[key] = Seat(owner)
             return seat
 
+    def join(self, manager: object) -> list[Any]:
+        """Take a manager in; returns the others, who must lock this callback from now on."""
+        with _seats_lock:
+            others = [other for other in self._managers if other is not manager]
+            self._managers.add(manager)
+            return others
 
-_seats: WeakValueDictionary[int, Seat] = WeakValueDictionary()
+    def leave(self, manager: object) -> None:
+        with _seats_lock:
+            self._managers.discard(manager)
+
+    @property
+    def is_shared(self) -> bool:
+        with _seats_lock:
+            return len(self._managers) > 1
+
+
+_seats: WeakValueDictionary[tuple[int, int], Seat] = WeakValueDictionary()
 _seats_lock = threading.Lock()
 
 
@@ -52,10 +71,21 @@ class Registration:
     priority: int
     error_policy: ErrorPolicy
     thread_safe: bool
-    seat: Seat
+    seat: Seat = field(init=False)
     listeners: list[Listener] = field(default_factory=list)
     errors: int = 0
     disabled: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.priority, int) or isinstance(self.priority, bool):
+            raise HookError(f"{self.name}: priority={self.priority!r} is no number; write e.g. Priority.LOGGING")
+        if not isinstance(self.error_policy, ErrorPolicy):
+            raise HookError(f"{self.name}: error_policy={self.error_policy!r}; write e.g. ErrorPolicy.LOG")
+        self.seat = Seat.of(self.owner)
+
+    def is_of(self, owner: object) -> bool:
+        """Whether this is the registration of that object; a bound method is the same each time it is taken."""
+        return self.seat is Seat.of(owner)
 
 
 @dataclass(eq=False, slots=True)
@@ -90,7 +120,8 @@ def listeners_of_callback(registration: Registration) -> list[Listener]:
     callback: BaseCallback = registration.owner
     cls = type(callback)
     family = family_of(cls)
-    refuse_unknown_hooks(cls, {name: value for name, value in vars(callback).items() if name.startswith("on_")})
+    attributes = getattr(callback, "__dict__", {})
+    refuse_unknown_hooks(cls, {name: value for name, value in attributes.items() if name.startswith("on_")})
     if family is EveryMoment:
         return [_listener_to_everything(registration, moment) for moment in MOMENTS.values()]
     return [
@@ -100,58 +131,80 @@ def listeners_of_callback(registration: Registration) -> list[Listener]:
     ]
 
 
-def listener_of_function(registration: Registration, moment: Moment, every: int) -> Listener:
+def listener_of_function(registration: Registration, moment: Moment, every: int, uses_asyncio: bool | None) -> Listener:
     """The one listener of a decorated function."""
     function: Function = registration.owner
-    refuse_async(function, registration.name)
-    arguments = arguments_for(function, registration.name, moment)
+    if isinstance(function, BaseCallback) or not callable(function):
+        raise HookError(f"{registration.name} is no function; a callback object is registered with manager.add(...)")
+    refuse_what_never_runs(function, registration.name)
     return Listener(
         registration,
         moment,
         function,
-        arguments,
+        arguments_for(function, registration.name, moment),
         registration.name,
         every=every,
-        uses_asyncio=mentions_asyncio(function),
+        uses_asyncio=mentions_asyncio(function) if uses_asyncio is None else uses_asyncio,
     )
 
 
 def arguments_for(function: Function, name: str, moment: Moment) -> tuple[str, ...]:
     """The part of the payload that a function's parameters ask for, as source fragments.
 
-    Parameters take payload items by name. A function's only required parameter, if no item has its
-    name, takes the first item; parameters with defaults that name no item keep their defaults.
+    Parameters take payload items by name. One required parameter whose name is no item takes the first
+    item; parameters with defaults that name no item keep them; `*args` and `**kwargs` take the rest.
     """
-    parameters = _parameters(function)
-    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
-        return moment.payload
-    named = [p for p in parameters if p.kind is not p.VAR_KEYWORD]
-    strangers = [p for p in named if p.name not in moment.payload and p.default is p.empty]
-    required = [p for p in named if p.default is p.empty]
-    if strangers and len(required) == 1:
-        return (moment.payload[0] if strangers[0].kind is not strangers[0].KEYWORD_ONLY
-                else f"{strangers[0].name}={moment.payload[0]}",)  # fmt: skip
-    if strangers:
+    parameters = [p for p in _parameters(function) if p.name not in _bound_by_partial(function)]
+    asked = {p.name: p.name for p in parameters if p.name in moment.payload}
+    strangers = [p for p in parameters if p.name not in moment.payload and _is_required(p)]
+    if len(strangers) == 1 and moment.payload[0] not in asked:
+        asked[strangers[0].name] = moment.payload[0]
+    elif strangers:
         wrong = strangers[0].name
         raise HookError(
             f"{name} asks for {wrong!r}, which {moment.name!r} does not carry{did_you_mean(wrong, moment.payload)} "
             f"(it carries: {', '.join(moment.payload)})"
         )
-    asked = [p for p in named if p.name in moment.payload]
-    fragments = _fragments(named, asked)
-    if len(named) < len(parameters):  # **kwargs takes the rest
-        fragments += [f"{item}={item}" for item in moment.payload if item not in {p.name for p in asked}]
-    return tuple(fragments)
+    return tuple(_fragments(parameters, asked, moment))
 
 
-def refuse_async(function: object, name: str) -> None:
-    """Hooks are plain functions: a coroutine would be created and never run."""
+def _fragments(parameters: Sequence[inspect.Parameter], asked: dict[str, str], moment: Moment) -> Iterator[str]:
+    """Positionally as far as no parameter is skipped, by keyword from there on."""
+    by_position = True
+    rest = [item for item in moment.payload if item not in asked.values()]
+    for parameter in parameters:
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            yield from rest if by_position else ()
+            by_position, rest = False, [] if by_position else rest
+        elif parameter.kind is parameter.VAR_KEYWORD:
+            yield from (f"{item}={item}" for item in rest)
+        elif parameter.name not in asked:
+            by_position = False
+        elif by_position and parameter.kind is not parameter.KEYWORD_ONLY:
+            yield asked[parameter.name]
+        else:
+            yield f"{parameter.name}={asked[parameter.name]}"
+
+
+def _is_required(parameter: inspect.Parameter) -> bool:
+    variable = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    return parameter.default is parameter.empty and not variable
+
+
+def _bound_by_partial(function: Function) -> set[str]:
+    return set(function.keywords) if isinstance(function, functools.partial) else set()
+
+
+def refuse_what_never_runs(function: object, name: str) -> None:
+    """Hooks are plain functions: a coroutine or a generator would be created and never run."""
     called = function if inspect.isroutine(function) else getattr(type(function), "__call__", None)
     if any(inspect.iscoroutinefunction(f) or inspect.isasyncgenfunction(f) for f in (function, called)):
         raise HookError(
             f"{name} is 'async def', and hooks are plain functions: write 'def', and start async work in it "
             f"with asyncio.create_task(...); it runs between steps and is finished before training ends"
         )
+    if any(inspect.isgeneratorfunction(f) for f in (function, called)):
+        raise HookError(f"{name} has a 'yield' in it, so calling it would run nothing: hooks are plain functions")
 
 
 def _parameters(function: Function) -> list[inspect.Parameter]:
@@ -161,24 +214,16 @@ def _parameters(function: Function) -> list[inspect.Parameter]:
         return [inspect.Parameter("item", inspect.Parameter.POSITIONAL_ONLY)]
 
 
-def _fragments(named: Sequence[inspect.Parameter], asked: Sequence[inspect.Parameter]) -> list[str]:
-    """Positionally as far as no parameter is skipped, by keyword from there on."""
-    fragments = []
-    for position, parameter in enumerate(asked):
-        by_position = parameter.kind is not parameter.KEYWORD_ONLY and named[position] is parameter
-        fragments.append(parameter.name if by_position else f"{parameter.name}={parameter.name}")
-    return fragments
-
-
 def _overrides(callback: BaseCallback, family: type[BaseCallback], name: str) -> bool:
-    return name in vars(callback) or getattr(type(callback), name) is not getattr(family, name)
+    own = getattr(callback, "__dict__", {}).get(name) or getattr(type(callback), name)
+    return own is not None and own is not getattr(family, name)
 
 
 def _listener_of_hook(registration: Registration, hook: Hook) -> Listener:
     callback: BaseCallback = registration.owner
     method = getattr(callback, hook.name)
     name = f"{registration.name}.{hook.name}"
-    refuse_async(method, name)
+    refuse_what_never_runs(method, name)
     _check_signature(method, name, hook)
     arguments = (*hook.positional, *(f"{item}={item}" for item in hook.keyword))
     return Listener(
@@ -229,7 +274,13 @@ def _listener_to_everything(registration: Registration, moment: Moment) -> Liste
 def _uses_asyncio(callback: BaseCallback, method: Function) -> bool:
     if callback.uses_asyncio is not None:
         return callback.uses_asyncio
-    return mentions_asyncio(method)
+    return mentions_asyncio(method) or any(mentions_asyncio(f) for f in _own_methods(type(callback)))
+
+
+def _own_methods(cls: type) -> list[Function]:
+    """The methods of a callback class and its bases, down to Proa's own: any of them may be what a hook calls."""
+    own = (base for base in cls.__mro__ if base.__module__ != BaseCallback.__module__ and base is not object)
+    return [value for base in own for value in vars(base).values() if inspect.isfunction(value)]
 
 
 def locked(lock: threading.RLock, call: Function) -> Function:
@@ -240,12 +291,3 @@ def locked(lock: threading.RLock, call: Function) -> Function:
             return call(*args, **kwargs)
 
     return under_lock
-
-
-def each_nth(listener: Listener, call: Function) -> Function:
-    """The call, made at each n-th firing only; the listener keeps the count, which outlives a recompilation."""
-
-    def nth(*args: Any, **kwargs: Any) -> object:
-        return call(*args, **kwargs) if next(listener.firings) % listener.every == 0 else None
-
-    return nth

@@ -6,42 +6,27 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from time import perf_counter
-from typing import Any, NoReturn, TypeAlias, TypeVar, overload
+from typing import Any, TypeAlias, TypeVar, overload
 
 from ..errors import EventError, HookError
 from ..spelling import did_you_mean
 from . import saved_state
 from .background import BackgroundTasks
-from .dispatch import OVERRUN_SECONDS, OVERRUN_SHARE, Boundary, Clock, compile_moment
+from .dispatch import Settle, compile_moment
 from .failures import Failures
-from .hooks import BaseCallback
-from .listeners import (
-    Function,
-    Listener,
-    Registration,
-    Seat,
-    each_nth,
-    listener_of_function,
-    listeners_of_callback,
-    locked,
-)
-from .moments import EVENT_NAMES, MOMENTS, EventName, Moment, Moments, Scope
+from .hooks import BaseCallback, unknown_event
+from .listeners import Function, Listener, Registration, listener_of_function, listeners_of_callback, locked
+from .moments import MOMENTS, EventName, Moment, Moments, Scope
 from .policy import ErrorPolicy, Priority
-from .report import CallbackReport, culprit, report_of
-from .roles import CallbackFactory, Role, callback_from, refuse_misplaced, refuse_moment_elsewhere
+from .profiling import FIRST_CALLS, Profiler
+from .report import CallbackReport, report_of
+from .roles import CallbackFactory, Role, callback_from, callbacks_in, refuse_misplaced, refuse_moment_elsewhere
 
 log = logging.getLogger("proa.lifecycle")
 
 Callbacks: TypeAlias = "CallbackManager | Iterable[BaseCallback | CallbackFactory] | None"
 F = TypeVar("F", bound=Callable[..., object])
 AnyCallback = TypeVar("AnyCallback", bound=BaseCallback)
-
-PROFILED_CALLS = 16
-"""How many firings are timed callback by callback after an overrun, to name the culprit."""
-FIRST_PROFILED_CALLS = 3
-QUIET_CALLS = 1000
-"""After a warning, a moment is not examined again for so many firings."""
 
 
 class CallbackManager:
@@ -71,9 +56,9 @@ class CallbackManager:
         self.role = role
         self.moments = Moments()
         """One method per moment, typed; calling it fires the moment. The fastest way to fire."""
-        self._timing = timing
         self._registrations: list[Registration] = []
-        self._clocks: dict[str, Clock] = {name: Clock(begun=perf_counter()) for name in EVENT_NAMES}
+        self._profiler = Profiler(self._build)
+        self._timing = timing
         self._live: dict[str, Function] = {}
         self._unheard: frozenset[str] = frozenset()
         self._wanted: dict[tuple[str, str | None], bool] = {}
@@ -81,7 +66,7 @@ class CallbackManager:
         self._failures = Failures(self.rebuild)
         self._background = BackgroundTasks(self._failures, drain_seconds)
         self.rebuild()
-        for callback in callbacks:
+        for callback in callbacks_in(callbacks):
             self.add(callback)
 
     @classmethod
@@ -91,7 +76,7 @@ class CallbackManager:
             for registration in callbacks._registrations:
                 refuse_misplaced(registration.owner, role)
             return callbacks
-        return cls(callbacks or (), role=role)
+        return cls(() if callbacks is None else callbacks, role=role)
 
     # -- registering ---------------------------------------------------------------------------------
 
@@ -102,21 +87,20 @@ class CallbackManager:
     def add(self, callback: BaseCallback | CallbackFactory) -> BaseCallback:
         """Register a callback, or what a factory (a class, or a function of no arguments) makes."""
         instance = callback_from(callback)
+        refuse_misplaced(instance, self.role)
         with self._change:
             if any(registration.owner is instance for registration in self._registrations):
                 raise HookError(f"{type(instance).__name__} is registered already: one object, one place in the order")
-            refuse_misplaced(instance, self.role)
+            saved_state.refuse_bad_state(instance, self.callbacks)
+            name = self._unique_name(type(instance).__name__)
             registration = Registration(
-                instance,
-                self._unique_name(type(instance).__name__),
-                instance.priority,
-                instance.error_policy,
-                instance.thread_safe,
-                Seat.of(instance),
-            )
+                instance, name, instance.priority, instance.error_policy, instance.thread_safe
+            )  # fmt: skip
             registration.listeners = listeners_of_callback(registration)
-            saved_state.refuse_shared_key(instance, self.callbacks)
-            self._join(registration)
+            if not registration.listeners:
+                log.warning("%s overrides no hook, so nothing will ever call it", name)
+            others = self._join(registration)
+        _rebuild_all(others)
         return instance
 
     def on(
@@ -127,24 +111,26 @@ class CallbackManager:
         priority: int = Priority.DEFAULT,
         error_policy: ErrorPolicy = ErrorPolicy.RAISE,
         thread_safe: bool = False,
+        uses_asyncio: bool | None = None,
     ) -> Callable[[F], F]:
         """Register a function for one moment: `@callbacks.on("step_end", every=100)`.
 
-        The function names the payload items it wants as parameters; an only parameter of another name
-        gets the first item, the state. `every=n` calls it when `(step_idx + 1) % n == 0`, at moments
-        other than steps and episodes at each n-th firing.
+        The function names the payload items it wants as parameters; one parameter of another name gets the
+        first item, the state. `every=n` calls it at steps with `(step_idx + 1) % n == 0`, at other moments
+        at each n-th firing. `uses_asyncio` is as on callbacks.
         """
         moment = self._moment(event)
-        if every < 1:
-            raise HookError(f"every={every}: give a number of firings, 1 or more")
+        if not isinstance(every, int) or every < 1:
+            raise HookError(f"every={every!r}: give a whole number of firings, 1 or more")
         refuse_moment_elsewhere(moment, self.role)
 
         def register(function: F) -> F:
-            name = self._unique_name(getattr(function, "__name__", type(function).__name__))
-            registration = Registration(function, name, priority, error_policy, thread_safe, Seat.of(function))
-            registration.listeners = [listener_of_function(registration, moment, every)]
             with self._change:
-                self._join(registration)
+                name = self._unique_name(getattr(function, "__name__", type(function).__name__))
+                registration = Registration(function, name, priority, error_policy, thread_safe)
+                registration.listeners = [listener_of_function(registration, moment, every, uses_asyncio)]
+                others = self._join(registration)
+            _rebuild_all(others)
             return function
 
         return register
@@ -152,11 +138,11 @@ class CallbackManager:
     def remove(self, callback: object) -> None:
         """Take a callback, or a function from every moment it was registered for, out again."""
         with self._change:
-            mine = [registration for registration in self._registrations if registration.owner is callback]
+            mine = [registration for registration in self._registrations if registration.is_of(callback)]
             if not mine:
                 raise HookError(f"{callback!r} is not registered here")
             self._registrations = [other for other in self._registrations if other not in mine]
-            mine[0].seat.managers.discard(self)
+            mine[0].seat.leave(self)
             self.rebuild()
 
     @property
@@ -174,7 +160,7 @@ class CallbackManager:
         """
         if event in self._unheard:
             return
-        dispatch = self._live.get(event) or _unknown_event(event)
+        dispatch = self._live.get(event) or unknown_event(event)
         if payload or named:
             dispatch(subject, *payload, **named)
         else:
@@ -187,9 +173,19 @@ class CallbackManager:
             moment = self._moment(event)
             if item is not None and item not in moment.payload:
                 raise EventError(f"{event!r} carries no {item!r}{did_you_mean(item, moment.payload)}")
-            wanted = any(item is None or listener.reads(item) for listener in self._order(moment))
-            self._wanted[event, item] = wanted
+            with self._change:
+                wanted = any(item is None or listener.reads(item) for listener in self._order(moment))
+                self._wanted[event, item] = wanted
         return wanted
+
+    def start_run(self) -> None:
+        """A new run begins: failures are counted from zero, and who was disabled gets another chance."""
+        with self._change:
+            for registration in self._registrations:
+                registration.errors, registration.disabled = 0, False
+                for listener in registration.listeners:
+                    listener.errors = listener.failures_in_a_row = listener.task_failures_in_a_row = 0
+            self.rebuild()
 
     # -- looking at it -------------------------------------------------------------------------------
 
@@ -207,7 +203,7 @@ class CallbackManager:
 
     def report(self) -> CallbackReport:
         """Calls, time and errors of each callback at each moment it heard."""
-        return report_of(self._registrations, self._clocks)
+        return report_of(self._registrations, self._profiler.clocks)
 
     @property
     def errors(self) -> dict[str, int]:
@@ -240,57 +236,54 @@ class CallbackManager:
 
     def _compile_at_first_firing(self, moment: Moment) -> Function:
         def first(*payload: Any, **named: Any) -> None:
-            self._build(moment, profiled_calls=FIRST_PROFILED_CALLS)(*payload, **named)
+            with self._change:
+                self._profiler.start(moment, self._order(moment), FIRST_CALLS)
+                dispatch = self._build(moment)
+            dispatch(*payload, **named)
 
         return first
 
-    def _build(self, moment: Moment, *, profiled_calls: int = 0) -> Function:
-        """Compile a moment for those who listen now; its first calls may be timed listener by listener."""
+    def _build(self, moment: Moment) -> Function:
+        """Compile a moment for those who listen now."""
         with self._change:
-            listeners = self._order(moment)
-            profiled = self._timing and profiled_calls > 0
-            if profiled:
-                self._clocks[moment.name].start_profile(profiled_calls)
-                for listener in listeners:
-                    listener.profiled_seconds = 0.0
-            function = self._live[moment.name] = self._compile(moment, listeners, profiled=profiled)
+            function = self._live[moment.name] = compile_moment(
+                moment,
+                self._order(moment),
+                judge=self._failures.judge,
+                call=self._call_of,
+                settle=self._settle_at(moment),
+                profiler=self._profiler if self._timing else None,
+            )
             setattr(self.moments, moment.method, function)
             return function
 
-    def _compile(self, moment: Moment, listeners: list[Listener], *, profiled: bool) -> Function:
-        settle = {**dict.fromkeys(_DRAINED, self._background.drain), **dict.fromkeys(_TURNED, self._background.turn)}
-        return compile_moment(
-            moment,
-            listeners,
-            failed=self._failures.judge,
-            call=self._call_of,
-            boundary=Boundary(settle[moment.name]) if moment.name in self._boundaries() else None,
-            clock=self._clocks[moment.name] if self._timing else None,
-            overran=self._overran,
-            profiled=self._profiled if profiled else None,
-        )
-
     def _call_of(self, listener: Listener) -> Function:
-        """The listener's call, wrapped only in what it needs: a counter, an event loop, a lock."""
+        """The listener's call, wrapped only in what it needs: an event loop, a lock."""
         call = self._background.under_the_loop(listener) if listener.uses_asyncio else listener.call
         registration = listener.registration
         if not registration.thread_safe and self._heard_in_several_threads(registration):
             call = locked(registration.seat.lock, call)
-        if listener.every > 1 and listener.moment.index is None:
-            call = each_nth(listener, call)
         return call
 
     def _heard_in_several_threads(self, registration: Registration) -> bool:
-        if len(registration.seat.managers) > 1:
+        """The moments of a trainer fire in one thread, and so do those of one maker; but makers are many."""
+        if registration.seat.is_shared:
             return True
-        scopes = {listener.moment.scope for listener in registration.listeners}
+        same = [other for other in self._registrations if other.seat is registration.seat]
+        scopes = {listener.moment.scope for other in same for listener in other.listeners}
         return self.role is not Role.MAKER and bool(scopes & {Scope.MAKER, Scope.FLEET})
+
+    def _settle_at(self, moment: Moment) -> Settle | None:
+        if moment.name not in self._boundaries():
+            return None
+        return self._background.turn if moment.name in _TURNED else self._background.drain
 
     def _boundaries(self) -> set[str]:
         """The moments at which background tasks are seen to, if there can be any."""
-        scopes = {
-            listener.moment.scope for r in self._registrations for listener in r.listeners if listener.uses_asyncio
-        }
+        listeners = [listener for r in self._registrations for listener in r.listeners if listener.uses_asyncio]
+        scopes = {listener.moment.scope for listener in listeners}
+        if Scope.FLEET in scopes:  # it has no boundaries of its own; the trainer's are near
+            scopes.add(Scope.TRAINER)
         return {name for name in _TURNED | _DRAINED if MOMENTS[name].scope in scopes}
 
     def _order(self, moment: Moment) -> list[Listener]:
@@ -305,14 +298,14 @@ class CallbackManager:
         ]
         return sorted(listeners, key=lambda listener: -listener.registration.priority)
 
-    def _join(self, registration: Registration) -> None:
+    def _join(self, registration: Registration) -> list[CallbackManager]:
+        """Take a registration in; returns the managers that share its callback and must be rebuilt."""
         for listener in registration.listeners:
-            listener.calls_before = self._clocks[listener.moment.name].calls
+            listener.calls_before = self._profiler.clocks[listener.moment.name].calls
         self._registrations = [*self._registrations, registration]
-        seat = registration.seat
-        seat.managers.add(self)
-        for manager in list(seat.managers):  # the others must lock it from now on
-            manager.rebuild()
+        others: list[CallbackManager] = registration.seat.join(self)
+        self.rebuild()
+        return others
 
     def _unique_name(self, name: str) -> str:
         taken = {registration.name for registration in self._registrations}
@@ -322,35 +315,13 @@ class CallbackManager:
 
     @staticmethod
     def _moment(event: str) -> Moment:
-        return MOMENTS.get(event) or _unknown_event(event)
-
-    # -- overrunning ---------------------------------------------------------------------------------
-
-    def _overran(self, moment: Moment, begun: float, took: float) -> None:
-        clock = self._clocks[moment.name]
-        if clock.calls < clock.quiet_until:
-            return
-        clock.quiet_until = clock.calls + QUIET_CALLS
-        self._build(moment, profiled_calls=PROFILED_CALLS)
-
-    def _profiled(self, moment: Moment, begun: float, took: float) -> None:
-        """Count one firing that was timed callback by callback; after the last, say who is slow."""
-        clock = self._clocks[moment.name]
-        clock.profiled_seconds += took
-        clock.profiled_calls += 1
-        clock.profiles_left -= 1
-        if clock.profiles_left > 0:
-            return
-        share = clock.profiled_seconds / (begun + took - clock.profile_begun)
-        enough = clock.profiled_seconds > OVERRUN_SECONDS * clock.profiled_calls
-        if clock.profiled_calls == PROFILED_CALLS and share > OVERRUN_SHARE and enough:  # it was no single hiccup
-            log.warning("%s", culprit(moment, clock, self._order(moment), share))
-        self._build(moment)
+        return MOMENTS.get(event) or unknown_event(event)
 
 
-def _unknown_event(event: str) -> NoReturn:
-    hint = did_you_mean(event, EVENT_NAMES) or f" (known events: {', '.join(EVENT_NAMES)})"
-    raise EventError(f"no moment is called {event!r}{hint}")
+def _rebuild_all(managers: Iterable[CallbackManager]) -> None:
+    """Done with no lock held: two managers may be doing this to each other."""
+    for manager in managers:
+        manager.rebuild()
 
 
 _TURNED = frozenset({"step_end", "maker.batch_end"})
@@ -361,7 +332,7 @@ def _idle(moment: Moment) -> Function:
     def never(*_: Any) -> Any:
         raise AssertionError(f"nobody listens to {moment.name}")
 
-    return compile_moment(moment, (), failed=never, call=never)
+    return compile_moment(moment, (), judge=never, call=never)
 
 
 _IDLE = {name: _idle(moment) for name, moment in MOMENTS.items()}

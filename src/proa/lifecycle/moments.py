@@ -106,11 +106,11 @@ class Moments:
     def train_end(self, state: LoopState, artifacts: LoopArtifacts | None) -> None:
         """Training is over, after the final checkpoint. Fires on every way out."""
 
-    @_moment(Scope.TRAINER, index="episode")
+    @_moment(Scope.TRAINER)
     def episode_start(self, state: LoopState, episode: int) -> None:
         """An episode begins: `update_steps` fresh batches, then one push of weights."""
 
-    @_moment(Scope.TRAINER, index="episode")
+    @_moment(Scope.TRAINER)
     def episode_end(self, state: LoopState, episode: int) -> None:
         """An episode is over, its weights pushed."""
 

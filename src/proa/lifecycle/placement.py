@@ -17,7 +17,7 @@ class Placement:
     """Callbacks by the process they live in. Factories go where what they make belongs."""
 
     driver: list[BaseCallback] = field(default_factory=list)
-    trainer: list[BaseCallback] = field(default_factory=list)
+    trainer: list[BaseCallback | CallbackFactory] = field(default_factory=list)
     """Trainer rank 0."""
     every_trainer: list[BaseCallback | CallbackFactory] = field(default_factory=list)
     makers: list[BaseCallback | CallbackFactory] = field(default_factory=list)
@@ -40,7 +40,7 @@ class Placement:
             elif made.all_ranks:
                 placement.every_trainer.append(given)
             else:
-                placement.trainer.append(made)
+                placement.trainer.append(given)
         return placement
 
     @property
@@ -62,8 +62,8 @@ def refuse_unportable(callbacks: Iterable[object], dumps: Callable[[Any], bytes]
             if (why := _cannot(dumps, value)) is not None:
                 raise NotPortableError(
                     f"{name} lives in another process and cannot be sent there, because of its attribute "
-                    f"{attribute!r} ({why}): open it in the first hook instead, or pass a factory, "
-                    f"e.g. lambda: {name}(...)"
+                    f"{attribute!r} ({why}): open it in the first hook instead, or pass a factory that can be "
+                    f"pickled, e.g. functools.partial({name}, ...)"
                 )
         raise NotPortableError(
             f"{name} lives in another process and cannot be sent there ({reason}): define it at the top level "

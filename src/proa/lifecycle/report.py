@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from .dispatch import Clock
 from .listeners import Listener, Registration
-from .moments import Moment
+from .profiling import Clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +58,7 @@ def report_of(registrations: Sequence[Registration], clocks: Mapping[str, Clock]
             share = listener.profiled_seconds / sampled if sampled else 1 / len(listeners)
             registration = listener.registration
             calls = (clock.calls - listener.calls_before) // listener.every
-            if calls or registration.errors:
+            if clock.calls > listener.calls_before or listener.errors:
                 rows.append(
                     ReportRow(
                         registration.name,
@@ -71,14 +70,3 @@ def report_of(registrations: Sequence[Registration], clocks: Mapping[str, Clock]
                     )
                 )
     return CallbackReport(tuple(sorted(rows, key=lambda row: -row.seconds)))
-
-
-def culprit(moment: Moment, clock: Clock, listeners: Sequence[Listener], share: float) -> str:
-    """The warning after an overrun: how much the callbacks of a moment take, and which of them most of it."""
-    slowest = max(listeners, key=lambda listener: listener.profiled_seconds)
-    mean = clock.profiled_seconds / clock.profiled_calls
-    mine = slowest.profiled_seconds / clock.profiled_calls
-    return (
-        f"callbacks at {moment.name!r} take {share:.0%} of the time: "
-        f"{mean * 1e3:.1f} ms at each, of which {slowest.name} takes {mine * 1e3:.1f} ms"
-    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from typing import TypeAlias
 
@@ -41,14 +41,29 @@ def refuse_moment_elsewhere(moment: Moment, role: Role) -> None:
         raise HookError(f"{moment.name!r} never fires in a {role.value}: listen to it in the run's own manager")
 
 
+def callbacks_in(given: Iterable[BaseCallback | CallbackFactory]) -> list[BaseCallback | CallbackFactory]:
+    """What `callbacks=` was given, as a list; raises for what is likely to be meant as one."""
+    if isinstance(given, (BaseCallback, str, Mapping)) or not isinstance(given, Iterable):
+        raise HookError(
+            f"callbacks={given!r}: give a list, e.g. callbacks=[MyCallback()]; "
+            f"a {{kind, params}} entry becomes a callback with proa.callbacks.build_callback(...)"
+        )
+    return list(given)
+
+
 def callback_from(given: BaseCallback | CallbackFactory) -> BaseCallback:
     """The callback itself, or what a factory (a class, or a function of no arguments) makes."""
     if isinstance(given, BaseCallback):
         return given
     name = getattr(given, "__name__", repr(given))
     advice = "a function that should hear a moment is registered with manager.on(event)"
+    if isinstance(given, (str, Mapping)):
+        raise HookError(f"{given!r} is not a callback: make one of it with proa.callbacks.build_callback(...)")
     if not callable(given):
-        raise HookError(f"{name} is neither a callback nor a factory that makes one")
+        raise HookError(
+            f"{name} is neither a callback (derive it from TrainerCallback, MakerCallback or Callback) "
+            f"nor a factory that makes one"
+        )
     try:
         made = given()
     except TypeError as error:

@@ -31,7 +31,7 @@ def stateful(callbacks: Iterable[BaseCallback]) -> dict[str, Stateful]:
     return {key_of(callback): callback for callback in callbacks if isinstance(callback, Stateful)}
 
 
-def refuse_shared_key(callback: BaseCallback, others: Iterable[BaseCallback]) -> None:
+def refuse_bad_state(callback: BaseCallback, others: Iterable[BaseCallback]) -> None:
     """Raise if a callback's state could be mistaken for another's, or could be saved but not restored."""
     if hasattr(callback, "state_dict") != hasattr(callback, "load_state_dict"):
         raise CallbackStateError(f"{type(callback).__name__} needs both state_dict and load_state_dict, and has one")
@@ -55,4 +55,8 @@ def load(callbacks: Iterable[BaseCallback], saved: Mapping[str, Any]) -> None:
         log.warning("callback %r has no saved state and starts afresh", key)
     for key, callback in present.items():
         if key in saved:
-            callback.load_state_dict(saved[key])
+            try:
+                callback.load_state_dict(saved[key])
+            except Exception as error:
+                error.add_note(f"while the saved state of callback {key!r} was loaded")
+                raise

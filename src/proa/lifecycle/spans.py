@@ -25,6 +25,7 @@ from typing import Any
 from ..data.experience import Experience
 from ..data.loop import LoopArtifacts, ManifestRow, TrainingBatch
 from ..data.state import LoopState, StopTraining
+from .failures import note_failure
 from .manager import CallbackManager
 
 
@@ -59,6 +60,8 @@ class Lifecycle:
 
         `StopTraining` ends here: it is a request, not an error.
         """
+        self.manager.start_run()
+        self.state.exception = None
         try:
             self._moments.train_start(self.state)
             yield
@@ -70,7 +73,15 @@ class Lifecycle:
             if outcome is failure:
                 raise
             raise outcome from failure
-        self._moments.train_end(self.state, artifacts())
+        self._end_training(artifacts)
+
+    def _end_training(self, artifacts: Callable[[], LoopArtifacts | None]) -> None:
+        """Fire `train_end`, which always fires: without artifacts if they cannot be had."""
+        made: LoopArtifacts | None = None
+        try:
+            made = artifacts()
+        finally:
+            self._moments.train_end(self.state, made)
 
     def _fail(self, failure: BaseException, artifacts: Callable[[], LoopArtifacts | None]) -> BaseException:
         state, moments = self.state, self._moments
@@ -80,7 +91,7 @@ class Lifecycle:
             outcome = _during(outcome, lambda: moments.error(state, failure))
         else:
             state.stop_training("interrupted", by=type(failure).__name__)
-        return _during(outcome, lambda: moments.train_end(state, artifacts()))
+        return _during(outcome, lambda: self._end_training(artifacts))
 
     @contextlib.contextmanager
     def episode(self, episode: int) -> Iterator[None]:
@@ -107,11 +118,17 @@ class Lifecycle:
             if done:
                 state.global_step, state.step = step.index + 1, state.step + 1
                 state.metrics.update(step.metrics)
-            moments.step_end(state, step.index, step.batch, step.metrics, step.experience)
+            moments.step_end(state, step.index, step.batch, step.metrics if done else {}, step.experience)
 
         with self._pair(lambda: moments.step_start(state), end):
-            yield step
-            done = True
+            try:
+                yield step
+                _refuse_non_dict("a training step", step.metrics)
+                done = True
+            except StopTraining as stop:  # a request: what is due after a step still comes
+                state.exception = stop
+                state.stop_training(stop.reason, by="the training step")
+        state.exception = None
 
     @contextlib.contextmanager
     def update(self, version: int) -> Iterator[None]:
@@ -128,12 +145,17 @@ class Lifecycle:
         step_idx = state.global_step - 1
         evaluation = Evaluation()
 
+        done = False
+
         def end() -> None:
-            state.metrics.update({f"{eval_name}.{key}": value for key, value in evaluation.metrics.items()})
-            moments.eval_end(state, step_idx, eval_name, evaluation.metrics)
+            scores = evaluation.metrics if done else {}
+            state.metrics.update({f"{eval_name}.{key}": value for key, value in scores.items()})
+            moments.eval_end(state, step_idx, eval_name, scores)
 
         with self._pair(lambda: moments.eval_start(state, step_idx, eval_name), end):
             yield evaluation
+            _refuse_non_dict(f"evaluator {eval_name!r}", evaluation.metrics)
+            done = True
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
@@ -147,6 +169,7 @@ class Lifecycle:
 
     @contextlib.contextmanager
     def _pair(self, start: Callable[[], None], end: Callable[[], None]) -> Iterator[None]:
+        self.state.exception = None  # what was handled inside the run is not ending it
         try:
             start()
             yield
@@ -166,7 +189,12 @@ def _during(error: BaseException, action: Callable[[], Any]) -> BaseException:
     try:
         action()
     except BaseException as late:
-        if not isinstance(late, Exception) and isinstance(error, Exception):
+        if isinstance(error, StopTraining) or (not isinstance(late, Exception) and isinstance(error, Exception)):
             return late
-        error.add_note(f"while it was ending the run: {type(late).__name__}: {late}")
+        note_failure(error, "while it was ending the run", late)
     return error
+
+
+def _refuse_non_dict(who: str, metrics: object) -> None:
+    if not isinstance(metrics, dict):
+        raise TypeError(f"{who} must give its metrics as a dict, e.g. {{'loss': 0.5}}, and gave {metrics!r}")

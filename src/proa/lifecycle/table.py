@@ -8,7 +8,7 @@ from typing import Any
 from .hooks import Callback, Hook, MakerCallback, TrainerCallback
 from .moments import MOMENTS, Moment
 
-FAMILIES = (TrainerCallback, MakerCallback, Callback)
+HOOKED = (TrainerCallback, MakerCallback, Callback)
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ def hooks_by_moment() -> dict[str, TableRow]:
     return {
         name: TableRow(
             moment,
-            {family.__name__: hook for family in FAMILIES for hook in family.hooks.values() if hook.moment is moment},
+            {family.__name__: hook for family in HOOKED for hook in family.hooks.values() if hook.moment is moment},
         )
         for name, moment in MOMENTS.items()
     }

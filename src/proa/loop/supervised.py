@@ -24,7 +24,7 @@ TrainingStep: TypeAlias = Callable[[TrainingBatch], dict[str, float]]
 
 @dataclass(frozen=True)
 class Evaluator:
-    """A named score of the weights, taken when `(step_idx + 1) % run_every == 0`; 0 is at the end only."""
+    """A named score of the weights, taken when `(step_idx + 1) % run_every == 0` and of the final weights."""
 
     name: str
     score: Callable[[], dict[str, float]]
@@ -71,6 +71,8 @@ class SupervisedLoop:
         self, batches: Callable[[int], Iterable[TrainingBatch]], *, num_epochs: int = 1, max_steps: int = -1
     ) -> LoopState:
         """Train for `num_epochs` passes over `batches(epoch)`, or `max_steps` steps if that is less."""
+        if not callable(batches):
+            raise TypeError("batches is called with each epoch's number: write lambda epoch: batches")
         state = LoopState(
             num_epochs=num_epochs, max_steps=max_steps, num_steps=max(max_steps, 0), output_dir=self.output_dir
         )
@@ -95,6 +97,7 @@ class _Run:
         self.life = life
         self.state = life.state
         self.rows: list[ManifestRow] = []
+        self.saved_at = -1
         self.evaluated_at: dict[str, int] = {}
         self.begun = perf_counter()
 
@@ -129,12 +132,13 @@ class _Run:
         row = self.loop.saver.save(name, self.state)
         row.final = name == "final"
         self.rows.append(row)
+        self.saved_at = self.state.global_step
         self.life.checkpoint_saved(row)
 
     def save_final(self) -> None:
         if self.loop.saver is None:
             return
-        if self.rows and self.rows[-1].step == self.state.global_step:
+        if self.saved_at == self.state.global_step:
             self.rows[-1].final = True
             self.rows[-1].metrics.update(self.state.metrics)  # the evals at the end came after it was written
         else:
