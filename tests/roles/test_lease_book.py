@@ -86,7 +86,9 @@ class ScriptedMakers:
                 lost = self.held.pop(self.choose(len(self.held)))
                 self.book.release(lost.id, self.book._assigned[lost.id].maker)
             elif self.held:
-                lease = self.held.pop(self.choose(len(self.held)))
+                free = [lease for lease in self.held if self.book._may_enter(lease.id)]
+                lease = free[self.choose(len(free))]  # one that is held back would hold this one thread back
+                self.held.remove(lease)
                 self.book.deliver(fulfil(lease), "any maker")
                 if action == 2:
                     assert self.book.deliver(fulfil(lease), "any maker") is False

@@ -14,13 +14,17 @@ from ..spelling import did_you_mean
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb. Exit codes: 0 done, 1 failed, 2 wrong use, 130 interrupted."""
     parser = _parser()
-    options = parser.parse_args(arguments)
+    options, rest = parser.parse_known_args(arguments)
     if not hasattr(options, "run"):
         parser.print_help()
         return 2
+    if rest and not options.takes_flags:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    options.flags = rest
     try:
         return int(options.run(options))
     except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:  # `proa moments | head`
         sys.stderr.close()
@@ -30,7 +34,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="proa", description="Detached RL post-training of language models.")
     parser.add_argument("--version", action="version", version=f"proa {__version__}")
+    parser.set_defaults(takes_flags=False)
     verbs = parser.add_subparsers(title="verbs", metavar="VERB")
+    train = verbs.add_parser(
+        "train",
+        help="run one configuration",
+        usage="proa train FILE [--key value ...]",
+        epilog="Any key of the configuration is a flag, e.g. --total_steps 100 --sampling.group_size 16.",
+    )
+    train.add_argument("file", help="a YAML file")
+    train.set_defaults(run=_train, takes_flags=True)
     moments = verbs.add_parser("moments", help="list the moments of a run: payload, hooks, when each fires")
     moments.add_argument("event", nargs="?", help="show this one in full")
     moments.add_argument("--json", action="store_true", help="print JSON")
@@ -39,6 +52,19 @@ def _parser() -> argparse.ArgumentParser:
     callbacks.add_argument("--json", action="store_true", help="print JSON")
     callbacks.set_defaults(run=_callbacks)
     return parser
+
+
+def _train(options: argparse.Namespace) -> int:
+    from ..config import ConfigError, load_run_config
+
+    try:
+        config = load_run_config(options.file, options.flags)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    from .train import train
+
+    return train(config)
 
 
 def _moments(options: argparse.Namespace) -> int:

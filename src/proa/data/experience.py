@@ -36,6 +36,10 @@ class Experience:
     action_mask: torch.Tensor | None = None
     versions: torch.Tensor | None = field(default=None, kw_only=True)
     """The policy version that sampled each token."""
+    old_log_probs: torch.Tensor | None = field(default=None, kw_only=True)
+    """What the ratio is taken against; the trainer sets it at the batch's first use."""
+    importance: torch.Tensor | None = field(default=None, kw_only=True)
+    reference_log_probs: torch.Tensor | None = field(default=None, kw_only=True)
     uids: tuple[str, ...] = field(default=(), kw_only=True)
     group_ids: tuple[str, ...] = field(default=(), kw_only=True)
     sampling: Sampling | None = field(default=None, kw_only=True)
@@ -74,6 +78,9 @@ class BufferItem:
     attention_mask: torch.Tensor | None = None
     action_mask: torch.Tensor | None = None
     versions: torch.Tensor | None = field(default=None, kw_only=True)
+    old_log_probs: torch.Tensor | None = field(default=None, kw_only=True)
+    importance: torch.Tensor | None = field(default=None, kw_only=True)
+    reference_log_probs: torch.Tensor | None = field(default=None, kw_only=True)
     uid: str = field(default="", kw_only=True)
     group_id: str = field(default="", kw_only=True)
     sampling: Sampling | None = field(default=None, kw_only=True)
@@ -88,9 +95,12 @@ class BufferItem:
         return self.action_log_probs.shape[0]
 
 
-_SEQUENCE_LIKE = ("sequences", "attention_mask")
-_ACTION_LIKE = ("action_log_probs", "values", "kl", "advantages", "action_mask", "versions")
-_TENSORS = (*_SEQUENCE_LIKE, *_ACTION_LIKE, "reward")
+SEQUENCE_LIKE = ("sequences", "attention_mask")
+ACTION_LIKE = (
+    "action_log_probs", "values", "kl", "advantages", "action_mask", "versions",
+    "old_log_probs", "importance", "reference_log_probs",
+)  # fmt: skip
+_TENSORS = (*SEQUENCE_LIKE, *ACTION_LIKE, "reward")
 
 
 def split(experience: Experience) -> list[BufferItem]:
@@ -112,7 +122,7 @@ def split(experience: Experience) -> list[BufferItem]:
             notes=experience.notes[row] if experience.notes else {},
         )
         for name, tensor in experience._tensors():
-            if name in _SEQUENCE_LIKE:
+            if name in SEQUENCE_LIKE:
                 setattr(item, name, tensor[row, first:last])
             elif tensor.dim() > 1:
                 setattr(item, name, tensor[row, : last - prompts])
@@ -148,7 +158,7 @@ def merge(items: Sequence[BufferItem]) -> Experience:
             continue
         if any(tensor is None for tensor in tensors):
             raise ValueError(f"{name} is there for some rows and missing for others")
-        setattr(merged, name, _stack(tensors, items, prompts if name in _SEQUENCE_LIKE else 0, actions))
+        setattr(merged, name, _stack(tensors, items, prompts if name in SEQUENCE_LIKE else 0, actions))
     return merged
 
 

@@ -1,5 +1,6 @@
 """Training loops: the moments in their order, around a step that the caller brings."""
 
-from .supervised import Evaluator, Saver, SupervisedLoop
+from .after_step import AfterStep, Evaluator, Saver
+from .supervised import SupervisedLoop
 
-__all__ = ["Evaluator", "Saver", "SupervisedLoop"]
+__all__ = ["AfterStep", "Evaluator", "Saver", "SupervisedLoop"]

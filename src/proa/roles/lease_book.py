@@ -14,6 +14,7 @@ Nothing here depends on who generates a lease or when it comes back, so neither 
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -236,7 +237,8 @@ class LeaseBook:
         limit = self.plan.buffer_limit * self.plan.leases_per_step
         if not limit or len(self._arrived) < limit:
             return True
-        return lease_id == self._next or self._next in self._queue
+        awaited = next(i for i in itertools.count(self._next) if i not in self._arrived and i not in self._consumed)
+        return lease_id == awaited or awaited in self._queue
 
     def _check(self, delivery: Delivery) -> None:
         expected = self.plan.lease_prompts * self.plan.group_size
@@ -295,7 +297,7 @@ class LeaseBook:
         self.room.wait_until(
             lambda: bool(self._closed or (self._arrived if windowed else self._next in self._arrived)),
             owner=owner,
-            reason="any lease" if windowed else f"lease {self._next}{self._whereabouts(self._next)}",
+            reason=lambda: "any lease" if windowed else f"lease {self._next}{self._whereabouts(self._next)}",
             timeout=self._wait_timeout,
         )
         self._refuse_if_closed()

@@ -24,11 +24,12 @@ class Wait:
     """One wait that is going on."""
 
     owner: str
-    reason: str
+    reason: Callable[[], str]
+    """Asked when somebody looks: what a wait is for may change while it lasts."""
     since: float
 
     def __str__(self) -> str:
-        return f"{self.owner} has waited {monotonic() - self.since:.1f} s for {self.reason}"
+        return f"{self.owner} has waited {monotonic() - self.since:.1f} s for {self.reason()}"
 
 
 class WaitingRoom:
@@ -53,11 +54,14 @@ class WaitingRoom:
             self.progress += 1
             self._condition.notify_all()
 
-    def wait_until(self, ready: Callable[[], bool], *, owner: str, reason: str, timeout: float) -> None:
+    def wait_until(
+        self, ready: Callable[[], bool], *, owner: str, reason: str | Callable[[], str], timeout: float
+    ) -> None:
         """Wait, holding the lock before and after, until `ready()`; raise when `timeout` seconds have passed."""
         if ready():
             return
-        with self._listed(Wait(owner, reason, monotonic())) as wait:
+        told = reason if callable(reason) else lambda: str(reason)
+        with self._listed(Wait(owner, told, monotonic())) as wait:
             if not self._condition.wait_for(ready, timeout):
                 others = "".join(f"; {other}" for other in self.waits() if other is not wait)
                 raise WaitTimeoutError(f"{wait}, longer than wait_timeout={timeout:g} s{others}")

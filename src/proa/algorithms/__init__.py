@@ -1,0 +1,36 @@
+"""Algorithms: each one small file with its equation and paper, varied by passing it."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from ..spelling import did_you_mean
+from .base import Algorithm, TokenLoss, TokenLossInputs
+from .dapo import DAPO
+from .dr_grpo import DrGRPO
+from .grpo import GRPO
+from .rloo import RLOO
+
+__all__ = [
+    "ALGORITHMS", "DAPO", "GRPO", "RLOO", "Algorithm", "DrGRPO", "TokenLoss", "TokenLossInputs", "build_algorithm",
+]  # fmt: skip
+
+ALGORITHMS: dict[str, type[Algorithm]] = {algorithm.name: algorithm for algorithm in (GRPO, DrGRPO, DAPO, RLOO)}
+
+
+def build_algorithm(name: str, /, **params: Any) -> Algorithm:
+    """The algorithm that a configuration file names, with its settings.
+
+    >>> build_algorithm("dapo", overlong_buffer=64).clip_high
+    0.28
+    """
+    if name not in ALGORITHMS:
+        raise ValueError(f"no algorithm {name!r}{did_you_mean(name, ALGORITHMS)} (known: {', '.join(ALGORITHMS)})")
+    algorithm = ALGORITHMS[name]
+    settings = [field.name for field in fields(algorithm)]
+    for param in params:
+        if param not in settings:
+            hint = did_you_mean(param, settings)
+            raise ValueError(f"algorithm {name!r} has no setting {param!r}{hint} (it has: {', '.join(settings)})")
+    return algorithm(**params)

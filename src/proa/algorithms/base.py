@@ -1,0 +1,161 @@
+"""What an algorithm is: how rewards become advantages, and advantages a loss per token with its weights.
+
+The way of a batch through it:
+
+    rewards_B    = algorithm.shape_rewards(rewards_B, lengths_B, max_new_tokens)
+    kept         = algorithm.keeps_group(rewards_G)                      # group by group
+    advantages_B = algorithm.advantages(rewards_B, groups_B)
+    weights_BT   = algorithm.token_weights(mask_BT, max_new_tokens)      # once, over the whole batch
+    for rows in micro_batches:
+        loss_BT = algorithm.token_loss(TokenLossInputs(...rows...)).loss_BT
+        (weights_BT[rows] * loss_BT).sum().backward()                    # the split changes nothing
+"""
+
+# ruff: noqa: N815 -- tensor shapes are suffixes of fields too
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from ..maths.importance import probability_ratio
+from ..maths.kl import ESTIMATORS
+from ..maths.losses import clipped_surrogate
+from ..spelling import did_you_mean
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLossInputs:
+    """What is known of some rows of a batch: per token, and the advantage per sequence.
+
+    Gradients flow through `log_probs_BT` and `entropy_BT` alone; the rest are constants.
+    """
+
+    log_probs_BT: Tensor
+    old_log_probs_BT: Tensor
+    advantages_B: Tensor
+    mask_BT: Tensor
+    """Bool: True at the tokens to train on."""
+    entropy_BT: Tensor | None = None
+    reference_log_probs_BT: Tensor | None = None
+    importance_BT: Tensor | None = None
+    """Weights of the policy term, such as those of `truncated_importance`."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLoss:
+    """A loss per token, and what to report of it; both zero where masked."""
+
+    loss_BT: Tensor
+    statistics: dict[str, Tensor]
+    """Detached, per token: `ratio`; `clipped_low` and `clipped_high` (1 where the clip took the gradient); `kl`
+    and `entropy` where they are known."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Algorithm(ABC):
+    """A critic-free policy-gradient algorithm: settings, and five functions of tensors."""
+
+    name: ClassVar[str]
+
+    clip_low: float = 0.2
+    """A ratio below 1 − clip_low is not pushed further down; 1 is off."""
+    clip_high: float = 0.2
+    """A ratio above 1 + clip_high is not pushed further up; inf is off."""
+    kl_coefficient: float = 0.0
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    entropy_coefficient: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_number("clip_low", self.clip_low, more_than=0, at_most=1)
+        _check_number("clip_high", self.clip_high, more_than=0)
+        _check_number("kl_coefficient", self.kl_coefficient, at_least=0)
+        _check_number("entropy_coefficient", self.entropy_coefficient, at_least=0)
+        if self.kl_estimator not in ESTIMATORS:
+            known = ", ".join(ESTIMATORS)
+            hint = did_you_mean(str(self.kl_estimator), ESTIMATORS)
+            raise ValueError(f"kl_estimator must be one of {known}, not {self.kl_estimator!r}{hint}")
+
+    def shape_rewards(self, rewards_B: Tensor, lengths_B: Tensor, max_new_tokens: int) -> Tensor:
+        """Rewards as they are to be compared; unchanged unless the algorithm adds to them."""
+        return rewards_B
+
+    def keeps_group(self, rewards_G: Tensor) -> bool:
+        """Whether the completions of one prompt are worth training on; if not, another prompt takes their place."""
+        return True
+
+    @abstractmethod
+    def advantages(self, rewards_B: Tensor, groups_B: Tensor) -> Tensor:
+        """How much better each completion did than it might have; `groups_B` are indices 0 to n-1."""
+
+    @abstractmethod
+    def token_weights(self, mask_BT: Tensor, max_new_tokens: int, *, dtype: torch.dtype = torch.float32) -> Tensor:
+        """What each token of the whole batch counts in the loss; zero where masked."""
+
+    def token_loss(self, inputs: TokenLossInputs) -> TokenLoss:
+        """Clipped surrogate × importance + kl_coefficient · KL − entropy_coefficient · entropy, per token."""
+        loss_BT = self._policy_term(inputs)
+        # A term with coefficient 0 is left out rather than multiplied: 0 × inf is NaN, and its gradient costs time.
+        if self.kl_coefficient:
+            loss_BT = loss_BT + self.kl_coefficient * self._kl(inputs)
+        if self.entropy_coefficient:
+            loss_BT = loss_BT - self.entropy_coefficient * self._entropy(inputs)
+        return TokenLoss(loss_BT, self._statistics(inputs))
+
+    def _policy_term(self, inputs: TokenLossInputs) -> Tensor:
+        surrogate_BT = clipped_surrogate(
+            inputs.log_probs_BT,
+            inputs.old_log_probs_BT,
+            inputs.advantages_B[:, None].expand_as(inputs.mask_BT),
+            inputs.mask_BT,
+            clip_low=self.clip_low,
+            clip_high=self.clip_high,
+        )
+        if inputs.importance_BT is None:
+            return surrogate_BT
+        return surrogate_BT * inputs.importance_BT.detach().masked_fill(~inputs.mask_BT, 1)
+
+    def _kl(self, inputs: TokenLossInputs) -> Tensor:
+        if inputs.reference_log_probs_BT is None:
+            raise ValueError(f"kl_coefficient={self.kl_coefficient} needs the reference model's log-probabilities")
+        return ESTIMATORS[self.kl_estimator](inputs.log_probs_BT, inputs.reference_log_probs_BT, inputs.mask_BT)
+
+    def _entropy(self, inputs: TokenLossInputs) -> Tensor:
+        if inputs.entropy_BT is None:
+            raise ValueError(f"entropy_coefficient={self.entropy_coefficient} needs the entropy of each token")
+        return inputs.entropy_BT.masked_fill(~inputs.mask_BT, 0)
+
+    @torch.no_grad()
+    def _statistics(self, inputs: TokenLossInputs) -> dict[str, Tensor]:
+        ratio_BT = probability_ratio(inputs.log_probs_BT, inputs.old_log_probs_BT, inputs.mask_BT)
+        advantages_B1 = inputs.advantages_B[:, None]
+        clipped_low_BT = (ratio_BT < 1 - self.clip_low) & (advantages_B1 < 0)
+        clipped_high_BT = (ratio_BT > 1 + self.clip_high) & (advantages_B1 > 0)
+        statistics = {
+            "ratio": ratio_BT.masked_fill(~inputs.mask_BT, 0),
+            "clipped_low": clipped_low_BT.to(ratio_BT.dtype),
+            "clipped_high": clipped_high_BT.to(ratio_BT.dtype),
+        }
+        if inputs.reference_log_probs_BT is not None:
+            statistics["kl"] = self._kl(inputs)
+        if inputs.entropy_BT is not None:
+            statistics["entropy"] = self._entropy(inputs)
+        return statistics
+
+
+def _check_number(
+    name: str, value: Any, *, at_least: float = -math.inf, more_than: float = -math.inf, at_most: float = math.inf
+) -> None:
+    """Also what a configuration file may hold against the annotation: PyYAML reads `3e-5` as text."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if is_number and at_least <= value <= at_most and value > more_than:  # false for NaN
+        return
+    bounds = {"at least": at_least, "more than": more_than, "at most": at_most}
+    wanted = " and ".join(f"{words} {bound:g}" for words, bound in bounds.items() if math.isfinite(bound))
+    hint = " (a text: in YAML write 3.0e-5, with the point)" if isinstance(value, str) else ""
+    raise ValueError(f"{name} must be a number, {wanted}, not {value!r}{hint}")

@@ -1,0 +1,77 @@
+"""`proa train`: runs a configuration, shows how it goes, and ends with what came of it."""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from ..callbacks import ConsoleProgress
+from ..callbacks.console import sparkline
+from ..config import RunConfig
+from ..errors import ProaError
+from ..lifecycle.hooks import BaseCallback
+from ..recipes import grpo
+from ..record.run_folder import RunFolderError
+
+
+def train(config: RunConfig) -> int:
+    """Exit code: 0 done, 1 failed, 2 wrong use."""
+    console = Console()
+    shown: list[BaseCallback] = []
+    if not any(section.kind == "console" for section in config.callbacks):
+        shown.append(ConsoleProgress(every=max(1, config.total_steps // 30), console=console))
+    try:
+        grpo(config, callbacks=shown)
+    except RunFolderError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except ProaError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        for note in getattr(error, "__notes__", ()):
+            print(f"  {note}", file=sys.stderr)
+        return 1
+    except Exception:
+        traceback.print_exc()
+        return 1
+    _show_result(console, config)
+    return 0
+
+
+def _show_result(console: Console, config: RunConfig) -> None:
+    """Before and after, the ledger, and where the record is."""
+    folder = config.folder
+    header = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    curves = _eval_curves(rows, header["evals"])
+    if curves:
+        table = Table(title=f"{config.name}: {header['steps_run']} steps", title_justify="left")
+        for column in ("eval", "before", "after", "over the run"):
+            table.add_column(column)
+        for name, values in curves.items():
+            table.add_row(name, f"{values[0]:.4g}", f"{values[-1]:.4g}", sparkline(values))
+        console.print(table)
+    rewards = [row["reward"] for row in rows if "reward" in row]
+    console.print(f"reward over the run: {sparkline(rewards)}", highlight=False)
+    ledger = header["ledger"]
+    dropped = ", ".join(f"{count} {reason}" for reason, count in ledger["dropped"].items()) or "none"
+    console.print(
+        f"samples: {ledger['leased']} leased = {ledger['trained']} trained + {ledger['buffered']} buffered "
+        f"+ {ledger['in_flight']} in flight + dropped ({dropped})",
+        highlight=False,
+    )
+    console.print(f"weights {header['weights_digest'][:16]}, version {header['policy_version']}", highlight=False)
+    console.print(f"the record is in {folder}, the final weights in {folder / 'model'}", highlight=False)
+
+
+def _eval_curves(rows: list[dict[str, Any]], evals: dict[str, dict[str, float]]) -> dict[str, list[float]]:
+    curves: dict[str, list[float]] = {}
+    for name, metrics in evals.items():
+        for metric in metrics:
+            key = f"{name}.{metric}"
+            curves[key] = [float(row[key]) for row in rows if key in row]
+    return curves

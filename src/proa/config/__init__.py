@@ -1,0 +1,6 @@
+"""The configuration of a run: one typed model, read from YAML and flags."""
+
+from .loading import ConfigError, load_run_config
+from .run_config import RunConfig
+
+__all__ = ["ConfigError", "RunConfig", "load_run_config"]

@@ -1,0 +1,137 @@
+"""Reads a configuration: a YAML file, then flags; mistakes are told with the line and the right name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from ..errors import ProaError
+from ..spelling import did_you_mean
+from .run_config import RunConfig
+
+KeyPath: TypeAlias = tuple[str | int, ...]
+
+
+class ConfigError(ProaError, ValueError):
+    """The configuration cannot be used as written."""
+
+
+def load_run_config(file: Path | str | None = None, flags: Sequence[str] = (), **changes: Any) -> RunConfig:
+    """The configuration of `file`, changed by `--key value` flags and by keyword.
+
+    Keys may be dotted (`--sampling.group_size 16`); `-` and `_` are alike.
+    """
+    content, lines = _read(Path(file)) if file is not None else ({}, {})
+    for key, value in _parse_flags(flags).items():
+        _put(content, key, value)
+    for name, value in changes.items():
+        _put(content, name, value)
+    try:
+        return RunConfig.model_validate(content)
+    except ValidationError as error:
+        raise ConfigError(_explain(error, lines, str(file) if file else "")) from None
+
+
+def _read(file: Path) -> tuple[dict[str, Any], dict[KeyPath, int]]:
+    try:
+        text = file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"the configuration {file} cannot be read: {error.strerror}") from None
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        content = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{file} is not YAML: {error}") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"{file} must hold keys and values, e.g. 'total_steps: 100'")
+    lines: dict[KeyPath, int] = {}
+    _note_lines(node, (), lines)
+    return content, lines
+
+
+def _note_lines(node: Any, path: KeyPath, lines: dict[KeyPath, int]) -> None:
+    """Where in the file each key stands."""
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            lines[*path, key.value] = key.start_mark.line + 1
+            _note_lines(value, (*path, key.value), lines)
+    elif isinstance(node, yaml.SequenceNode):
+        for place, value in enumerate(node.value):
+            lines[*path, place] = value.start_mark.line + 1
+            _note_lines(value, (*path, place), lines)
+
+
+def _parse_flags(flags: Sequence[str]) -> dict[str, Any]:
+    parsed: dict[str, Any] = {}
+    rest = list(flags)
+    while rest:
+        flag = rest.pop(0)
+        if not flag.startswith("--"):
+            raise ConfigError(f"{flag!r} is no flag: write --key value, e.g. --total_steps 100")
+        key, equals, value = flag[2:].partition("=")
+        if not equals:
+            if not rest:
+                raise ConfigError(f"--{key} needs a value")
+            value = rest.pop(0)
+        try:
+            parsed[key.replace("-", "_")] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            parsed[key.replace("-", "_")] = value
+    return parsed
+
+
+def _put(content: dict[str, Any], dotted: str, value: Any) -> None:
+    *sections, name = dotted.split(".")
+    place: Any = content
+    for section in sections:
+        inner = place.get(section)
+        if not isinstance(inner, dict):
+            inner = place[section] = {} if inner is None else _spread(section, inner)
+        place = inner
+    place[name] = value
+
+
+def _spread(section: str, short: Any) -> dict[str, Any]:
+    """A short form (`algorithm: grpo`) as a section, so that a flag can add to it."""
+    key = {"model": "path", "task": "source", "algorithm": "name", "engine": "kind"}.get(section)
+    if key is None or not isinstance(short, str):
+        raise ConfigError(f"{section} is {short!r} in the file; a flag cannot set a key inside it")
+    return {key: short}
+
+
+def _explain(error: ValidationError, lines: Mapping[KeyPath, int], file: str) -> str:
+    return "\n".join(_explain_one(problem, lines, file) for problem in error.errors())
+
+
+def _explain_one(problem: Any, lines: Mapping[KeyPath, int], file: str) -> str:
+    path: KeyPath = tuple(problem["loc"])
+    dotted = ".".join(map(str, path))
+    line = lines.get(path)
+    where = f"{file}, line {line}: " if file and line else ""
+    if problem["type"] == "extra_forbidden":
+        known = _keys_at(RunConfig, path[:-1])
+        return f"{where}there is no key {dotted!r}{did_you_mean(str(path[-1]), known)} (known: {', '.join(known)})"
+    if problem["type"] == "missing":
+        return f"{file + ': ' if file else ''}{dotted!r} is missing"
+    message = problem["msg"].removeprefix("Value error, ")
+    given = "" if not path or isinstance(problem["input"], (dict, BaseModel)) else f", and is {problem['input']!r}"
+    return f"{where}{dotted + ': ' if dotted else ''}{message}{given}"
+
+
+def _keys_at(model: type[BaseModel], path: KeyPath) -> list[str]:
+    """The keys that a section has."""
+    for part in path:
+        if isinstance(part, int):
+            continue
+        annotation = model.model_fields[part].annotation
+        model = next((t for t in _types_in(annotation) if issubclass(t, BaseModel)), model)
+    return list(model.model_fields)
+
+
+def _types_in(annotation: Any) -> list[type]:
+    inner = getattr(annotation, "__args__", ())
+    return [annotation] if isinstance(annotation, type) and not inner else [t for a in inner for t in _types_in(a)]

@@ -1,0 +1,167 @@
+"""`RunConfig`: everything that decides what a run does. Unknown keys are errors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Section(BaseModel):
+    """Part of a configuration."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class SamplingSection(Section):
+    group_size: int = Field(8, ge=1, description="completions per prompt")
+    max_new_tokens: int = Field(64, ge=1)
+    temperature: float = Field(1.0, gt=0, description="the trainer's log-probabilities use it too")
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = Field(0, ge=0, description="0 keeps all tokens")
+
+
+class ModelSection(Section):
+    path: str | None = Field(None, description="a Hugging Face folder")
+    config: dict[str, Any] | None = Field(None, description="or a model configuration, with weights from the seed")
+    tokenizer: str | None = Field(None, description="a folder; by default the model's, or a built-in task's own")
+    dtype: str = "float32"
+    device: str = "cpu"
+    trust_remote_code: bool = False
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> ModelSection:
+        if (self.path is None) == (self.config is None):
+            raise ValueError("give model.path or model.config, one of the two")
+        return self
+
+
+class TaskSection(Section):
+    source: str = Field(description="a built-in task, a JSONL file, or a dotted path to data")
+    prompt_column: str = "prompt"
+    count: int | None = Field(None, ge=1, description="rows of a built-in task to draw")
+
+
+class RewardSection(Section):
+    functions: list[str] = Field(default_factory=list, description="dotted paths; none is the task's own reward")
+    weights: list[float] | None = None
+    timeout: float = Field(30.0, gt=0, description="seconds for one call")
+    workers: int = Field(1, ge=0, description="processes; 0 scores in the makers themselves, without a deadline")
+
+
+class AlgorithmSection(Section):
+    name: str = "grpo"
+    params: dict[str, Any] = Field(default_factory=dict)
+    old: Literal["sampler", "trainer"] = "sampler"
+    importance_cap: float = Field(2.0, gt=0)
+
+
+class EngineSection(Section):
+    kind: Literal["native", "hf"] = "native"
+    slots: int = Field(0, ge=0, description="sequences decoded at once; 0 is all of a lease's")
+
+
+class OptimizerSection(Section):
+    learning_rate: float = Field(1e-5, gt=0)
+    weight_decay: float = Field(0.0, ge=0)
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_steps: int = Field(0, ge=0)
+    max_grad_norm: float = Field(1.0, gt=0)
+    token_budget: int = Field(16_384, ge=0, description="tokens of a micro-batch; 0 is the whole batch at once")
+
+
+class EvalSection(Section):
+    name: str
+    source: str | None = Field(None, description="data to evaluate on; by default the test split of the task")
+    count: int = Field(512, ge=1)
+    run_every: int = Field(0, ge=0, description="steps; 0 is at the end only")
+    baseline: bool = True
+    metric: str | None = Field(None, description="dotted path of a scoring function; by default the task's own")
+    max_new_tokens: int | None = Field(None, ge=1)
+
+
+class WarmStartSection(Section):
+    """A short supervised start on the task's `answer` column, before the run proper."""
+
+    steps: int = Field(ge=1)
+    batch_size: int = Field(128, ge=1)
+    learning_rate: float = Field(1e-3, gt=0)
+
+
+class CallbackSection(Section):
+    kind: str
+    params: dict[str, Any] = Field(default_factory=dict)
+
+
+class RunConfig(Section):
+    """One run."""
+
+    name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    output_dir: Path = Path("runs")
+    seed: int = Field(0, ge=0)
+    runtime: Literal["local"] = "local"
+    makers: int = Field(1, ge=1)
+    trainers: Literal[1] = 1
+    threads: int = Field(1, ge=1, description="torch threads per role")
+    max_staleness: int = Field(1, ge=0, description="versions a sample may lag; 0 is synchronous")
+    schedule: Literal["in_order", "windowed"] = "in_order"
+    total_steps: int = Field(ge=1, description="fresh batches")
+    update_steps: int = Field(1, ge=1, description="steps between two pushes of weights")
+    train_epochs: int = Field(1, ge=1, description="passes over each episode's batches")
+    train_batch_size: int = Field(ge=1, description="samples, whole groups")
+    buffer_limit: int = Field(0, ge=0, description="batches; 0 is unlimited")
+    lease_prompts: int | None = Field(None, ge=1, description="by default about a quarter of a batch's prompts")
+    wait_timeout: float = Field(600.0, gt=0, description="seconds; the deadline of every wait")
+    sampling: SamplingSection = SamplingSection()
+    model: ModelSection
+    task: TaskSection
+    reward: RewardSection = RewardSection()
+    algorithm: AlgorithmSection = AlgorithmSection()
+    engine: EngineSection = EngineSection()
+    optimizer: OptimizerSection = OptimizerSection()
+    warm_start: WarmStartSection | None = None
+    eval: list[EvalSection] = Field(default_factory=list)
+    callbacks: list[CallbackSection] = Field(default_factory=list)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_forms(cls, given: Any) -> Any:
+        """`model: path` and `task: name` are the same as `model: {path: …}` and `task: {source: …}`."""
+        if isinstance(given, dict):
+            given = dict(given)
+            for section, key in (("model", "path"), ("task", "source"), ("algorithm", "name"), ("engine", "kind")):
+                if isinstance(given.get(section), str):
+                    given[section] = {key: given[section]}
+        return given
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> RunConfig:
+        group = self.sampling.group_size
+        if group < 2:
+            raise ValueError("sampling.group_size must be at least 2: completions of one prompt are compared")
+        if self.train_batch_size % group:
+            raise ValueError(
+                f"train_batch_size={self.train_batch_size} does not hold whole groups of sampling.group_size={group}"
+            )
+        if self.prompts_per_step % self.prompts_per_lease:
+            raise ValueError(
+                f"lease_prompts={self.lease_prompts} does not divide the {self.prompts_per_step} prompts of a batch"
+            )
+        return self
+
+    @property
+    def prompts_per_step(self) -> int:
+        return self.train_batch_size // self.sampling.group_size
+
+    @property
+    def prompts_per_lease(self) -> int:
+        """What was asked for, or the largest divisor of a batch's prompts that is at most a quarter of them."""
+        if self.lease_prompts is not None:
+            return self.lease_prompts
+        prompts = self.prompts_per_step
+        return next(size for size in range(max(1, prompts // 4), 0, -1) if prompts % size == 0)
+
+    @property
+    def folder(self) -> Path:
+        return self.output_dir / self.name

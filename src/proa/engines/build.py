@@ -1,0 +1,35 @@
+"""Engines by their names in the configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Literal
+
+from .hf import HFEngine
+from .native import NativeEngine
+
+if TYPE_CHECKING:
+    import torch
+
+    from .protocol import Engine
+
+
+def build_engine(
+    kind: Literal["native", "hf"],
+    model: torch.nn.Module,
+    *,
+    end_ids: Collection[int],
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+    slots: int = 0,
+) -> Engine:
+    """An engine with a copy of a Hugging Face causal LM's weights; training `model` further does not change it.
+
+    `end_ids` are the tokens that end a completion. `slots` is the most sequences decoded at once, 0 for
+    all of a call's. `dtype` and `device` are the model's own unless given.
+    """
+    if kind == "native":
+        return NativeEngine(model, end_ids=end_ids, dtype=dtype, device=device, slots=slots)
+    if kind == "hf":
+        return HFEngine(model, end_ids=end_ids, dtype=dtype, device=device, slots=slots)
+    raise ValueError(f"there is no engine {kind!r}: write 'native' or 'hf'")

@@ -1,0 +1,205 @@
+"""The Hugging Face models that the native engine knows, and where their weights go in its decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from .decoder import Decoder, Layer, Linear, Norm
+from .weights import WeightPlaces
+
+_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": functional.silu,
+    "swish": functional.silu,
+    "relu": functional.relu,
+    "gelu": functional.gelu,
+    "gelu_new": partial(functional.gelu, approximate="tanh"),
+    "gelu_pytorch_tanh": partial(functional.gelu, approximate="tanh"),
+}
+_ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # those whose frequencies do not depend on the length
+
+
+def build_decoder(
+    model: torch.nn.Module, dtype: torch.dtype | None, device: torch.device | str | None
+) -> tuple[Decoder, WeightPlaces]:
+    """A decoder with the model's shape and a copy of its weights, and the places to load others into."""
+    config: Any = model.config
+    if config.model_type not in _SHAPES:
+        raise ValueError(
+            f"the native engine does not know models of type {config.model_type!r}; it knows "
+            f"{', '.join(sorted(_SHAPES))}. The engine 'hf' runs every Hugging Face causal LM"
+        )
+    weights = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+    allocator = _Allocator(weights, dtype, device)
+    decoder = _SHAPES[config.model_type](model, config, allocator)
+    places = allocator.weight_places()
+    places.fill(weights)
+    return decoder, places
+
+
+@dataclass
+class _Allocator:
+    """Hands out tensors for weights and remembers which part of which tensor each weight fills."""
+
+    weights: dict[str, torch.Tensor]
+    dtype: torch.dtype | None
+    device: torch.device | str | None
+    places: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def weight(self, name: str) -> torch.Tensor:
+        """A tensor for one weight."""
+        like = self.weights[name]
+        self.places[name] = like.new_empty(like.shape, dtype=self.dtype, device=self.device)
+        return self.places[name]
+
+    def linear(self, *names: str) -> Linear:
+        """One layer for several of the model's, which keep `(outputs, inputs)`; their outputs follow each other."""
+        biased = f"{names[0]}.bias" in self.weights
+        return Linear(
+            self._stacked([f"{name}.weight" for name in names]).t(),
+            self._stacked([f"{name}.bias" for name in names]) if biased else None,
+        )
+
+    def transposed_linear(self, name: str) -> Linear:
+        """GPT-2 keeps `(inputs, outputs)`, and one weight for queries, keys and values."""
+        return Linear(self.weight(f"{name}.weight"), self.weight(f"{name}.bias"))
+
+    def _stacked(self, names: list[str]) -> torch.Tensor:
+        """One tensor for several weights, below each other; matrices lie transposed in memory."""
+        parts = [self.weights[name] for name in names]
+        rows = [part.shape[0] for part in parts]
+        sizes = (*parts[0].shape[1:], sum(rows))
+        stacked = parts[0].new_empty(sizes, dtype=self.dtype, device=self.device)
+        stacked = stacked.t() if stacked.dim() == 2 else stacked
+        self.places |= dict(zip(names, stacked.split_with_sizes(rows), strict=True))
+        return stacked
+
+    def norm(self, name: str, epsilon: float) -> Norm:
+        biased = f"{name}.bias" in self.weights
+        return Norm(self.weight(f"{name}.weight"), self.weight(f"{name}.bias") if biased else None, epsilon)
+
+    def head(self, name: str, tied_to: str) -> torch.Tensor:
+        """The last product's weight, `(width, vocabulary)`: the embeddings themselves if it is tied to them."""
+        tied = self.weights[name].data_ptr() == self.weights[tied_to].data_ptr()
+        return (self.places[tied_to] if tied else self._stacked([name])).t()
+
+    def weight_places(self) -> WeightPlaces:
+        """All places; a weight that got none must be tied to one that did, or the model is not what we think."""
+        names = {self.weights[name].data_ptr(): name for name in self.places}
+        tied = {
+            name: names.get(tensor.data_ptr(), "") for name, tensor in self.weights.items() if name not in self.places
+        }
+        unknown = [name for name, main in tied.items() if not main]
+        if unknown:
+            raise ValueError(f"the native engine does not know these weights of the model: {', '.join(unknown[:5])}")
+        return WeightPlaces(self.places, tied)
+
+
+def _llama(model: Any, config: Any, allocator: _Allocator) -> Decoder:
+    """Llama, SmolLM and Mistral; Qwen2, with biases for queries, keys and values; Qwen3, which norms its heads."""
+    _refuse_sliding_windows(config)
+    rope_type = config.rope_parameters["rope_type"]
+    if rope_type not in _ROPE_TYPES:
+        raise ValueError(
+            f"the native engine does not know the rope type {rope_type!r} of this {config.model_type} model; "
+            f"it knows {', '.join(_ROPE_TYPES)}. The engine 'hf' runs every Hugging Face causal LM"
+        )
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    epsilon = config.rms_norm_eps
+    normed = config.model_type == "qwen3"
+
+    def layer(name: str) -> Layer:
+        attention, mlp = f"{name}.self_attn", f"{name}.mlp"
+        return Layer(
+            attention_norm=allocator.norm(f"{name}.input_layernorm", epsilon),
+            qkv=allocator.linear(f"{attention}.q_proj", f"{attention}.k_proj", f"{attention}.v_proj"),
+            query_norm=allocator.norm(f"{attention}.q_norm", epsilon) if normed else None,
+            key_norm=allocator.norm(f"{attention}.k_norm", epsilon) if normed else None,
+            attention_out=allocator.linear(f"{attention}.o_proj"),
+            attention_scale=width**-0.5,
+            mlp_norm=allocator.norm(f"{name}.post_attention_layernorm", epsilon),
+            mlp_in=allocator.linear(f"{mlp}.gate_proj", f"{mlp}.up_proj"),
+            mlp_out=allocator.linear(f"{mlp}.down_proj"),
+        )
+
+    embeddings = allocator.weight("model.embed_tokens.weight")
+    rotary = model.model.rotary_emb  # its frequencies, so that there is no second reading of the configuration
+    return Decoder(
+        embeddings=embeddings,
+        position_embeddings=None,
+        inverse_frequencies=rotary.inv_freq.detach().clone().to(embeddings.device),
+        rotation_scale=float(rotary.attention_scaling),
+        layers=tuple(layer(f"model.layers.{number}") for number in range(config.num_hidden_layers)),
+        final_norm=allocator.norm("model.norm", epsilon),
+        head=allocator.head("lm_head.weight", "model.embed_tokens.weight"),
+        query_heads=config.num_attention_heads,
+        key_heads=config.num_key_value_heads,
+        width=width,
+        activation=_activation(config.hidden_act),
+        gated=True,
+    )
+
+
+def _gpt2(_: Any, config: Any, allocator: _Allocator) -> Decoder:
+    width = config.hidden_size // config.num_attention_heads
+    epsilon = config.layer_norm_epsilon
+
+    def layer(number: int) -> Layer:
+        name = f"transformer.h.{number}"
+        scale = width**-0.5 if config.scale_attn_weights else 1.0
+        return Layer(
+            attention_norm=allocator.norm(f"{name}.ln_1", epsilon),
+            qkv=allocator.transposed_linear(f"{name}.attn.c_attn"),
+            query_norm=None,
+            key_norm=None,
+            attention_out=allocator.transposed_linear(f"{name}.attn.c_proj"),
+            attention_scale=scale / (number + 1) if config.scale_attn_by_inverse_layer_idx else scale,
+            mlp_norm=allocator.norm(f"{name}.ln_2", epsilon),
+            mlp_in=allocator.transposed_linear(f"{name}.mlp.c_fc"),
+            mlp_out=allocator.transposed_linear(f"{name}.mlp.c_proj"),
+        )
+
+    embeddings = allocator.weight("transformer.wte.weight")
+    return Decoder(
+        embeddings=embeddings,
+        position_embeddings=allocator.weight("transformer.wpe.weight"),
+        inverse_frequencies=None,
+        rotation_scale=1.0,
+        layers=tuple(layer(number) for number in range(config.num_hidden_layers)),
+        final_norm=allocator.norm("transformer.ln_f", epsilon),
+        head=allocator.head("lm_head.weight", "transformer.wte.weight"),
+        query_heads=config.num_attention_heads,
+        key_heads=config.num_attention_heads,
+        width=width,
+        activation=_activation(config.activation_function),
+        gated=False,
+    )
+
+
+def _refuse_sliding_windows(config: Any) -> None:
+    sliding = "sliding_attention" in (getattr(config, "layer_types", None) or ())
+    if sliding or (config.model_type == "mistral" and config.sliding_window is not None):
+        raise ValueError(
+            f"this {config.model_type} model attends through a sliding window, which the native engine does not; "
+            "the engine 'hf' does"
+        )
+
+
+def _activation(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    if name not in _ACTIVATIONS:
+        raise ValueError(f"the native engine does not know the activation {name!r}; it knows {', '.join(_ACTIVATIONS)}")
+    return _ACTIVATIONS[name]
+
+
+_SHAPES: dict[str, Callable[[Any, Any, _Allocator], Decoder]] = {
+    "gpt2": _gpt2,
+    "llama": _llama,
+    "mistral": _llama,
+    "qwen2": _llama,
+    "qwen3": _llama,
+}

@@ -1,0 +1,60 @@
+"""Replacing an engine's weights: everything is checked before anything is copied."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+
+class WeightPlaces:
+    """Where each weight goes, by its Hugging Face name. Names in `tied` are further names of the same place."""
+
+    def __init__(self, places: Mapping[str, torch.Tensor], tied: Mapping[str, str]) -> None:
+        self._places = dict(places)
+        self._tied = dict(tied)
+
+    @torch.no_grad()
+    def fill(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Copy all weights to their places; a ValueError, and nothing copied, if they do not fit exactly."""
+        sources = self._sources(weights)
+        for name, place in self._places.items():
+            place.copy_(sources[name])
+
+    def _sources(self, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        sources: dict[str, torch.Tensor] = {}
+        unexpected, misshapen, untied = [], [], []
+        for name, weight in weights.items():
+            main = self._tied.get(name, name)
+            if main not in self._places:
+                unexpected.append(name)
+            elif weight.shape != self._places[main].shape:
+                expected = tuple(self._places[main].shape)
+                misshapen.append(f"{name} is {tuple(weight.shape)} and should be {expected}")
+            elif main in sources and not _same(sources[main], weight):
+                untied.append(f"{name} differs from the weight it is tied to")
+            else:
+                sources[main] = weight
+        given = {self._tied.get(name, name) for name in weights}
+        missing = [name for name in self._places if name not in given]
+        _refuse(missing, unexpected, misshapen + untied)
+        return sources
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one is other or one.data_ptr() == other.data_ptr() or bool(torch.equal(one, other))
+
+
+def _refuse(missing: list[str], unexpected: list[str], wrong: list[str]) -> None:
+    problems = [
+        f"{label}: {_some(names)}"
+        for label, names in (("missing", missing), ("unexpected", unexpected), ("wrong", wrong))
+        if names
+    ]
+    if problems:
+        raise ValueError(f"these weights do not fit the engine's model, nothing was loaded. {'; '.join(problems)}")
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(names[:5])
+    return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"

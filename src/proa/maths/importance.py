@@ -1,0 +1,27 @@
+"""Ratios of two policies' probabilities for the same token."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+
+def probability_ratio(log_probs_BT: Tensor, old_log_probs_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """π/π_old = exp(log π − log π_old), 1 where masked; π_old is a constant, whatever its tensor says.
+
+    So `log_probs_BT` itself may be given as old: the ratio is exactly 1 and its gradient is ∇log π.
+    """
+    log_ratio_BT = log_probs_BT - old_log_probs_BT.detach()
+    # Before exp, never after: the gradient of `where(mask, exp(inf), 0)` is 0 × inf, which is NaN.
+    return log_ratio_BT.masked_fill(~mask_BT, 0).exp()
+
+
+def truncated_importance(
+    trainer_log_probs_BT: Tensor, sampler_log_probs_BT: Tensor, mask_BT: Tensor, *, cap: float
+) -> Tensor:
+    """min(π_train/π_rollout, cap): weights that correct for a sampler whose numbers differ from the trainer's.
+
+    Truncated importance sampling (Espeholt et al., arXiv:1802.01561; for rollout engines Yao et al., 2025,
+    "Your efficient RL framework secretly brings you off-policy RL training"). A constant: no gradient flows
+    through it. 1 where masked.
+    """
+    return probability_ratio(trainer_log_probs_BT.detach(), sampler_log_probs_BT, mask_BT).clamp(max=cap)

@@ -1,0 +1,183 @@
+"""Log-probabilities and entropies of completions, without ever holding a batch's logits.
+
+Logits are the largest tensor of a training step: B x A x V, 10 GiB in float32 for 64 completions of 256
+tokens over a vocabulary of 150,000. Here the output head is applied to `chunk_tokens` positions at a
+time, real completion tokens only, and again in the backward pass, so neither pass holds more than one
+chunk's.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+from weakref import WeakSet
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from ..errors import ProaError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class UnsupportedModelError(ProaError, TypeError):
+    """The model's logits cannot be computed in chunks."""
+
+
+@dataclass(frozen=True, slots=True)
+class ActionStatistics:
+    """What the policy says of each completion token; exactly 0, without gradient, under the mask."""
+
+    log_probs_BA: torch.Tensor  # noqa: N815 - a shape, not a word
+    entropy_BA: torch.Tensor | None  # noqa: N815
+
+
+def action_statistics(
+    model: PreTrainedModel,
+    sequences_BS: torch.Tensor,
+    attention_mask_BS: torch.Tensor | None,
+    actions: int,
+    *,
+    temperature: float = 1.0,
+    chunk_tokens: int = 1024,
+    with_entropy: bool = False,
+) -> ActionStatistics:
+    """Log-probability (and entropy) of the last `actions` tokens of each sequence at the sampling temperature.
+
+    Prompts are padded on the left, completions on the right; no mask means no padding. What stands under
+    the mask is never read. Differentiable, in float32 at least, whatever the model's dtype.
+    """
+    mask_BS = _checked_mask(sequences_BS, attention_mask_BS, actions)
+    _check_settings(temperature, chunk_tokens)
+    hidden_BSH = _hidden_states(model, sequences_BS, mask_BS)
+    logits_of = _checked_logits_of(model)
+    first = sequences_BS.shape[1] - actions
+    mask_BA = mask_BS[:, first:]
+    hidden_NH = hidden_BSH[:, first - 1 : -1][mask_BA]  # the position before a token predicts it
+    tokens_N = sequences_BS[:, first:][mask_BA]
+
+    def statistics_of(hidden_nH: torch.Tensor, tokens_n: torch.Tensor) -> torch.Tensor:
+        return _statistics(logits_of(hidden_nH), tokens_n, temperature, with_entropy)
+
+    parts = [
+        # Nothing in the head is random, so there is no generator state to keep for the second time.
+        checkpoint(statistics_of, hidden_nH, tokens_n, use_reentrant=False, preserve_rng_state=False)
+        for hidden_nH, tokens_n in zip(
+            torch.split(hidden_NH, chunk_tokens), torch.split(tokens_N, chunk_tokens), strict=True
+        )
+    ]
+    statistics_KBA = _at_places(torch.cat(parts, dim=1), mask_BA)
+    return ActionStatistics(statistics_KBA[0], statistics_KBA[1] if with_entropy else None)
+
+
+def _statistics(
+    logits_nV: torch.Tensor, tokens_n: torch.Tensor, temperature: float, with_entropy: bool
+) -> torch.Tensor:
+    """Log-probability of each token and, as a second row, the entropy of its distribution."""
+    log_probs_nV = (_at_least_float32(logits_nV) / temperature).log_softmax(-1)
+    log_probs_n = log_probs_nV.gather(-1, tokens_n[:, None])[:, 0]
+    if not with_entropy:
+        return log_probs_n[None]
+    return torch.stack((log_probs_n, -(log_probs_nV.exp() * log_probs_nV).sum(-1)))
+
+
+def _at_places(statistics_KN: torch.Tensor, mask_BA: torch.Tensor) -> torch.Tensor:
+    zeros_KBA = statistics_KN.new_zeros((statistics_KN.shape[0], *mask_BA.shape))
+    return zeros_KBA.masked_scatter(mask_BA, statistics_KN)
+
+
+def _at_least_float32(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+
+def _hidden_states(model: PreTrainedModel, sequences_BS: torch.Tensor, mask_BS: torch.Tensor) -> torch.Tensor:
+    """The decoder's last hidden states, with positions counted over real tokens."""
+    decoder: nn.Module = cast(Any, model).get_decoder()
+    inputs = {
+        "input_ids": sequences_BS.masked_fill(~mask_BS, 0),  # garbage there might not even be a token
+        "attention_mask": mask_BS.long(),
+        "position_ids": (mask_BS.long().cumsum(1) - 1).clamp(min=0),
+        "use_cache": False,
+    }
+    if "position_ids" not in inspect.signature(decoder.forward).parameters:
+        del inputs["position_ids"]  # such a model derives its positions from the mask
+    hidden_BSH: torch.Tensor = decoder(**inputs)[0]
+    return hidden_BSH
+
+
+def _checked_logits_of(model: PreTrainedModel) -> Callable[[torch.Tensor], torch.Tensor]:
+    """From hidden states to logits, as the model itself does it; compared once with the model's own."""
+    head: nn.Module | None = cast(Any, model).get_output_embeddings()
+    if head is None:
+        raise UnsupportedModelError(f"{type(model).__name__} has no output head: not a causal language model")
+    logits_of = _logits_of(model, head)
+    if model not in _compared:
+        _compare(model, logits_of)
+        _compared.add(model)
+    return logits_of
+
+
+def _logits_of(model: PreTrainedModel, head: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
+    config = model.config.get_text_config()
+    factor = (getattr(config, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0)
+    cap: float | None = getattr(config, "final_logit_softcapping", None)
+
+    def logits_of(hidden_nH: torch.Tensor) -> torch.Tensor:
+        logits_nV: torch.Tensor = head(hidden_nH)
+        if factor != 1.0:  # Cohere, Granite
+            logits_nV = logits_nV * factor
+        return (logits_nV / cap).tanh() * cap if cap else logits_nV  # Gemma
+
+    return logits_of
+
+
+_compared: WeakSet[nn.Module] = WeakSet()
+
+
+@torch.no_grad()
+def _compare(model: PreTrainedModel, logits_of: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Refuse a model that does something else with its logits: training would be silently wrong."""
+    tokens = torch.tensor([[0, 1]], device=model.device)
+    theirs = _at_least_float32(model(input_ids=tokens, use_cache=False).logits)
+    ours = _at_least_float32(logits_of(_hidden_states(model, tokens, torch.ones_like(tokens).bool())))
+    tolerance = 0.02 if model.dtype in (torch.bfloat16, torch.float16) else 1e-4
+    largest = float(theirs.abs().nan_to_num().max())
+    if theirs.shape != ours.shape or not torch.allclose(ours, theirs, 0.0, tolerance * largest, equal_nan=True):
+        raise UnsupportedModelError(
+            f"{type(model).__name__} computes its logits in a way that Proa does not know: its output head applied "
+            "to its decoder's hidden states gives other numbers"
+        )
+
+
+def _checked_mask(sequences_BS: torch.Tensor, attention_mask_BS: torch.Tensor | None, actions: int) -> torch.Tensor:
+    length = sequences_BS.shape[1]
+    if not 0 < actions < length:
+        raise ValueError(
+            f"{actions} of {length} tokens cannot be a completion: it has at least one token, and so has its prompt"
+        )
+    if attention_mask_BS is None:
+        return torch.ones_like(sequences_BS, dtype=torch.bool)
+    if attention_mask_BS.shape != sequences_BS.shape:
+        raise ValueError(
+            f"the attention mask is {tuple(attention_mask_BS.shape)} and the sequences {tuple(sequences_BS.shape)}"
+        )
+    mask_BS = attention_mask_BS.bool()
+    orphans_BA = mask_BS[:, -actions:] & ~mask_BS[:, -actions - 1 : -1]
+    if orphans_BA.any():
+        row = int(orphans_BA.any(1).nonzero()[0])
+        raise ValueError(
+            f"row {row} has a completion token right after padding: nothing predicts it. Prompts are padded on the "
+            "left, completions on the right, and a prompt has at least one token"
+        )
+    return mask_BS
+
+
+def _check_settings(temperature: float, chunk_tokens: int) -> None:
+    if not 0 < temperature < float("inf"):
+        raise ValueError(f"temperature must be above 0, not {temperature}: greedy tokens are scored at 1")
+    if chunk_tokens < 1:
+        raise ValueError(f"chunk_tokens must be at least 1, not {chunk_tokens}")

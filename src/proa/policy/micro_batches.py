@@ -1,0 +1,88 @@
+"""Micro-batches: which rows of a batch go through the model together, and those rows cut out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import torch
+
+from ..data.experience import ACTION_LIKE, SEQUENCE_LIKE, Experience
+
+_Item = TypeVar("_Item")
+
+
+def plan_micro_batches(lengths: Sequence[int], token_budget: int) -> list[list[int]]:
+    """Rows grouped so that rows x longest length stays within the budget; a longer row goes alone.
+
+    As few batches as possible, and of those plans one whose largest batch is smallest. The largest comes
+    first: what does not fit in memory fails at once. A budget of 0 means one batch.
+
+    Where prompts differ much, count each row as the batch's longest prompt plus its own completion: that
+    is what it takes up between aligned boundaries.
+
+    >>> plan_micro_batches([10, 10, 30, 10, 10], token_budget=40)
+    [[2], [0, 1, 3, 4]]
+    >>> plan_micro_batches([10, 10, 10, 10, 10], token_budget=40)
+    [[0, 1, 2], [3, 4]]
+    """
+    if token_budget < 0:
+        raise ValueError(f"token_budget must be 0 (one batch) or more, not {token_budget}")
+    if any(length < 0 for length in lengths):
+        raise ValueError(f"a length below 0: {min(lengths)}")
+    rows = sorted(range(len(lengths)), key=lambda row: -lengths[row])  # equal lengths keep their order
+    if token_budget == 0:
+        return [sorted(rows)] if rows else []
+    fewest = len(_fill(rows, lengths, token_budget))
+    low, high = 1, token_budget  # the smallest budget that needs no more batches spreads the rows evenly
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if len(_fill(rows, lengths, middle)) <= fewest else (middle + 1, high)
+    return [sorted(batch) for batch in _fill(rows, lengths, low)]
+
+
+def take_rows(experience: Experience, rows: Sequence[int]) -> Experience:
+    """Some rows of a batch, in that order, trimmed to their own longest prompt and longest completion."""
+    if not rows:
+        raise ValueError("no rows to take: a micro-batch has at least one")
+    index = torch.tensor(rows, device=experience.sequences.device)
+    columns, actions = _extent(experience, index)
+
+    changes: dict[str, Any] = {}
+    for name in (*SEQUENCE_LIKE, *ACTION_LIKE, "reward"):
+        tensor = getattr(experience, name)
+        if tensor is not None:
+            picked = tensor[index]
+            whole = picked.dim() == 1  # one number for the whole sequence
+            changes[name] = picked if whole else picked[:, columns if name in SEQUENCE_LIKE else slice(actions)]
+    for name in ("uids", "group_ids", "notes"):
+        changes[name] = _picked(getattr(experience, name), rows)
+    return replace(experience, **changes)
+
+
+def _fill(rows: Sequence[int], lengths: Sequence[int], budget: int) -> list[list[int]]:
+    """Rows, longest first, each in the last batch if it fits: no plan has fewer batches."""
+    batches: list[list[int]] = []
+    for row in rows:
+        if batches and (len(batches[-1]) + 1) * lengths[batches[-1][0]] <= budget:
+            batches[-1].append(row)
+        else:
+            batches.append([row])
+    return batches
+
+
+def _extent(experience: Experience, index: torch.Tensor) -> tuple[slice, int]:
+    """The columns in which any of the rows has a real token, and how many of them are completion."""
+    length, actions = experience.sequences.shape[1], experience.action_log_probs.shape[1]
+    if experience.attention_mask is None:
+        return slice(0, length), actions
+    boundary = length - actions
+    real = experience.attention_mask[index].bool().any(0).nonzero()[:, 0].tolist()
+    first = min([*real, boundary])
+    last = max([column + 1 for column in real] + [boundary])
+    return slice(first, last), last - boundary
+
+
+def _picked(items: tuple[_Item, ...], rows: Sequence[int]) -> tuple[_Item, ...]:
+    return tuple(items[row] for row in rows) if items else ()

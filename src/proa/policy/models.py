@@ -1,0 +1,167 @@
+"""Models from a Hugging Face folder or from a configuration, saved as one, and the digest of their weights."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from ..errors import ProaError
+from ..spelling import did_you_mean
+
+_DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_ONE_AT_A_TIME = threading.Lock()  # the generator and the default dtype are shared by all threads
+
+
+class ModelError(ProaError, ValueError):
+    """No model can be made of what was given."""
+
+
+class SavesItself(Protocol):
+    """A tokenizer, as far as a model folder is concerned."""
+
+    def save_pretrained(self, save_directory: str, /) -> Any: ...
+
+
+def load_model(
+    source: str | PathLike[str] | Mapping[str, Any],
+    *,
+    dtype: str = "float32",
+    device: str | torch.device = "cpu",
+    seed: int = 0,
+    trust_remote_code: bool = False,
+) -> PreTrainedModel:
+    """A causal language model from a Hugging Face folder, or from a configuration with weights drawn from `seed`.
+
+    Dropout is 0 in the model and in its configuration, so no step is random, in training mode neither.
+    Weights are drawn on the CPU: the device does not change them, nor does drawing them disturb torch's
+    global generator.
+
+    >>> tiny = {"model_type": "llama", "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+    >>> model = load_model({**tiny, "num_attention_heads": 2, "vocab_size": 10, "eos_token_id": 2}, seed=1)
+    >>> model.config.num_hidden_layers
+    1
+    """
+    if dtype not in _DTYPES:
+        raise ModelError(f"no dtype {dtype!r}; one of {', '.join(_DTYPES)}{did_you_mean(dtype, _DTYPES)}")
+    with _ONE_AT_A_TIME, torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        if isinstance(source, Mapping):
+            model: Any = _from_configuration(source, _DTYPES[dtype])
+        else:
+            model = _from_folder(Path(source), _DTYPES[dtype], trust_remote_code)
+    return cast(PreTrainedModel, model.to(device).eval())
+
+
+def save_model(model: PreTrainedModel, tokenizer: SavesItself | None, folder: str | PathLike[str]) -> None:
+    """Write a plain Hugging Face folder: configuration, safetensors and, if there is one, the tokenizer."""
+    if Path(folder).exists() and not Path(folder).is_dir():  # transformers would only log it, and save nothing
+        raise ModelError(f"cannot save a model in {folder}: it is a file")
+    model.save_pretrained(str(folder))
+    if tokenizer is not None:
+        tokenizer.save_pretrained(str(folder))
+
+
+def weights_of(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """Parameters and persistent buffers by name, tied weights once, as a Hugging Face folder names them.
+
+    The tensors are the model's own, not copies: they change as it trains.
+    """
+    weights: dict[str, torch.Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if id(tensor) not in seen:  # a tied weight is one object under several names; the first is the folder's
+            seen.add(id(tensor))
+            weights[name] = tensor.detach()
+    return weights
+
+
+def weights_digest(weights: Mapping[str, torch.Tensor]) -> str:
+    """SHA-256 over names, dtypes, shapes and bytes in name order: equal exactly if every bit is.
+
+    >>> weights_digest({"a": torch.zeros(2), "b": torch.ones(1)})[:8]
+    '7f5f9e7a'
+    """
+    digest = hashlib.sha256()
+    for name in sorted(weights):
+        tensor = weights[name].detach().cpu().contiguous()
+        digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+_AUTO_MODEL: Any = AutoModelForCausalLM  # its methods are not typed
+
+
+def _from_configuration(source: Mapping[str, Any], dtype: torch.dtype) -> PreTrainedModel:
+    config = _configuration(dict(source))
+    _remove_randomness(config)
+    try:
+        return cast(PreTrainedModel, _AUTO_MODEL.from_config(config, dtype=dtype))
+    except (ValueError, TypeError) as error:
+        raise ModelError(f"no {config.model_type} model has this configuration: {error}") from error
+
+
+def _configuration(keys: dict[str, Any]) -> PreTrainedConfig:
+    model_type = keys.pop("model_type", None)
+    if model_type is None:
+        raise ModelError("the model's configuration has no model_type; write for example model_type: llama")
+    if model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        near = did_you_mean(str(model_type), MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+        raise ModelError(f"transformers has no causal language model of model_type {model_type!r}{near}")
+    try:
+        config: PreTrainedConfig = AutoConfig.for_model(model_type, **keys)
+    except (ValueError, TypeError, StrictDataclassError) as error:
+        raise ModelError(f"no {model_type} model has this configuration: {error}") from error
+    _refuse_unknown(keys, config)
+    return config
+
+
+def _refuse_unknown(keys: Mapping[str, Any], config: PreTrainedConfig) -> None:
+    """transformers keeps a key that it does not know and ignores it; a default configuration shows which."""
+    known = set(type(config)().to_dict()) | set(config.attribute_map)
+    for key in keys:
+        if key in config.to_dict() and key not in known:
+            raise ModelError(
+                f"a {config.model_type} configuration has no key {key!r}{did_you_mean(key, known) or '; leave it out'}"
+            )
+
+
+def _from_folder(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> PreTrainedModel:
+    if not folder.is_dir():
+        raise ModelError(
+            f"no model folder {folder}: give the path of a Hugging Face folder on this machine "
+            "(hf download NAME --local-dir FOLDER makes one), or a configuration with a model_type"
+        )
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"{folder} is no model folder: it has no config.json")
+    local = {"local_files_only": True, "trust_remote_code": trust_remote_code}
+    try:
+        config = AutoConfig.from_pretrained(folder, **local)
+        _remove_randomness(config)
+        model, report = _AUTO_MODEL.from_pretrained(
+            folder, config=config, dtype=dtype, output_loading_info=True, **local
+        )
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError, StrictDataclassError) as error:
+        raise ModelError(f"{folder} does not load as a causal language model: {error}") from error
+    if missing := sorted(report["missing_keys"]):  # transformers would draw them at random, with a warning
+        raise ModelError(f"{folder} lacks {len(missing)} of the model's weights, {missing[0]} the first of them")
+    return cast(PreTrainedModel, model)
+
+
+def _remove_randomness(config: PreTrainedConfig) -> None:
+    """Set every dropout, layer drop and router jitter to 0."""
+    text = config.get_text_config()
+    for name, value in list(vars(text).items()):
+        if ("drop" in name or "jitter" in name) and isinstance(value, int | float) and not isinstance(value, bool):
+            setattr(text, name, 0.0)

@@ -1,0 +1,240 @@
+"""AdamW with a schedule and clipping, whose steps a non-finite number can stop but never poison."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, get_args
+
+import torch
+from torch import nn
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from ..errors import ProaError
+from ..spelling import did_you_mean
+
+Schedule: TypeAlias = Literal["constant", "linear", "cosine"]
+
+
+class OptimizerError(ProaError, ValueError):
+    """Settings, parameters or a saved state that the optimizer cannot work with."""
+
+
+class TooManySkippedSteps(ProaError):  # noqa: N818 - says what happened
+    """Loss or gradient stayed non-finite for more steps in a row than allowed."""
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerSettings:
+    """How weights follow gradients. Steps are counted from 0, skipped ones too."""
+
+    learning_rate: float = 1e-5
+    betas: tuple[float, float] = (0.9, 0.999)
+    epsilon: float = 1e-8
+    weight_decay: float = 0.0
+    """For matrices; biases and norms are never decayed."""
+    schedule: Schedule = "constant"
+    warmup_steps: int = 0
+    """Steps that are taken below the full rate, rising to it."""
+    final_share: float = 0.0
+    """What a linear or cosine schedule has left of the learning rate after the last step."""
+    max_grad_norm: float = 1.0
+    """A longer gradient is shortened to this norm; 0 clips nothing."""
+    max_skipped_steps: int = 10
+    """As many steps in a row may be skipped because loss or gradient is not finite."""
+
+    def __post_init__(self) -> None:
+        _require(_is_above_0(self.learning_rate), "learning_rate must be a number above 0", self.learning_rate)
+        betas: Sequence[float] = self.betas
+        are_shares = len(betas) == 2 and all(_is_share(beta) and beta < 1 for beta in betas)
+        _require(are_shares, "betas must be two numbers from 0 to below 1", betas)
+        _require(_is_above_0(self.epsilon), "epsilon must be a number above 0", self.epsilon)
+        _require(_is_not_negative(self.weight_decay), "weight_decay must be 0 or more", self.weight_decay)
+        schedules = get_args(Schedule)
+        if self.schedule not in schedules:
+            near = did_you_mean(str(self.schedule), schedules)
+            raise OptimizerError(f"schedule must be one of {', '.join(schedules)}, not {self.schedule!r}{near}")
+        _require(_is_not_negative(self.warmup_steps), "warmup_steps must be 0 or more", self.warmup_steps)
+        _require(_is_share(self.final_share), "final_share must be from 0 to 1", self.final_share)
+        clips = _is_not_negative(self.max_grad_norm)
+        _require(clips, "max_grad_norm must be above 0, or 0 to clip nothing", self.max_grad_norm)
+        _require(
+            _is_not_negative(self.max_skipped_steps), "max_skipped_steps must be 0 or more", self.max_skipped_steps
+        )
+
+
+def learning_rate_at(step: int, settings: OptimizerSettings, total_steps: int) -> float:
+    """The learning rate of a step, counted from 0: warm-up, full rate, then the schedule's decay.
+
+    No step is wasted on a rate of 0: the final share is reached after the last step, not in it.
+
+    >>> settings = OptimizerSettings(learning_rate=1.0, schedule="linear", warmup_steps=1)
+    >>> [learning_rate_at(step, settings, total_steps=5) for step in range(6)]
+    [0.5, 1.0, 0.75, 0.5, 0.25, 0.0]
+    """
+    if step < settings.warmup_steps:
+        return settings.learning_rate * (step + 1) / (settings.warmup_steps + 1)
+    decaying_steps = max(1, total_steps - settings.warmup_steps)
+    progress = min(1.0, (step - settings.warmup_steps) / decaying_steps)
+    share = _DECAY[settings.schedule](progress)
+    return settings.learning_rate * (settings.final_share + (1.0 - settings.final_share) * share)
+
+
+_DECAY: dict[Schedule, Callable[[float], float]] = {
+    "constant": lambda _: 1.0,
+    "linear": lambda progress: 1.0 - progress,
+    "cosine": lambda progress: 0.5 * (1.0 + math.cos(math.pi * progress)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """What a step did. `grad_norm` is before clipping, and not finite if that is why the step was skipped."""
+
+    grad_norm: float
+    learning_rate: float
+    skipped: str | None
+
+
+class Optimizer:
+    """AdamW over named parameters. A step whose loss or gradient is not finite changes neither weights nor moments."""
+
+    def __init__(
+        self, parameters: Iterable[tuple[str, nn.Parameter]], settings: OptimizerSettings, total_steps: int
+    ) -> None:
+        _require(total_steps >= 1, "total_steps must be at least 1", total_steps)
+        self.settings = settings
+        self.total_steps = total_steps
+        self.steps = 0
+        self.skipped_steps = 0
+        self.skipped_in_a_row = 0
+        self._parameters = _trainable(parameters)
+        self._adam = _adam(list(self._parameters.values()), settings)
+
+    def zero_grad(self) -> None:
+        self._adam.zero_grad()
+
+    def step(self, loss_is_finite: bool = True) -> StepOutcome:
+        """One update from the gradients as they are, or none; either way the schedule goes on."""
+        learning_rate = learning_rate_at(self.steps, self.settings, self.total_steps)
+        self.steps += 1
+        gradients = [parameter.grad for parameter in self._parameters.values() if parameter.grad is not None]
+        norm = get_total_norm(gradients, foreach=False)
+        grad_norm = float(norm)
+        if not loss_is_finite or not math.isfinite(grad_norm):
+            return StepOutcome(grad_norm, learning_rate, self._skip(loss_is_finite))
+        if self.settings.max_grad_norm:
+            clip_grads_with_norm_(self._parameters.values(), self.settings.max_grad_norm, norm, foreach=False)
+        for group in self._adam.param_groups:
+            group["lr"] = learning_rate
+        self._adam.step()
+        self.skipped_in_a_row = 0
+        return StepOutcome(grad_norm, learning_rate, None)
+
+    def _skip(self, loss_is_finite: bool) -> str:
+        self.skipped_steps += 1
+        self.skipped_in_a_row += 1
+        reason = self._why(loss_is_finite)
+        if self.skipped_in_a_row > self.settings.max_skipped_steps:
+            raise TooManySkippedSteps(
+                f"{self.skipped_in_a_row} steps in a row were skipped, and max_skipped_steps is "
+                f"{self.settings.max_skipped_steps}: in the last of them {reason}. Weights and moments "
+                "are those of the last good step; look for NaN in these batches' rewards, or lower learning_rate"
+            )
+        return reason
+
+    def _why(self, loss_is_finite: bool) -> str:
+        reasons = [] if loss_is_finite else ["the loss is not finite"]
+        for name, parameter in self._parameters.items():
+            if parameter.grad is not None and not parameter.grad.isfinite().all():
+                reasons.append(f"the gradient of {name} is not finite")
+                break
+        return " and ".join(reasons) or "the norm of the gradient is too large for its dtype"
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything a resumed run needs to go on bit for bit; settings stay the user's.
+
+        The moments are the optimizer's own, not copies: save them before the next step.
+        """
+        state = self._adam.state_dict()["state"]
+        return {
+            "steps": self.steps,
+            "skipped_steps": self.skipped_steps,
+            "skipped_in_a_row": self.skipped_in_a_row,
+            "parameters": list(self._parameters),
+            "moments": {name: state[index] for name, index in self._indices().items() if index in state},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state, which must be of parameters of the same names and shapes."""
+        self._check_fits(state)
+        indices = self._indices()
+        moments = {
+            indices[name]: {key: tensor.clone() for key, tensor in tensors.items()}
+            for name, tensors in state["moments"].items()
+        }
+        self._adam.load_state_dict({"state": moments, "param_groups": self._adam.state_dict()["param_groups"]})
+        self.steps = state["steps"]
+        self.skipped_steps = state["skipped_steps"]
+        self.skipped_in_a_row = state["skipped_in_a_row"]
+
+    def _check_fits(self, state: Mapping[str, Any]) -> None:
+        if other := set(state["parameters"]) ^ set(self._parameters):
+            raise OptimizerError(f"the saved optimizer state is of other parameters: {min(other)} is only in one")
+        for name, tensors in state["moments"].items():
+            saved, ours = tensors["exp_avg"].shape, self._parameters[name].shape
+            if saved != ours:
+                raise OptimizerError(
+                    f"the saved optimizer state does not fit: {name} was {tuple(saved)} and is {tuple(ours)}"
+                )
+
+    def _indices(self) -> dict[str, int]:
+        """torch numbers parameters through its groups; names hold whatever the order."""
+        numbers: dict[int, int] = {}
+        for group in self._adam.param_groups:
+            numbers |= {id(parameter): len(numbers) + i for i, parameter in enumerate(group["params"])}
+        return {name: numbers[id(parameter)] for name, parameter in self._parameters.items()}
+
+
+def _trainable(parameters: Iterable[tuple[str, nn.Parameter]]) -> dict[str, nn.Parameter]:
+    trainable = {name: parameter for name, parameter in parameters if parameter.requires_grad}
+    if not trainable:
+        raise OptimizerError("nothing to train: no parameter requires a gradient")
+    for name, parameter in trainable.items():
+        if parameter.dtype == torch.float16:
+            raise OptimizerError(f"{name} is float16, in which epsilon is 0; train in bfloat16 or float32")
+    return trainable
+
+
+def _adam(parameters: list[nn.Parameter], settings: OptimizerSettings) -> torch.optim.AdamW:
+    on_gpu = all(parameter.is_cuda for parameter in parameters)
+    groups = [
+        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": settings.weight_decay},
+        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]],
+        lr=settings.learning_rate,
+        betas=settings.betas,
+        eps=settings.epsilon,
+        foreach=False,
+        fused=on_gpu,  # the plain loop is the reference, on the CPU; one kernel per parameter is slow on a GPU
+    )
+
+
+def _is_not_negative(given: object) -> bool:
+    return isinstance(given, int | float) and math.isfinite(given) and given >= 0  # YAML reads 3e-5 as a string
+
+
+def _is_above_0(given: object) -> bool:
+    return _is_not_negative(given) and given != 0
+
+
+def _is_share(given: object) -> bool:
+    return isinstance(given, int | float) and 0 <= given <= 1
+
+
+def _require(holds: bool, rule: str, given: object) -> None:
+    if not holds:
+        raise OptimizerError(f"{rule}, not {given!r}")

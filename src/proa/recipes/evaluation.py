@@ -1,0 +1,69 @@
+"""Greedy evals of the trainer's weights, with an engine of their own, while the makers go on."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..config.run_config import EvalSection, RunConfig
+from ..data.sampling import Sampling
+from ..engines import build_engine
+from ..engines.protocol import Engine, Request
+from ..loop import Evaluator
+from ..policy.models import weights_of
+from ..rewards import InlineRewards
+from ..tasks import Task, load_task
+from ..tasks.builtin import BUILTIN, builtin_task
+from ..tasks.prompts import tokenise
+
+
+def evaluator_for(
+    section: EvalSection,
+    config: RunConfig,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    end_ids: list[int],
+) -> Evaluator:
+    """An evaluator as configured: the mean of its metric over greedy completions of its prompts."""
+    task = _eval_task(section, config)
+    scorer = InlineRewards(_metric(section, task))
+    rows = task.rows[: section.count]
+    requests = [Request(tokenise(row, tokenizer, where=f"eval {section.name}"), (0,)) for row in rows]
+    sampling = Sampling(1, section.max_new_tokens or config.sampling.max_new_tokens, temperature=0.0)
+    columns = {name: [row.columns[name] for row in rows] for name in rows[0].columns}
+    engines: list[Engine] = []  # built at the first use, kept for the next
+
+    def score() -> dict[str, float]:
+        if not engines:
+            engines.append(build_engine(config.engine.kind, model, end_ids=end_ids, slots=config.engine.slots))
+        engines[0].load(weights_of(model))
+        completions = [group[0] for group in engines[0].generate(requests, sampling)]
+        texts = [str(tokenizer.decode(c.tokens.tolist(), skip_special_tokens=True)) for c in completions]
+        scores = scorer.score([row.prompt for row in rows], texts, columns)
+        values = [one.value for one in scores if one.value is not None]
+        name = scorer.functions[0].name
+        return {
+            name: sum(values) / len(values) if values else float("nan"),
+            "completion_tokens": sum(map(len, completions)) / len(completions),
+        }
+
+    return Evaluator(section.name, score, run_every=section.run_every, baseline=section.baseline)
+
+
+def _eval_task(section: EvalSection, config: RunConfig) -> Task:
+    source = section.source or config.task.source
+    if source in BUILTIN:
+        return builtin_task(source, "test", section.count, config.seed)
+    return load_task(source, prompt_column=config.task.prompt_column)
+
+
+def _metric(section: EvalSection, task: Task) -> Any:
+    if section.metric is not None:
+        return section.metric
+    if task.name in BUILTIN:
+        return importlib.import_module(f"proa.tasks.builtin.{task.name}").exact
+    if task.reward is None:
+        raise ValueError(f"eval {section.name}: the task {task.name} brings no score; give eval.metric")
+    return task.reward

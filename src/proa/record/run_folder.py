@@ -1,0 +1,67 @@
+"""The folder of one run: refused if used, its header replaced atomically, its configuration beside it."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from ..errors import ProaError
+
+LIBRARIES = ("proa", "torch", "transformers", "tokenizers", "numpy")
+
+
+class RunFolderError(ProaError, FileExistsError):
+    """The run folder cannot be used."""
+
+
+class RunFolder:
+    """`<output_dir>/<name>` with `run.json` (the header), `config.json`, `metrics.jsonl`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._header: dict[str, Any] = {}
+
+    @classmethod
+    def create(cls, path: Path, config: dict[str, Any]) -> RunFolder:
+        """Make the folder for a new run; one that was used is refused."""
+        if path.exists() and any(path.iterdir() if path.is_dir() else [path]):
+            raise RunFolderError(
+                f"{path} was used by a run already: give this one another name or output_dir, or remove the folder"
+            )
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder = cls(path)
+        folder.write_json("config.json", config)
+        folder.update(
+            status="running",
+            started=round(time.time(), 3),
+            python=platform.python_version(),
+            libraries={name: found for name in LIBRARIES if (found := _version(name))},
+        )
+        return folder
+
+    def update(self, **entries: Any) -> None:
+        """Change entries of the header, and replace it on disk as a whole."""
+        self._header |= entries
+        self.write_json("run.json", self._header)
+
+    def write_json(self, name: str, content: dict[str, Any]) -> None:
+        """Write a file so that a reader sees the old one or the new one, never half of one."""
+        beside = self.path / f".{name}.new"
+        with beside.open("w", encoding="utf-8") as file:
+            json.dump(content, file, indent=2, allow_nan=False)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(self.path / name)
+
+
+def _version(library: str) -> str | None:
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        return None

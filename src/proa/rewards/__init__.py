@@ -1,0 +1,8 @@
+"""Rewards: functions that judge completions, run apart from training, with a deadline and honest errors."""
+
+from .function import RewardError, RewardFunction, load_rewards
+from .inline import InlineRewards
+from .score import Score
+from .workers import RewardWorkers
+
+__all__ = ["InlineRewards", "RewardError", "RewardFunction", "RewardWorkers", "Score", "load_rewards"]

@@ -1,0 +1,45 @@
+"""Finds what a dotted path names: `package.module:name`, or `package.module.name`."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from ..errors import ProaError
+from ..spelling import did_you_mean
+
+
+class DottedPathError(ProaError, ImportError):
+    """A dotted path leads nowhere."""
+
+
+def resolve(path: str) -> Any:
+    """The object at a dotted path; its module is imported.
+
+    >>> resolve("math:floor") is resolve("math.floor")
+    True
+    """
+    module_name, colon, name = path.partition(":")
+    if not colon:
+        module_name, _, name = path.rpartition(".")
+    if not module_name or not name:
+        raise DottedPathError(f"{path!r} is no dotted path: write 'package.module:name'")
+    found = _import(module_name, path)
+    for part in name.split("."):
+        if not hasattr(found, part):
+            names = [known for known in dir(found) if not known.startswith("_")]
+            raise DottedPathError(f"{path!r}: {module_name} has no {part!r}{did_you_mean(part, names)}")
+        found = getattr(found, part)
+    return found
+
+
+def _import(module_name: str, path: str) -> Any:
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (module_name + ".").startswith(error.name + "."):
+            raise DottedPathError(f"{path!r}: there is no module {error.name!r} on Python's search path") from None
+        raise DottedPathError(f"{path!r}: importing {module_name} failed: {error}") from error
+    except Exception as error:  # the user's module runs here, and may raise anything
+        why = f"{type(error).__name__}: {error}"
+        raise DottedPathError(f"{path!r}: importing {module_name} failed: {why}") from error

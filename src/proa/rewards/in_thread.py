@@ -1,0 +1,36 @@
+"""Calls reward functions that cannot travel to another process in a thread of this one, with a deadline."""
+
+from __future__ import annotations
+
+import threading
+from queue import Empty, SimpleQueue
+
+from .calling import CallFailed, TimedOut, call
+from .function import RewardFunction
+from .samples import Samples
+from .score import Outcome
+
+
+class InThread:
+    """A thread per call. One that hangs is left behind, since Python cannot end a thread."""
+
+    def prepare(self) -> None:
+        pass
+
+    def call(self, function: RewardFunction, samples: Samples, seconds: float | None) -> list[Outcome]:
+        answers: SimpleQueue[list[Outcome] | CallFailed] = SimpleQueue()
+
+        def work() -> None:
+            try:
+                answers.put(call(function, samples))
+            except CallFailed as failure:
+                answers.put(failure)
+
+        threading.Thread(target=work, name=f"reward {function.name}", daemon=True).start()
+        try:
+            answer = answers.get(timeout=seconds)
+        except Empty:
+            raise TimedOut(f"reward {function.name!r} timed out after {seconds:.3g} s") from None
+        if isinstance(answer, CallFailed):
+            raise answer
+        return answer

@@ -1,0 +1,46 @@
+"""Samples as rewards see them: prompts, completions, and the task's columns, one entry per sample."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Prompts, completions and columns of equal length."""
+
+    prompts: list[Any]
+    completions: list[Any]
+    columns: dict[str, list[Any]]
+
+    @classmethod
+    def of(
+        cls, prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping[str, Sequence[Any]] | None = None
+    ) -> Samples:
+        """Check the lengths, and turn the completion of a chat prompt into the assistant's message.
+
+        >>> Samples.of([[{"role": "user", "content": "2+2?"}]], ["4"]).completions
+        [[{'role': 'assistant', 'content': '4'}]]
+        """
+        lists = {name: list(column) for name, column in (columns or {}).items()}
+        for name, column in {"completions": completions, **lists}.items():
+            if len(column) != len(prompts):
+                raise ValueError(f"{len(prompts)} prompts, but {len(column)} entries in {name!r}: one per sample")
+        answers = [_answer_to(prompt, completion) for prompt, completion in zip(prompts, completions, strict=True)]
+        return cls(list(prompts), answers, lists)
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    def one(self, index: int) -> Samples:
+        """A single sample, as a batch of one."""
+        columns = {name: [column[index]] for name, column in self.columns.items()}
+        return Samples([self.prompts[index]], [self.completions[index]], columns)
+
+
+def _answer_to(prompt: Any, completion: Any) -> Any:
+    if isinstance(prompt, str) or not isinstance(completion, str):
+        return completion
+    return [{"role": "assistant", "content": completion}]

@@ -1,0 +1,92 @@
+"""What runs in a worker process: it loads the reward functions and answers calls until its parent is gone.
+
+Functions run on the main thread, because libraries like math-verify set `signal.alarm`, which works only there.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import pickle
+import socket
+import sys
+from collections.abc import Awaitable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from .calling import CallFailed, NotCalled, call
+from .channel import Channel
+from .function import RewardFunction
+from .score import Outcome
+
+START_SECONDS = 120.0
+"""How long a worker may take to start, mostly to import what the functions need."""
+_GRACE_SECONDS = 1.0
+
+Answer = list[Outcome] | CallFailed
+
+
+def main(descriptor: int) -> None:
+    """Serve the parent on the socket with this file descriptor."""
+    channel = Channel(socket.socket(fileno=descriptor))
+    try:
+        _end_after(START_SECONDS)
+        functions = {name: _load(name, given) for name, given in pickle.loads(channel.receive()).items()}  # noqa: S301
+        channel.send(b"ready")
+        while True:
+            faulthandler.cancel_dump_traceback_later()
+            message = channel.receive()
+            channel.send(pickle.dumps(_answer(functions, message)))
+    except EOFError:  # the parent is gone
+        pass
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # threads that a function started must not keep this process alive
+
+
+def _load(name: str, given: str | bytes) -> RewardFunction | NotCalled:
+    """A dotted path, or a pickled callable; if it cannot be loaded here, why."""
+    try:
+        return replace(RewardFunction.of(given if isinstance(given, str) else pickle.loads(given)), name=name)  # noqa: S301
+    except Exception as error:  # the user's module is imported here
+        why = f"{type(error).__name__}: {error}"
+        return NotCalled(f"reward {name!r} could not be loaded in the worker process: {why}")
+
+
+def _answer(functions: Mapping[str, RewardFunction | NotCalled], message: bytes) -> Answer:
+    try:
+        name, samples, seconds = pickle.loads(message)  # noqa: S301 - from our own parent
+    except Exception as error:
+        return CallFailed(f"a sample could not be read in the worker process: {type(error).__name__}: {error}")
+    function = functions[name]
+    if isinstance(function, NotCalled):
+        return function
+    _end_after(seconds)
+    try:
+        return call(function, samples, _finish)
+    except CallFailed as failure:
+        return type(failure)(str(failure))  # without its cause, which may not travel
+
+
+def _end_after(seconds: float) -> None:
+    """End this process if the parent, who kills it at the deadline, is not there to do so.
+
+    It works in a hang that holds Python's lock too (a regular expression), where no thread would get to run.
+    """
+    faulthandler.dump_traceback_later(seconds + _GRACE_SECONDS, exit=True)
+
+
+_runner: Any = None
+
+
+def _finish(awaitable: Awaitable[Any]) -> Any:
+    """Wait on a loop that stays: clients that async functions keep between calls belong to one loop."""
+    global _runner
+    import asyncio
+
+    async def wait() -> Any:
+        return await awaitable
+
+    if _runner is None:
+        _runner = asyncio.Runner()
+    return _runner.run(wait())

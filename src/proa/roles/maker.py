@@ -1,0 +1,224 @@
+"""`ExperienceMakerHolder`: generates completions, scores them, and sends them as experience."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from ..data.experience import BufferItem, merge
+from ..data.lease import Delivery, Lease, Prompt, sample_seed
+from ..data.sampling import Completion, Sampling
+from ..data.state import LoopState
+from ..engines.protocol import Engine, Request
+from ..errors import ProaError
+from ..lifecycle.manager import CallbackManager, Callbacks
+from ..lifecycle.roles import Role
+from ..rewards.score import Score
+from .lease_book import LeaseBook, group_by_id
+from .waiting import ClosedError
+from .weights import Weights, WeightStore
+
+
+class LeaseFailedError(ProaError):
+    """A maker could not make a lease; another may."""
+
+    def __init__(self, message: str, lease_id: int = -1) -> None:
+        super().__init__(message, lease_id)
+        self.lease_id = lease_id
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class Scorer(Protocol):
+    """What a maker needs of rewards."""
+
+    def score(
+        self, prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping[str, Sequence[Any]]
+    ) -> list[Score]: ...
+
+
+class TrainerHandle(Protocol):
+    """What a maker needs of a trainer it pushes to."""
+
+    def buffer_extend(self, items: Sequence[BufferItem]) -> None: ...
+
+
+class ExperienceMakerHolder:
+    """One maker: an engine with weights of a known version, a scorer, and somebody to send to.
+
+    In a run it works on leases (`work`). `workingloop` feeds it prompts directly and deals what it makes
+    round robin over its trainers, whole groups together.
+    """
+
+    def __init__(
+        self,
+        detached_trainer_name_list: Sequence[str] = (),
+        *,
+        engine: Engine,
+        decode: Callable[[Sequence[int]], str],
+        scorer: Scorer,
+        sampling: Sampling,
+        callbacks: Callbacks = (),
+        name: str = "maker_0",
+        seed: int = 0,
+        find_trainer: Callable[[str], TrainerHandle] | None = None,
+    ) -> None:
+        self.name = name
+        self.trainer_names = list(detached_trainer_name_list)
+        self.engine = engine
+        self.sampling = sampling
+        self.manager = CallbackManager.of(callbacks, role=Role.MAKER)
+        self.state = LoopState()
+        self._decode = decode
+        self._scorer = scorer
+        self._seed = seed
+        self._find_trainer = find_trainer
+        self._version = -1
+        self._turn = 0
+
+    # -- leased work ---------------------------------------------------------------------------------
+
+    def work(self, book: LeaseBook, store: WeightStore) -> None:
+        """Take leases and deliver them until the book closes; what is raised leaves the lease to another."""
+        moments, state = self.manager.moments, self.state
+        moments.maker_loop_start(state)
+        try:
+            while (lease := book.next_lease(self.name)) is not None:
+                try:
+                    self._work_on(lease, book, store)
+                except ClosedError:
+                    raise
+                except BaseException as error:
+                    book.release(lease.id, self.name)
+                    raise LeaseFailedError(f"{self.name} failed on lease {lease.id}: {error}", lease.id) from error
+        finally:
+            moments.maker_loop_end(state)
+
+    def _work_on(self, lease: Lease, book: LeaseBook, store: WeightStore) -> None:
+        moments, state = self.manager.moments, self.state
+        if lease.version != self._version:
+            self.update_experience_maker(store.fetch(lease.version, owner=self.name))
+        moments.maker_batch_start(state)
+        try:
+            items = self._make(lease.prompts, lease.seeds)
+            moments.maker_send_start(state)
+            try:
+                book.deliver(Delivery(lease.id, tuple(items)), self.name)
+            finally:
+                moments.maker_send_end(state)
+        finally:
+            moments.maker_batch_end(state)
+        state.global_step += 1
+
+    def update_experience_maker(self, weights: Weights) -> None:
+        """Switch to these weights, all of them or none, after checking them."""
+        weights.check()
+        self.engine.load(weights.tensors)
+        self._version = self.state.policy_version = weights.version
+        self.manager.moments.maker_weights_loaded(self.state, weights.version)
+
+    # -- pushed work ---------------------------------------------------------------------------------
+
+    def workingloop(
+        self, dataloader_fn: Callable[[], Iterable[Sequence[Prompt]]], num_epochs: int = 1, num_steps: int = 0
+    ) -> None:
+        """Make experience of every batch of prompts that `dataloader_fn()` yields, for `num_epochs` passes.
+
+        `num_steps` limits the batches; 0 is no limit.
+        """
+        moments, state = self.manager.moments, self.state
+        batches = itertools.chain.from_iterable(dataloader_fn() for _ in range(num_epochs))
+        moments.maker_loop_start(state)
+        try:
+            for prompts in itertools.islice(batches, num_steps or None):
+                moments.maker_batch_start(state)
+                try:
+                    self._send(self._make(tuple(prompts), self._seeds(prompts)))
+                finally:
+                    moments.maker_batch_end(state)
+                state.global_step += 1
+        finally:
+            moments.maker_loop_end(state)
+
+    def _send(self, items: Sequence[BufferItem]) -> None:
+        moments, state = self.manager.moments, self.state
+        assert self._find_trainer is not None, "a maker that pushes was given a way to find its trainers"
+        moments.maker_send_start(state)
+        try:
+            for group in group_by_id(items):
+                trainer = self._find_trainer(self.trainer_names[self._turn % len(self.trainer_names)])
+                self._turn += 1
+                trainer.buffer_extend(list(group))
+        finally:
+            moments.maker_send_end(state)
+
+    def _seeds(self, prompts: Sequence[Prompt]) -> tuple[tuple[int, ...], ...]:
+        samples = range(self.sampling.group_size)
+        return tuple(tuple(sample_seed(self._seed, prompt.ordinal, sample) for sample in samples) for prompt in prompts)
+
+    # -- making --------------------------------------------------------------------------------------
+
+    def _make(self, prompts: Sequence[Prompt], seeds: Sequence[Sequence[int]]) -> list[BufferItem]:
+        """Generate, score and stamp: one item per sample, groups together."""
+        moments, state = self.manager.moments, self.state
+        moments.maker_make_experience_start(state)
+        experience = None
+        try:
+            requests = [Request(prompt.tokens, tuple(own)) for prompt, own in zip(prompts, seeds, strict=True)]
+            groups = self.engine.generate(requests, self.sampling)
+            scores = self._score(prompts, groups)
+            items = self._items(prompts, groups, scores)
+            if self.manager.wants("maker.make_experience_end", "experience"):
+                experience = merge([_with_reward(item) for item in items])
+            return items
+        finally:
+            moments.maker_make_experience_end(state, experience)
+
+    def _score(self, prompts: Sequence[Prompt], groups: Sequence[Sequence[Completion]]) -> list[Score]:
+        pairs = [(prompt, one) for prompt, group in zip(prompts, groups, strict=True) for one in group]
+        columns = {name: [prompt.columns[name] for prompt, _ in pairs] for name in prompts[0].columns}
+        texts = [self._text(prompt, completion) for prompt, completion in pairs]
+        return self._scorer.score([prompt.text for prompt, _ in pairs], texts, columns)
+
+    def _text(self, prompt: Prompt, completion: Completion) -> Any:
+        text = self._decode(completion.tokens.tolist())
+        return text if isinstance(prompt.text, str) else [{"role": "assistant", "content": text}]
+
+    def _items(
+        self, prompts: Sequence[Prompt], groups: Sequence[Sequence[Completion]], scores: Sequence[Score]
+    ) -> list[BufferItem]:
+        score = iter(scores)
+        return [
+            self._item(prompt, sample, completion, next(score))
+            for prompt, group in zip(prompts, groups, strict=True)
+            for sample, completion in enumerate(group)
+        ]
+
+    def _item(self, prompt: Prompt, sample: int, completion: Completion, score: Score) -> BufferItem:
+        notes: dict[str, Any] = {"finish_reason": completion.finish_reason, "reward_parts": score.parts}
+        if score.error is not None:
+            notes |= {"error": score.error, "reward_failure": "reward_failed"}
+        tokens = torch.cat([torch.tensor(prompt.tokens, dtype=torch.long), completion.tokens.long()])
+        return BufferItem(
+            tokens,
+            completion.log_probs,
+            reward=None if score.value is None else torch.tensor(score.value, dtype=torch.float32),
+            attention_mask=torch.ones(len(tokens), dtype=torch.bool),
+            action_mask=torch.ones(len(completion), dtype=torch.bool),
+            versions=torch.full((len(completion),), self._version, dtype=torch.int32),
+            uid=f"{prompt.ordinal}/{sample}",
+            group_id=str(prompt.ordinal),
+            sampling=self.sampling,
+            notes=notes,
+        )
+
+
+def _with_reward(item: BufferItem) -> BufferItem:
+    """For hooks: a batch needs a reward in every row; NaN stands for one that could not be had."""
+    if item.reward is not None:
+        return item
+    return BufferItem(**{**vars(item), "reward": torch.tensor(float("nan"))})

@@ -1,0 +1,66 @@
+"""Where a trainer's batches come from: the lease book of a run, or a buffer that makers push into."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from ..data.experience import BufferItem, Experience, split
+from .buffer import DetachedReplayBuffer
+from .ledger import Ledger, tokens_in
+
+
+class Source(Protocol):
+    """What a trainer needs of wherever its batches come from; `LeaseBook` is one."""
+
+    ledger: Ledger
+
+    @property
+    def ready(self) -> bool: ...
+    def start_episode(self, episode: int) -> None: ...
+    def take_step(self, owner: str) -> list[BufferItem]: ...
+    def settle(self, items: Sequence[BufferItem], *, dropped: str | None = None) -> None: ...
+    def oldest_version_in_use(self) -> int: ...
+    def close(self, reason: str) -> None: ...
+
+
+class PushedExperience:
+    """What makers push directly: it counts as leased on arrival and is trained in order of arrival."""
+
+    def __init__(self, buffer: DetachedReplayBuffer) -> None:
+        self.buffer = buffer
+        self.ledger = Ledger()
+
+    def append(self, experience: Experience) -> None:
+        self.extend(split(experience))
+
+    def extend(self, items: Sequence[BufferItem]) -> None:
+        self.buffer.extend(items)
+        with self.buffer.room:
+            self.ledger.lease(len(items))
+            self.ledger.deliver(len(items), tokens=tokens_in(items))
+
+    @property
+    def ready(self) -> bool:
+        return self.buffer.get_length() > 0
+
+    def start_episode(self, episode: int) -> None:
+        """Nothing is admitted here: makers send as they please, and the buffer's limit holds them back."""
+
+    def take_step(self, owner: str) -> list[BufferItem]:
+        return self.buffer.take(owner=owner)
+
+    def settle(self, items: Sequence[BufferItem], *, dropped: str | None = None) -> None:
+        with self.buffer.room:
+            if dropped is None:
+                self.ledger.train(len(items), tokens=tokens_in(items))
+            else:
+                self.ledger.drop(len(items), dropped, tokens=tokens_in(items))
+
+    def oldest_version_in_use(self) -> int:
+        return 0  # makers that push switch weights when they like, so none is known to be out of use
+
+    def close(self, reason: str) -> None:
+        self.buffer.close(reason)
+        with self.buffer.room:
+            self.ledger.abandon("run_ended")

@@ -1,0 +1,214 @@
+"""`DetachedTrainer`: the training loop of a run whose experience is made elsewhere."""
+
+from __future__ import annotations
+
+import logging
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import Any, TypeVar
+
+import torch
+
+from ..data.experience import BufferItem, Experience, merge
+from ..data.lease import sample_seed
+from ..data.state import LoopState
+from ..lifecycle.manager import CallbackManager, Callbacks
+from ..lifecycle.roles import Role
+from ..lifecycle.spans import Lifecycle
+from ..loop.after_step import AfterStep, Evaluator, Saver
+from ..loop.supervised import artifacts_of
+from .buffer import DetachedReplayBuffer
+from .source import PushedExperience, Source
+
+log = logging.getLogger("proa.trainer")
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def _concurrency_group(name: str) -> Callable[[Method], Method]:
+    """Mark a method for Ray's concurrency groups, without Ray: unmarked, an append would queue behind `fit`."""
+
+    def mark(method: Method) -> Method:
+        method.__ray_concurrency_group__ = name  # type: ignore[attr-defined]
+        return method
+
+    return mark
+
+
+class DetachedTrainer(ABC):
+    """Trains on experience that makers push into its buffer, and pushes weights back once per episode.
+
+    Implement `training_step` and `_update_remote_makers`. `fit` fires the documented moments:
+
+        fit(total_steps=4, update_steps=2, train_epochs=2)
+          two episodes of two fresh batches, each trained on twice: 8 optimizer steps, 2 pushes
+    """
+
+    def __init__(
+        self,
+        experience_maker_holder_name_list: Sequence[str],
+        train_batch_size: int = 8,
+        buffer_limit: int = 0,
+        dataloader_pin_memory: bool = True,
+        callbacks: Callbacks = (),
+        debug: bool = False,
+        *,
+        name: str = "the trainer",
+        seed: int = 0,
+        wait_timeout: float = 600.0,
+        source: Source | None = None,
+        evaluators: Sequence[Evaluator] = (),
+        saver: Saver | None = None,
+        output_dir: Path | None = None,
+    ) -> None:
+        self.name = name
+        self.maker_names = list(experience_maker_holder_name_list)  # resolved at the first push, not here
+        self.manager = CallbackManager.of(callbacks, role=Role.TRAINER)
+        self.state = LoopState(output_dir=output_dir)
+        self.seed = seed
+        self.evaluators = evaluators
+        self.saver = saver
+        self._pin_memory = dataloader_pin_memory
+        self._debug = debug
+        self._pushed = PushedExperience(DetachedReplayBuffer(train_batch_size, buffer_limit, wait_timeout=wait_timeout))
+        self.source: Source = source or self._pushed
+
+    @abstractmethod
+    def training_step(self, experience: Experience) -> dict[str, Any]:
+        """Take one optimizer step on a batch and return its metrics."""
+
+    @abstractmethod
+    def _update_remote_makers(self, fully_update: bool = False, **kwargs: Any) -> None:
+        """Push the weights to the makers."""
+
+    @_concurrency_group("compute")
+    def fit(self, total_steps: int, update_steps: int, train_epochs: int = 1) -> None:
+        """Train on `total_steps` fresh batches, pushing weights after every `update_steps` of them.
+
+        The last episode may be shorter; no step is dropped.
+        """
+        _check_counts(total_steps, update_steps, train_epochs)
+        state = self._new_state(total_steps, train_epochs)
+        life = Lifecycle(self.manager, state)
+        after = AfterStep(life, self.evaluators, self.saver)
+        begun = perf_counter()
+        with life.training(lambda: artifacts_of(state, self.manager, after.rows, begun)):
+            after.before_the_first()
+            for episode in range(math.ceil(total_steps / update_steps)):
+                if state.should_stop:
+                    break
+                with life.episode(episode):
+                    fresh = min(update_steps, total_steps - episode * update_steps)
+                    self._run_episode(life, after, episode, fresh, train_epochs)
+            after.at_the_end()
+
+    def sync_models_to_remote_makers(self, **kwargs: Any) -> None:
+        """Push everything to the makers, outside of training; fires no hooks."""
+        self._update_remote_makers(fully_update=True, **kwargs)
+
+    @_concurrency_group("buffer_length")
+    def buffer_get_length(self) -> int:
+        """Whole batches in the buffer."""
+        return self._pushed.buffer.get_length()
+
+    @_concurrency_group("buffer_append")
+    def buffer_append(self, experience: Experience) -> None:
+        self._pushed.append(experience)
+
+    @_concurrency_group("buffer_append")
+    def buffer_extend(self, items: Sequence[BufferItem]) -> None:
+        self._pushed.extend(items)
+
+    @_concurrency_group("buffer_sample")
+    def _buffer_sample(self) -> Experience:
+        return self._pushed.buffer.sample(owner=self.name)
+
+    # -- one episode ---------------------------------------------------------------------------------
+
+    def _run_episode(self, life: Lifecycle, after: AfterStep, episode: int, fresh: int, epochs: int) -> None:
+        self.source.start_episode(episode)
+        batches = self._fresh_epoch(life, after, fresh)
+        for epoch in range(1, epochs):
+            if not self._stopping:
+                with life.epoch(epoch):
+                    self._epoch_again(life, after, [batches[i] for i in self._shuffled(len(batches), episode, epoch)])
+        if not self._stopping:  # an episode that was cut short publishes nothing
+            with life.update(episode + 1):
+                self._update_remote_makers()
+
+    def _fresh_epoch(self, life: Lifecycle, after: AfterStep, count: int) -> list[Experience]:
+        batches = []
+        with life.epoch(0):
+            for _ in range(count):
+                items = self._next_items(life)
+                if items:
+                    batches.append(self._batch(items))
+                    self._step(life, after, batches[-1], settling=items)
+                else:
+                    self._step_without_data(life, after)
+                if self._stopping:
+                    break
+        return batches
+
+    def _epoch_again(self, life: Lifecycle, after: AfterStep, batches: Sequence[Experience]) -> None:
+        for experience in batches:
+            self._step(life, after, experience)
+            if self._stopping:
+                break
+
+    def _step(
+        self, life: Lifecycle, after: AfterStep, experience: Experience, settling: Sequence[BufferItem] = ()
+    ) -> None:
+        with life.step() as step:
+            step.experience = experience
+            step.metrics = self.training_step(experience)
+            if settling:
+                self.source.settle(settling, dropped="skipped_step" if step.metrics.get("skipped") else None)
+        if self._debug:
+            log.info("%s: step %d: %s", self.name, step.index, step.metrics)
+        after.what_is_due()
+
+    def _step_without_data(self, life: Lifecycle, after: AfterStep) -> None:
+        """Filtering left nothing to train on, and no more may be asked for: the step counts, and says so."""
+        log.warning("step %d has nothing to train on: every group was filtered out", life.state.global_step)
+        with life.step() as step:
+            step.metrics = {"skipped": 1.0}
+        after.what_is_due()
+
+    @property
+    def _stopping(self) -> bool:
+        return self.state.should_stop
+
+    def _next_items(self, life: Lifecycle) -> list[BufferItem]:
+        if self.source.ready:
+            return self.source.take_step(self.name)
+        with life.waiting():
+            return self.source.take_step(self.name)
+
+    def _batch(self, items: Sequence[BufferItem]) -> Experience:
+        experience = merge(items)
+        if self._pin_memory and torch.cuda.is_available():
+            experience.pin_memory()
+        return experience
+
+    def _shuffled(self, count: int, episode: int, epoch: int) -> list[int]:
+        generator = torch.Generator().manual_seed(sample_seed(self.seed, episode, epoch))
+        return torch.randperm(count, generator=generator).tolist()
+
+    def _new_state(self, total_steps: int, train_epochs: int) -> LoopState:
+        self.state = LoopState(
+            num_epochs=train_epochs,
+            max_steps=total_steps * train_epochs,
+            num_steps=total_steps * train_epochs,
+            output_dir=self.state.output_dir,
+        )
+        return self.state
+
+
+def _check_counts(total_steps: int, update_steps: int, train_epochs: int) -> None:
+    for name, value in (("total_steps", total_steps), ("update_steps", update_steps), ("train_epochs", train_epochs)):
+        if value < 1:
+            raise ValueError(f"{name}={value}: give 1 or more")

@@ -1,0 +1,83 @@
+"""Weights by version: published once, fetched by whoever needs that version, checked before they are used."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import xxhash
+
+from ..errors import ProaError
+from .waiting import WaitingRoom
+
+
+class WeightsError(ProaError):
+    """Weights arrived that are not what was published."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """All parameters of one version, with the digest of what was published."""
+
+    version: int
+    tensors: Mapping[str, torch.Tensor]
+    digest: str
+
+    def check(self) -> None:
+        """Raise unless names, shapes, dtypes and bytes are those that were published."""
+        if transport_digest(self.tensors) != self.digest:
+            raise WeightsError(f"the weights of version {self.version} were damaged on their way")
+
+
+class WeightStore:
+    """Keeps the versions that a lease may still name; older ones are let go."""
+
+    def __init__(self, *, wait_timeout: float = 600.0) -> None:
+        self.room = WaitingRoom()
+        self._versions: dict[int, Weights] = {}
+        self._wait_timeout = wait_timeout
+
+    def publish(self, version: int, tensors: Mapping[str, torch.Tensor]) -> Weights:
+        """Copy the tensors and offer them under that version; the trainer may go on changing its own."""
+        copies = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
+        weights = Weights(version, copies, transport_digest(copies))
+        with self.room as room:
+            if version in self._versions:
+                raise WeightsError(f"version {version} was published already, and a version never changes")
+            self._versions[version] = weights
+            room.announce()
+        return weights
+
+    def fetch(self, version: int, *, owner: str) -> Weights:
+        """The weights of exactly that version; waits until they are published."""
+        with self.room as room:
+            room.wait_until(
+                lambda: version in self._versions,
+                owner=owner,
+                reason=f"weights of version {version}",
+                timeout=self._wait_timeout,
+            )
+            return self._versions[version]
+
+    def retire(self, *, older_than: int) -> None:
+        """Let go of versions that no open lease names; the newest always stays."""
+        with self.room:
+            newest = max(self._versions, default=-1)
+            for version in [v for v in self._versions if v < older_than and v != newest]:
+                del self._versions[version]
+
+    @property
+    def versions(self) -> list[int]:
+        with self.room:
+            return sorted(self._versions)
+
+
+def transport_digest(tensors: Mapping[str, torch.Tensor]) -> str:
+    """xxh3 over names, shapes, dtypes and bytes in the order of names: fast, against accidents, not attacks."""
+    digest = xxhash.xxh3_128()
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name}:{tuple(tensor.shape)}:{tensor.dtype};".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -1,0 +1,1 @@
+"""Where the roles run: `local` puts them into threads of one process."""

@@ -1,0 +1,7 @@
+"""Tasks: rows of prompts with what rewards need to judge the completions, in a seeded order."""
+
+from .loading import load_task
+from .prompts import PromptStream
+from .task import Task, TaskError, TaskRow
+
+__all__ = ["PromptStream", "Task", "TaskError", "TaskRow", "load_task"]

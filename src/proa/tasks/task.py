@@ -1,0 +1,30 @@
+"""What a task is: prompts, each with the columns that rewards get."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import ProaError
+
+
+class TaskError(ProaError, ValueError):
+    """The data of a task cannot be used as given."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRow:
+    """A prompt, as text or as chat messages, and whatever else the data says about it."""
+
+    prompt: str | list[dict[str, str]]
+    columns: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Rows under a name; some tasks bring their own reward."""
+
+    name: str
+    rows: Sequence[TaskRow]
+    reward: Callable[..., list[float | None]] | None = None

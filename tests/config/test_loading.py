@@ -1,0 +1,111 @@
+"""Configuration: files, flags, and mistakes told with the line and the right name."""
+
+import pytest
+
+from proa.config import ConfigError, load_run_config
+
+GOOD = """\
+name: first
+total_steps: 10
+train_batch_size: 16
+sampling:
+  group_size: 4
+model:
+  config: {model_type: llama}
+task: sort_digits
+algorithm: grpo
+optimizer:
+  learning_rate: 3e-5
+eval:
+  - name: sort_digits
+    run_every: 5
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    def write(text=GOOD):
+        path = tmp_path / "run.yaml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def test_a_file_is_read_with_its_short_forms(file):
+    config = load_run_config(file())
+    assert (config.task.source, config.algorithm.name) == ("sort_digits", "grpo")
+    assert config.optimizer.learning_rate == 3e-5
+    assert (config.prompts_per_step, config.prompts_per_lease) == (4, 1)
+    assert str(config.folder) == "runs/first"
+
+
+def test_flags_come_after_the_file_dotted_and_with_either_dash(file):
+    flags = [
+        "--total-steps",
+        "20",
+        "--sampling.group_size=8",
+        "--optimizer.learning-rate",
+        "1e-3",
+        "--algorithm.params.clip_low",
+        "0.1",
+    ]
+    config = load_run_config(file(), flags)
+    assert (config.total_steps, config.sampling.group_size, config.optimizer.learning_rate) == (20, 8, 1e-3)
+    assert (config.algorithm.name, config.algorithm.params) == ("grpo", {"clip_low": 0.1})
+
+
+def test_keywords_change_it_too(file):
+    assert load_run_config(file(), makers=3, name="other").makers == 3
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("total_steps: 10", "total_step: 10", r"line 2: there is no key 'total_step'; did you mean 'total_steps'\?"),
+        (
+            "  group_size: 4",
+            "  groupsize: 4",
+            "line 5: there is no key 'sampling.groupsize'; did you mean 'group_size'",
+        ),
+        (
+            "    run_every: 5",
+            "    run_evry: 5",
+            "line 14: there is no key 'eval.0.run_evry'; did you mean 'run_every'",
+        ),
+        ("total_steps: 10", "total_steps: many", "line 2: total_steps: .*integer.*'many'"),
+        ("total_steps: 10", "", "'total_steps' is missing"),
+        ("  group_size: 4", "  group_size: 1", "sampling.group_size must be at least 2"),
+        ("train_batch_size: 16", "train_batch_size: 18", "does not hold whole groups of sampling.group_size=4"),
+        ("name: first", "name: ../escape", "line 1: name: "),
+        ("model:", "model: [", "is not YAML"),
+    ],
+)
+def test_mistakes_in_the_file_are_told_with_line_and_remedy(file, old, new, words):
+    assert old in GOOD
+    with pytest.raises(ConfigError, match=words):
+        load_run_config(file(GOOD.replace(old, new)))
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--total_stepz", "3"], "did you mean 'total_steps'"),
+        (["total_steps", "3"], "'total_steps' is no flag"),
+        (["--total_steps"], "--total_steps needs a value"),
+        (["--lease_prompts", "3"], "lease_prompts=3 does not divide the 4 prompts"),
+    ],
+)
+def test_mistakes_in_flags_are_told(file, flags, words):
+    with pytest.raises(ConfigError, match=words):
+        load_run_config(file(), flags)
+
+
+def test_a_missing_file_is_told(tmp_path):
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_run_config(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize(("prompts", "lease"), [(64, 16), (6, 1), (7, 1), (10, 2), (1, 1), (4, 1), (36, 9)])
+def test_a_lease_is_about_a_quarter_of_a_batch_and_divides_it(file, prompts, lease):
+    assert load_run_config(file(), train_batch_size=4 * prompts).prompts_per_lease == lease

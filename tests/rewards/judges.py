@@ -1,0 +1,156 @@
+"""Reward functions for the tests, at top level so that worker processes can import them."""
+
+import asyncio
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+
+def length(prompts, completions, **columns):
+    return [float(len(text)) for text in completions]
+
+
+def moody(completions):
+    """Does what a completion tells it to; otherwise gives its length."""
+    values = [_obey(text) for text in completions]
+    return values[:-1] if "few" in completions else values
+
+
+async def moody_later(completions):
+    await asyncio.sleep(0)
+    return moody(completions)
+
+
+def _obey(text):
+    if text == "raise":
+        raise ValueError("boom")
+    if text == "exit":
+        sys.exit(2)
+    if text == "die":
+        os._exit(3)
+    if text == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if text == "hang":
+        time.sleep(60)
+    if text == "regex":  # holds Python's lock for years
+        re.match(r"(a+)+$", "a" * 50 + "b")
+    given = {"none": None, "nan": math.nan, "inf": math.inf, "text": "high", "number in text": "1.5", "list": [1.0]}
+    return given.get(text, float(len(text)))
+
+
+def as_numpy(completions):
+    import numpy as np
+
+    return np.array([len(text) for text in completions], dtype=np.float32)
+
+
+def as_torch(completions):
+    import torch
+
+    return torch.tensor([len(text) for text in completions])
+
+
+def as_scalars(completions):
+    import numpy as np
+    import torch
+
+    return [np.float64(1.5), torch.tensor(2.0), True, np.int64(4)]
+
+
+def same_answer(completions, answer):
+    return [float(text == right) for text, right in zip(completions, answer, strict=True)]
+
+
+def misspelt(completions, anwser):
+    return [0.0] * len(completions)
+
+
+def forgets_to_return(completions):
+    [len(text) for text in completions]
+
+
+def one_number_for_all(completions):
+    return 0.5
+
+
+def as_text(completions):
+    return "x" * len(completions)
+
+
+def alarm(completions):
+    """As math-verify does: works on the main thread only."""
+    signal.signal(signal.SIGALRM, lambda *_: None)
+    signal.alarm(5)
+    signal.alarm(0)
+    return [1.0] * len(completions)
+
+
+def modules(completions):
+    return [float(name in sys.modules) for name in completions]
+
+
+def process(completions):
+    return [float(os.getpid())] * len(completions)
+
+
+def keeps_a_loop(completions):
+    """1 if the event loop is the one of the last call."""
+
+    async def same():
+        global _loop
+        before, _loop = _loop, asyncio.get_running_loop()
+        return [float(before is _loop)] * len(completions)
+
+    return same()
+
+
+_loop = None
+
+
+def starts_a_child_and_hangs(completions):
+    child = subprocess.Popen(["sleep", "60"])
+    Path(completions[0]).write_text(str(child.pid))
+    time.sleep(60)
+
+
+def starts_a_thread(completions):
+    threading.Thread(target=time.sleep, args=(60,)).start()
+    return [float(os.getpid())] * len(completions)
+
+
+class Longer:
+    """A reward with a setting."""
+
+    def __init__(self, than=3):
+        self.than = than
+
+    def __call__(self, completions, **columns):
+        return [float(len(text) > self.than) for text in completions]
+
+
+class NeedsASetting:
+    def __init__(self, setting):
+        self.setting = setting
+
+    def __call__(self, completions):
+        return [0.0]
+
+
+class CannotBeReadBack:
+    """Pickles, but cannot be unpickled."""
+
+    def __call__(self, completions):
+        return [1.0] * len(completions)
+
+    def __reduce__(self):
+        return (_refuse, ())
+
+
+def _refuse():
+    raise RuntimeError("not here")

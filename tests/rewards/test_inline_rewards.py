@@ -1,0 +1,112 @@
+"""What scores say: values, parts, and errors that never become 0. The worker tests repeat the main ones."""
+
+import asyncio
+
+import judges
+import pytest
+
+from proa.rewards import InlineRewards
+
+
+def values(rewards, completions, **columns):
+    return [score.value for score in rewards.score(["p"] * len(completions), completions, columns)]
+
+
+BAD = {
+    "raise": "raised ValueError: boom (judges.py, line",
+    "exit": "raised SystemExit: 2",
+    "nan": "gave nan",
+    "inf": "gave inf",
+    "text": "gave 'high', which is no number",
+    "number in text": "gave '1.5', which is no number",
+    "list": "gave [1.0], which is no number",
+    "few": "returned 0 values for 1 samples",
+    "none": "no reward applies to this sample: ",
+}
+
+
+@pytest.mark.parametrize("function", [judges.moody, judges.moody_later])
+@pytest.mark.parametrize("bad", BAD)
+def test_a_bad_sample_is_marked_and_spoils_no_other(bad, function):
+    first, middle, last = InlineRewards(function).score(["p"] * 3, ["good", bad, "better"])
+    assert (first.value, last.value, first.error, last.error) == (4.0, 6.0, None, None)
+    assert middle.value is None
+    assert BAD[bad] in middle.error
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (judges.forgets_to_return, "is a `return` missing"),
+        (judges.one_number_for_all, "returned 0.5, not a list with one number per sample"),
+        (judges.as_text, "returned 'x', not a list"),
+        (judges.misspelt, "did you mean 'answer'"),
+    ],
+)
+def test_a_function_that_answers_wrongly_is_told_on_every_sample(function, words):
+    for score in InlineRewards(function).score(["p"] * 2, ["a", "b"], {"answer": ["a", "b"]}):
+        assert score.value is None
+        assert words in score.error
+
+
+@pytest.mark.parametrize("function", [judges.as_numpy, judges.as_torch])
+def test_arrays_are_numbers_too(function):
+    assert values(InlineRewards(function), ["a", "bcd"]) == [1.0, 3.0]
+
+
+def test_scalars_of_other_libraries_become_floats():
+    found = values(InlineRewards(judges.as_scalars), ["a"] * 4)
+    assert found == [1.5, 2.0, 1.0, 4.0]
+    assert {type(value) for value in found} == {float}
+
+
+def test_several_rewards_are_summed_by_weight():
+    rewards = InlineRewards([judges.length, judges.Longer(3)], weights=[0.5, 2.0])
+    score = rewards.score(["p"], ["four"])[0]
+    assert score.value == 0.5 * 4 + 2.0 * 1
+    assert score.parts == {"length": 4.0, "Longer": 1.0}
+
+
+def test_a_reward_that_does_not_apply_leaves_the_sum_to_the_others():
+    score = InlineRewards([judges.length, judges.moody], weights=[2.0, 1.0]).score(["p"], ["none"])[0]
+    assert (score.value, score.parts, score.error) == (8.0, {"length": 4.0, "moody": None}, None)
+
+
+def test_an_error_in_one_part_leaves_no_value_but_the_other_parts():
+    score = InlineRewards([judges.length, judges.moody]).score(["p"], ["raise"])[0]
+    assert (score.value, score.parts) == (None, {"length": 5.0, "moody": None})
+
+
+def test_an_async_reward_works_inside_a_running_event_loop():
+    async def in_a_notebook():
+        return values(InlineRewards(judges.moody_later), ["good"])
+
+    assert asyncio.run(in_a_notebook()) == [4.0]
+
+
+def test_the_completion_of_chat_messages_is_a_message():
+    seen = []
+
+    def look(prompts, completions):
+        seen.extend(completions)
+        return [1.0] * len(completions)
+
+    InlineRewards(look).score([[{"role": "user", "content": "hi"}], "text"], ["hello", "plain"])
+    assert seen == [[{"role": "assistant", "content": "hello"}], "plain"]
+
+
+def test_no_samples_give_no_scores():
+    assert InlineRewards(judges.length).score([], []) == []
+
+
+def test_columns_of_another_length_are_refused():
+    with pytest.raises(ValueError, match="2 prompts, but 1 entries in 'answer'"):
+        InlineRewards(judges.length).score(["p", "p"], ["a", "b"], {"answer": ["a"]})
+
+
+def test_ctrl_c_in_a_reward_is_not_swallowed():
+    def interrupted(completions):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        InlineRewards(interrupted).score(["p"], ["a"])

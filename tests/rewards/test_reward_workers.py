@@ -1,0 +1,262 @@
+"""Rewards in worker processes: deadlines, crashes, threads, and nothing left behind."""
+
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import judges
+import pytest
+from test_inline_rewards import BAD
+
+from proa.rewards import RewardError, RewardWorkers
+
+
+@pytest.fixture(scope="module")
+def moody():
+    with RewardWorkers("judges:moody", timeout=20) as rewards:
+        yield rewards
+
+
+def values(rewards, completions, **columns):
+    return [score.value for score in rewards.score(["p"] * len(completions), completions, columns)]
+
+
+def is_running(pid):
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return False
+    state = subprocess.run(["ps", "-o", "stat=", "-p", str(int(pid))], capture_output=True, text=True).stdout
+    return bool(state) and not state.startswith("Z")
+
+
+def wait_until_gone(pid, seconds=10):
+    until = time.monotonic() + seconds
+    while is_running(pid) and time.monotonic() < until:
+        time.sleep(0.02)
+    return not is_running(pid)
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_a_bad_sample_is_marked_and_spoils_no_other(moody, bad):
+    first, middle, last = moody.score(["p"] * 3, ["good", bad, "better"])
+    assert (first.value, last.value, first.error, last.error) == (4.0, 6.0, None, None)
+    assert middle.value is None
+    assert BAD[bad] in middle.error
+
+
+@pytest.mark.parametrize(("bad", "words"), [("die", "exit code 3"), ("kill", "killed by SIGKILL")])
+def test_a_sample_that_kills_its_worker_is_marked_and_the_next_call_works(moody, bad, words):
+    first, middle, last = moody.score(["p"] * 3, ["good", bad, "better"])
+    assert (first.value, middle.value, last.value) == (4.0, None, 6.0)
+    assert f"its worker died ({words})" in middle.error
+    assert values(moody, ["fine"]) == [4.0]
+
+
+@pytest.mark.parametrize("bad", ["hang", "regex"])
+def test_a_sample_that_hangs_is_marked_within_two_deadlines_and_the_next_call_works(bad):
+    with RewardWorkers("judges:moody", timeout=2.0) as rewards:
+        values(rewards, ["warm"])
+        began = time.monotonic()
+        first, middle, last = rewards.score(["p"] * 3, ["good", bad, "better"])
+        assert time.monotonic() - began < 2 * 2.0 + 2.0  # two deadlines, and two starts of a worker
+        assert (first.value, middle.value, last.value) == (4.0, None, 6.0)
+        assert re.search(
+            r"timed out after (1|0.9\d*) s on its own, after its batch failed \(which had 2.0 s\)", middle.error
+        )
+        assert values(rewards, ["fine"]) == [4.0]
+
+
+def test_a_batch_of_one_that_hangs_is_not_tried_twice():
+    with RewardWorkers("judges:moody", timeout=0.3) as rewards:
+        assert "timed out after 0.3 s" in rewards.score(["p"], ["hang"])[0].error
+
+
+def test_a_function_that_always_dies_is_given_up_for_the_rest_of_the_batch(moody):
+    scores = moody.score(["p"] * 8, ["die"] * 8)
+    assert [("its worker died" in score.error, "not judged" in score.error) for score in scores] == (
+        [(True, False)] * 4 + [(False, True)] * 4
+    )
+
+
+def test_one_bad_function_leaves_the_parts_of_the_others():
+    with RewardWorkers(["judges:length", "judges:moody"]) as rewards:
+        score = rewards.score(["p"], ["die"])[0]
+    assert (score.value, score.parts) == (None, {"length": 3.0, "moody": None})
+
+
+def test_a_worker_that_is_killed_while_idle_costs_no_sample():
+    with RewardWorkers("judges:process") as rewards:
+        pid = int(values(rewards, ["a"])[0])
+        os.kill(pid, signal.SIGKILL)
+        (other,) = values(rewards, ["a"])
+        assert other not in (None, pid)
+
+
+def test_weights_and_columns_reach_the_workers():
+    with RewardWorkers(["judges:same_answer", judges.Longer(than=2)], weights=[1.0, 0.5]) as rewards:
+        assert values(rewards, ["abc", "x"], answer=["abc", "y"]) == [1.5, 0.0]
+
+
+def test_async_functions_keep_their_event_loop_from_call_to_call():
+    with RewardWorkers("judges:keeps_a_loop") as rewards:
+        assert [values(rewards, ["a"]) for _ in range(3)] == [[0.0], [1.0], [1.0]]
+
+
+def test_functions_run_on_the_main_thread_where_alarms_work():
+    with RewardWorkers("judges:alarm") as rewards:
+        assert values(rewards, ["a"]) == [1.0]
+
+
+def test_a_worker_imports_no_heavy_library_by_itself():
+    with RewardWorkers(["judges:modules", "proa.tasks.builtin.sort_digits:reward"], weights=[1, 0]) as rewards:
+        heavy = ["torch", "numpy", "transformers", "multiprocessing"]
+        assert values(rewards, heavy, answer=["x"] * len(heavy)) == [0.0] * len(heavy)
+
+
+def test_the_first_score_starts_the_worker_not_the_constructor():
+    with RewardWorkers("judges:length") as rewards:
+        assert rewards._workers[0].pid is None
+        values(rewards, ["a"])
+        assert is_running(rewards._workers[0].pid)
+
+
+def test_threads_that_score_at_once_get_their_own_answers_in_order():
+    def ask(number):
+        return values(rewards, ["x" * (number + place) for place in range(5)])
+
+    with RewardWorkers("judges:length", workers=2) as rewards, ThreadPoolExecutor(8) as threads:
+        answers = list(threads.map(ask, range(40)))
+    assert answers == [[float(number + place) for place in range(5)] for number in range(40)]
+
+
+def test_two_workers_work_at_the_same_time():
+    with RewardWorkers("judges:moody", workers=2, timeout=1.0) as rewards, ThreadPoolExecutor(2) as threads:
+        hanging = threads.submit(rewards.score, ["p"], ["hang"])
+        assert values(rewards, ["good"]) == [4.0]
+        assert "timed out" in hanging.result()[0].error
+
+
+def test_a_closure_runs_in_a_thread_with_the_same_care_and_is_logged_once(caplog):
+    bonus = 1.0
+    caplog.set_level(logging.WARNING)
+    with RewardWorkers(lambda completions: [bonus + v for v in judges.moody(completions)], timeout=1.0) as rewards:
+        good, raising, hanging = rewards.score(["p"] * 3, ["good", "raise", "hang"])
+        assert values(rewards, ["fine"]) == [5.0]
+        assert rewards._workers[0].pid is None
+    assert good.value == 5.0
+    assert "ValueError: boom" in raising.error
+    assert "timed out after" in hanging.error
+    assert [record.message.startswith("reward 'lambda' runs in a thread") for record in caplog.records] == [True]
+
+
+def test_a_function_of_the_main_script_runs_in_this_process(tmp_path):
+    script = tmp_path / "train.py"  # without `if __name__ == "__main__"`, and it must run only once
+    script.write_text(
+        "import os\nprint('started')\nfrom proa.rewards import RewardWorkers\n"
+        "def here(completions): return [float(os.getpid())]\n"
+        "with RewardWorkers([here, 'os:getpid'][:1]) as rewards: "
+        "print(rewards.score(['p'], ['a'])[0].value == os.getpid())\n"
+    )
+    ran = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, check=True)
+    assert ran.stdout.split() == ["started", "True"]
+    assert "defined in the main script" in ran.stderr
+
+
+def test_a_reward_that_cannot_be_read_in_the_worker_says_so():
+    with RewardWorkers([judges.CannotBeReadBack(), judges.length]) as rewards:
+        score = rewards.score(["p"], ["a"])[0]
+    assert "could not be loaded in the worker process: RuntimeError: not here" in score.error
+    assert score.parts["length"] == 1.0
+
+
+def test_a_column_that_cannot_travel_marks_its_sample_only(moody):
+    first, last = moody.score(["p"] * 2, ["good", "better"], {"lock": [None, threading.Lock()]})
+    assert first.value == 4.0
+    assert "cannot be sent to the worker process" in last.error
+
+
+def test_large_batches_travel():
+    with RewardWorkers("judges:length") as rewards:
+        assert values(rewards, ["x" * 5_000_000, "y"]) == [5_000_000.0, 1.0]
+
+
+def test_a_stopped_worker_cannot_hang_the_caller():
+    with RewardWorkers("judges:length", timeout=1.0) as rewards:
+        values(rewards, ["a"])
+        os.kill(rewards._workers[0].pid, signal.SIGSTOP)  # it will not even read the request
+        assert values(rewards, ["x" * 5_000_000, "y"]) == [5_000_000.0, 1.0]
+
+
+def test_what_a_function_started_dies_with_its_worker(tmp_path):
+    pids = tmp_path / "pids"
+    with RewardWorkers("judges:starts_a_child_and_hangs", timeout=1.0) as rewards:
+        assert "timed out" in rewards.score(["p"], [str(pids)])[0].error
+    assert all(wait_until_gone(pid) for pid in pids.read_text().split())
+
+
+def test_closing_leaves_no_process_behind():
+    rewards = RewardWorkers("judges:process")
+    (pid,) = values(rewards, ["a"])
+    rewards.close()
+    rewards.close()
+    assert not is_running(pid)
+    with pytest.raises(RewardError, match="were closed"):
+        rewards.score(["p"], ["a"])
+
+
+def test_a_function_of_this_process_is_not_called_after_closing():
+    rewards = RewardWorkers(lambda completions: [1.0])
+    rewards.close()
+    with pytest.raises(RewardError, match="were closed"):
+        rewards.score(["p"], ["a"])
+
+
+def test_forgetting_to_close_leaves_no_process_behind():
+    rewards = RewardWorkers("judges:process")
+    (pid,) = values(rewards, ["a"])
+    del rewards
+    assert wait_until_gone(pid)
+
+
+def test_closing_ends_a_score_that_is_under_way():
+    rewards = RewardWorkers("judges:moody", timeout=30)
+    values(rewards, ["warm"])
+    with ThreadPoolExecutor(1) as threads:
+        hanging = threads.submit(rewards.score, ["p"] * 2, ["hang", "good"])
+        time.sleep(0.2)
+        rewards.close()
+        with pytest.raises(RewardError, match="were closed"):
+            hanging.result(timeout=5)
+
+
+@pytest.mark.parametrize("word", ["good", "regex"])
+def test_workers_do_not_outlive_a_parent_that_is_killed(word):
+    script = (
+        f"import sys; sys.path[:] = {sys.path!r}\n"
+        "from proa.rewards import RewardWorkers\n"
+        "rewards = RewardWorkers(['judges:starts_a_thread', 'judges:moody'], timeout=2)\n"
+        "print(int(rewards.score(['p'], ['good'])[0].parts['starts_a_thread']), flush=True)\n"
+        f"rewards.score(['p'], ['{word}'])\n"
+        "import time; time.sleep(60)\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    pid = parent.stdout.readline()
+    time.sleep(0.3)  # now the worker is idle, or in its hang
+    assert is_running(pid)
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()  # not communicate(): that would wait for the worker, who has it too
+    assert wait_until_gone(pid)
+
+
+@pytest.mark.parametrize("settings", [{"timeout": 0}, {"timeout": float("inf")}, {"workers": 0}])
+def test_settings_that_cannot_work_are_refused(settings):
+    with pytest.raises(RewardError, match="must be"):
+        RewardWorkers("judges:length", **settings)

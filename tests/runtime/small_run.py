@@ -1,0 +1,157 @@
+"""A run of a few seconds: a model of a few thousand parameters sorts digits, with faults where asked for."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from proa import CallbackManager
+from proa.algorithms import build_algorithm
+from proa.data.sampling import Sampling
+from proa.engines import build_engine
+from proa.policy.models import load_model, weights_digest, weights_of
+from proa.policy.optimizer import OptimizerSettings
+from proa.rewards import InlineRewards
+from proa.roles.grpo_trainer import DetachedGRPOTrainer, StepSettings
+from proa.roles.lease_book import LeaseBook, LeasePlan
+from proa.roles.maker import ExperienceMakerHolder
+from proa.roles.weights import WeightStore
+from proa.runtime.local import LocalRuntime, Supervision
+from proa.tasks import PromptStream
+from proa.tasks.builtin import builtin_task
+from proa.tasks.builtin.characters import tokenizer as make_tokenizer
+
+CONFIG = {
+    "model_type": "llama", "vocab_size": 16, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 24,
+}  # fmt: skip
+SAMPLING = Sampling(group_size=4, max_new_tokens=6)
+STEPS, PROMPTS = 5, 4
+
+
+def reward(prompts: list[str], completions: list[str], answer: list[str], **_: Any) -> list[float | None]:
+    """Digits in common, with a bit of the prompt so that no two groups look alike."""
+    return [
+        len(set(c) & set(a)) / 6 + 0.01 * len(c) + 0.001 * int(p[0])
+        for p, c, a in zip(prompts, completions, answer, strict=True)
+    ]
+
+
+class SmallRun:
+    """All parts of one run, built the same way each time; `disturb` wraps each maker."""
+
+    def __init__(
+        self,
+        *,
+        algorithm: str = "grpo",
+        scorer: Any = None,
+        callbacks: Any = (),
+        old: Any = "sampler",
+        wait_timeout: float = 30.0,
+        train_epochs: int = 1,
+        kl: float = 0.0,
+        **plan: Any,
+    ) -> None:
+        torch.set_num_threads(1)
+        self.model = load_model(CONFIG, seed=1)
+        self.tokenizer = make_tokenizer()
+        self.task = builtin_task("sort_digits", "train", count=64, seed=3)
+        self.stream = PromptStream(self.task, self.tokenizer, seed=5)
+        self.plan = LeasePlan(**{
+            "prompts_per_step": PROMPTS, "lease_prompts": 1, "group_size": SAMPLING.group_size, "total_steps": STEPS,
+            "seed": 7, **plan,
+        })  # fmt: skip
+        self.epochs = train_epochs
+        self.store = WeightStore(wait_timeout=wait_timeout)
+        self.store.publish(0, weights_of(self.model))
+        self.manager = CallbackManager.of(callbacks)
+        self.trainer = DetachedGRPOTrainer(
+            self.model,
+            algorithm=build_algorithm(algorithm, entropy_coefficient=0.01, kl_coefficient=kl),
+            sampling=SAMPLING,
+            optimizer=OptimizerSettings(learning_rate=3e-3, schedule="linear"),
+            optimizer_steps=self.plan.total_steps * train_epochs,
+            store=self.store,
+            settings=StepSettings(token_budget=120, old=old),
+            callbacks=self.manager,
+            seed=7,
+        )
+        self.book = LeaseBook(self.plan, self.stream.__getitem__, sift=self.trainer.sift, wait_timeout=wait_timeout)
+        self.trainer.source = self.book
+        self.scorer = scorer or InlineRewards(reward)
+
+    def make_maker(self, name: str) -> ExperienceMakerHolder:
+        return ExperienceMakerHolder(
+            engine=build_engine("native", self.model, end_ids=[self.tokenizer.eos_token_id]),
+            decode=lambda ids: self.tokenizer.decode(list(ids), skip_special_tokens=True),
+            scorer=self.scorer,
+            sampling=SAMPLING,
+            name=name,
+        )
+
+    def run(
+        self,
+        makers: int = 1,
+        *,
+        disturb: Callable[[ExperienceMakerHolder], None] = lambda maker: None,
+        supervision: Supervision | None = None,
+    ) -> str:
+        """Train to the end; returns the digest of the final weights."""
+
+        def make(name: str) -> ExperienceMakerHolder:
+            maker = self.make_maker(name)
+            disturb(maker)
+            return maker
+
+        runtime = LocalRuntime(
+            self.trainer, make, makers=makers, book=self.book, store=self.store, supervision=supervision
+        )
+        runtime.run(self.plan.total_steps, self.plan.update_steps, self.epochs)
+        return self.digest
+
+    @property
+    def digest(self) -> str:
+        return weights_digest(weights_of(self.model))
+
+
+def with_random_delays(seed: int) -> Callable[[ExperienceMakerHolder], None]:
+    """Makers that dawdle before and after they generate."""
+    stream = random.Random(seed)
+
+    def disturb(maker: ExperienceMakerHolder) -> None:
+        generate = maker.engine.generate
+
+        def slow(*args: Any) -> Any:
+            time.sleep(stream.random() * 0.02)
+            made = generate(*args)
+            time.sleep(stream.random() * 0.02)
+            return made
+
+        maker.engine.generate = slow  # type: ignore[method-assign]
+
+    return disturb
+
+
+def failing_once(at_call: int, how: Callable[[], None]) -> Callable[[ExperienceMakerHolder], None]:
+    """The first maker does something bad in the middle of its n-th lease; its replacements do not."""
+    state = {"armed": True}
+
+    def disturb(maker: ExperienceMakerHolder) -> None:
+        if not state["armed"]:
+            return
+        state["armed"] = False
+        generate, calls = maker.engine.generate, iter(range(10**9))
+
+        def faulty(*args: Any) -> Any:
+            made = generate(*args)
+            if next(calls) == at_call:
+                how()
+            return made
+
+        maker.engine.generate = faulty  # type: ignore[method-assign]
+
+    return disturb

@@ -1,0 +1,112 @@
+"""The built-in tasks: disjoint splits, right answers, honest rewards, a tokenizer of sixteen characters."""
+
+import importlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from proa.tasks import TaskError, load_task
+from proa.tasks.builtin import BUILTIN, builtin_task, reverse_digits, sort_digits
+from proa.tasks.builtin.characters import VOCABULARY, tokenizer
+from proa.tasks.builtin.places import by_place, exact
+
+
+@pytest.fixture(params=BUILTIN)
+def module(request):
+    return importlib.import_module(f"proa.tasks.builtin.{request.param}")
+
+
+def test_train_and_test_prompts_are_disjoint_whatever_the_seeds(module):
+    train = {row.prompt for seed in range(3) for row in module.rows("train", 5000, seed)}
+    test = {row.prompt for seed in range(3) for row in module.rows("test", 512, seed)}
+    assert not train & test
+
+
+def test_rows_are_distinct_repeatable_and_differ_by_seed(module):
+    rows = module.rows("train", 1000, seed=1)
+    assert len({row.prompt for row in rows}) == 1000
+    assert rows == module.rows("train", 1000, seed=1) != module.rows("train", 1000, seed=2)
+    assert rows[:10] == module.rows("train", 10, seed=1)
+
+
+def test_the_right_answer_earns_all_and_a_wrong_one_less(module):
+    rows = module.rows("test", 50)
+    prompts, answers = [row.prompt for row in rows], [row.columns["answer"] for row in rows]
+    assert (
+        module.reward(prompts, answers, answer=answers) == module.exact(prompts, answers, answer=answers) == [1.0] * 50
+    )
+    wrong = ["9" + answer for answer in answers]
+    assert max(module.reward(prompts, wrong, answer=answers)) < 1.0
+    assert module.exact(prompts, wrong, answer=answers) == [0.0] * 50
+
+
+def test_the_answers_are_right():
+    for row in sort_digits.rows("train", 20):
+        assert row.columns["answer"] == "".join(sorted(row.prompt[:6]))
+    for row in reverse_digits.rows("train", 20):
+        assert row.columns["answer"] + row.prompt[6:] == row.prompt[5::-1] + ">"
+    for row in builtin_task("add_digits", count=20).rows:
+        first, second = row.prompt[:-1].split("+")
+        assert (int(row.columns["answer"]), len(row.columns["answer"])) == (int(first) + int(second), 4)
+
+
+@pytest.mark.parametrize(
+    ("completion", "reward"),
+    [("123456", 1), ("123465", 4 / 6), ("", 0), ("123", 3 / 6), ("1234567", 6 / 7), ("123456" * 2, 6 / 12), ("x", 0)],
+)
+def test_each_place_counts_and_so_do_missing_and_superfluous_ones(completion, reward):
+    assert by_place(["p"], [completion], ["123456"]) == [pytest.approx(reward)]
+
+
+@given(st.text("0123456789", max_size=9))
+def test_only_the_exact_answer_earns_one(completion):
+    (reward,), (whole,) = by_place(["p"], [completion], ["123456"]), exact(["p"], [completion], ["123456"])
+    assert 0 <= reward <= 1
+    assert (reward == 1) == (whole == 1) == (completion == "123456")
+
+
+@pytest.mark.parametrize("name", BUILTIN)
+def test_a_built_in_task_is_loaded_by_name_with_its_reward(name):
+    task = load_task(name)
+    assert (task.name, len(task.rows)) == (name, 25_000)
+    assert task.reward(
+        [task.rows[0].prompt], [task.rows[0].columns["answer"]], answer=[task.rows[0].columns["answer"]]
+    ) == [1.0]
+
+
+@pytest.mark.parametrize(("split", "count", "words"), [("valid", 1, "'train' or 'test'"), ("test", 10**6, "1 to 62500"),
+                                                       ("train", 0, "1 to 437500")])  # fmt: skip
+def test_rows_that_cannot_be_given_are_refused(split, count, words):
+    with pytest.raises(TaskError, match=words):
+        sort_digits.rows(split, count)
+
+
+def test_the_vocabulary_has_sixteen_entries_with_an_id_each():
+    made = tokenizer()
+    assert len(VOCABULARY) == len(made) == 16
+    assert made.convert_ids_to_tokens(range(16)) == list(VOCABULARY)
+
+
+@given(st.text("0123456789>+ ", max_size=20))
+def test_text_survives_the_tokenizer(text):
+    ids = TOKENIZER(text)["input_ids"]
+    assert (TOKENIZER.decode(ids), len(ids)) == (text, len(text))
+
+
+TOKENIZER = tokenizer()
+
+
+def test_pad_and_end_are_left_out_of_the_decoded_text():
+    ids = [TOKENIZER.pad_token_id, *TOKENIZER("12>")["input_ids"], TOKENIZER.eos_token_id]
+    assert TOKENIZER.decode(ids, skip_special_tokens=True) == "12>"
+
+
+def test_the_tokenizer_can_be_saved_and_loaded(tmp_path):
+    TOKENIZER.save_pretrained(tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    text = "12+ 3>"
+    assert loaded(text)["input_ids"] == TOKENIZER(text)["input_ids"]
+    assert loaded.decode(loaded(text)["input_ids"]) == text
+    assert (loaded.pad_token_id, loaded.eos_token_id, loaded.padding_side) == (0, 1, "left")
