@@ -19,8 +19,9 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	$(BIN)/python $(PIP_INSTALL) --editable '.[dev]'
 	@touch $@
 
-demo: setup          ## a small model learns to sort digits, with hooks in all three styles
-	$(BIN)/python examples/lifecycle_demo.py
+demo: setup          ## a small model learns to sort digits by detached RL, in two to three minutes
+	rm -rf runs/demo
+	$(BIN)/proa train examples/sort_digits.yaml --output_dir runs/demo
 
 test: setup          ## the tests
 	$(BIN)/python -m pytest -q
@@ -41,6 +42,7 @@ prove: setup         ## the long proofs, the demo and the benchmark bounds
 	$(BIN)/python -m pytest -q
 	$(BIN)/python examples/lifecycle_demo.py
 	$(BIN)/python benchmarks/callbacks.py
+	$(BIN)/python benchmarks/rollout.py
 
 bench:               ## the cost of callbacks beside other libraries, in an environment of their own
 	benchmarks/set_up_peers .venv-bench

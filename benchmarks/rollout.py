@@ -25,7 +25,7 @@ from proa.engines import Engine, Request, build_engine
 
 PROMPTS, SAMPLES, PROMPT_LENGTH, VOCABULARY = 8, 8, 32, 4096
 PLAIN = "model.generate"
-RATIO_LIMIT = 1.9
+RATIO_LIMIT = 1.7
 
 
 @dataclass(frozen=True)

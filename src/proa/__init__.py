@@ -19,15 +19,23 @@ if TYPE_CHECKING:
     from .lifecycle.hooks import Callback, MakerCallback, TrainerCallback
     from .lifecycle.manager import CallbackManager
     from .lifecycle.policy import ErrorPolicy, Priority
+    from .roles.buffer import DetachedReplayBuffer
+    from .roles.grpo_trainer import DetachedGRPOTrainer
+    from .roles.maker import ExperienceMakerHolder
+    from .roles.trainer import DetachedTrainer
 
 _HOME = {
     "ArmResult": "data.results",
     "Callback": "lifecycle.hooks",
     "CallbackManager": "lifecycle.manager",
+    "DetachedGRPOTrainer": "roles.grpo_trainer",
+    "DetachedReplayBuffer": "roles.buffer",
+    "DetachedTrainer": "roles.trainer",
     "ErrorPolicy": "lifecycle.policy",
     "EvalResult": "data.results",
     "BufferItem": "data.experience",
     "Experience": "data.experience",
+    "ExperienceMakerHolder": "roles.maker",
     "ExperimentResult": "data.results",
     "LogContext": "data.results",
     "LoopArtifacts": "data.loop",
@@ -48,9 +56,13 @@ __all__ = [
     "BufferItem",
     "Callback",
     "CallbackManager",
+    "DetachedGRPOTrainer",
+    "DetachedReplayBuffer",
+    "DetachedTrainer",
     "ErrorPolicy",
     "EvalResult",
     "Experience",
+    "ExperienceMakerHolder",
     "ExperimentResult",
     "LogContext",
     "LoopArtifacts",

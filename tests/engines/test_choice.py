@@ -55,3 +55,19 @@ def test_low_temperatures_do_not_overflow() -> None:
     tokens, log_probs = choose(torch.tensor([[1.0, 9.0, 3.0]]), torch.tensor([0.99]), Sampling(temperature=1e-4))
     assert tokens.tolist() == [1]
     assert log_probs.tolist() == [0.0]
+
+
+def test_rounding_at_the_edges_of_blocks_never_gives_an_impossible_token() -> None:
+    """One possible token in each block of 64, and uniform numbers as close to the blocks' edges as can be."""
+    weights = torch.zeros(200, 1024)
+    weights[:, 30::64] = (-40 * uniforms(range(200), 16)).exp().float()  # so far apart that sums are rounded
+    cumulative = weights.double().cumsum(-1)[:, 63::64]
+    for edge in range(15):
+        numbers = cumulative[:, edge] / cumulative[:, -1]
+        for nudged in (
+            numbers,
+            numbers.nextafter(torch.zeros_like(numbers)),
+            numbers.nextafter(torch.ones_like(numbers)),
+        ):
+            tokens, _ = choose(weights.log(), nudged, Sampling())
+            assert bool((tokens % 64 == 30).all())

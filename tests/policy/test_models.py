@@ -172,6 +172,11 @@ def test_a_bad_configuration_is_refused_in_clear_words(change, words, configurat
         load_model(configuration(**change))
 
 
+def test_a_suggestion_may_be_another_name_that_transformers_takes(configuration):
+    with pytest.raises(ModelError, match="a gpt2 configuration has no key 'hiden_size'; did you mean 'hidden_size'"):
+        load_model(configuration("gpt2", hiden_size=16))
+
+
 def test_other_names_that_transformers_takes_are_no_unknown_keys(configuration):
     model = load_model(configuration("gpt2", n_layer=1, hidden_size=16))
     assert model.config.n_embd == 16
