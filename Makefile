@@ -30,7 +30,7 @@ check: setup         ## format, lint, types, direction of imports
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/ruff check --quiet .
 	$(BIN)/mypy
-	$(BIN)/mypy --strict examples benchmarks
+	$(BIN)/mypy --strict examples
 	$(BIN)/lint-imports
 
 format: setup        ## format and sort imports

@@ -56,7 +56,7 @@ def test_a_maker_that_delivers_garbage_is_replaced_and_the_garbage_refused(caplo
     digest = SmallRun().run()
 
     def short(maker):
-        make = maker._make
+        make = maker.make
         armed = [maker.name == "maker_0"]
 
         def garbage(*args):
@@ -66,7 +66,7 @@ def test_a_maker_that_delivers_garbage_is_replaced_and_the_garbage_refused(caplo
                 return items[:-1]
             return items
 
-        maker._make = garbage
+        maker.make = garbage
 
     assert run.run(2, disturb=short) == digest
 

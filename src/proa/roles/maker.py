@@ -104,7 +104,7 @@ class ExperienceMakerHolder:
             self.update_experience_maker(store.fetch(lease.version, owner=self.name))
         moments.maker_batch_start(state)
         try:
-            items = self._make(lease.prompts, lease.seeds)
+            items = self.make(lease.prompts, lease.seeds)
             moments.maker_send_start(state)
             try:
                 book.deliver(Delivery(lease.id, tuple(items)), self.name)
@@ -137,7 +137,7 @@ class ExperienceMakerHolder:
             for prompts in itertools.islice(batches, num_steps or None):
                 moments.maker_batch_start(state)
                 try:
-                    self._send(self._make(tuple(prompts), self._seeds(prompts)))
+                    self._send(self.make(tuple(prompts), self._seeds(prompts)))
                 finally:
                     moments.maker_batch_end(state)
                 state.global_step += 1
@@ -162,7 +162,7 @@ class ExperienceMakerHolder:
 
     # -- making --------------------------------------------------------------------------------------
 
-    def _make(self, prompts: Sequence[Prompt], seeds: Sequence[Sequence[int]]) -> list[BufferItem]:
+    def make(self, prompts: Sequence[Prompt], seeds: Sequence[Sequence[int]]) -> list[BufferItem]:
         """Generate, score and stamp: one item per sample, groups together."""
         moments, state = self.manager.moments, self.state
         moments.maker_make_experience_start(state)

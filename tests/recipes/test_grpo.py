@@ -1,0 +1,175 @@
+"""The whole job from a configuration: what it leaves behind, and clear words for likely mistakes."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from proa import Callback, MakerCallback, TrainerCallback
+from proa.cli.main import main
+from proa.policy.models import load_model, weights_digest, weights_of
+from proa.recipes import grpo, sft
+from proa.tasks.builtin import builtin_task
+from proa.tasks.builtin.characters import tokenizer
+
+SMALL = """\
+name: small
+total_steps: 3
+train_batch_size: 16
+makers: 2
+sampling: {group_size: 4, max_new_tokens: 7}
+model:
+  config: {model_type: llama, vocab_size: 16, hidden_size: 16, intermediate_size: 32, num_hidden_layers: 1,
+           num_attention_heads: 2, num_key_value_heads: 1, max_position_embeddings: 24}
+task: {source: sort_digits, count: 64}
+reward: {workers: 0}
+optimizer: {learning_rate: 3e-3}
+eval:
+  - {name: sort_digits, count: 16, run_every: 2}
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "small.yaml"
+    path.write_text(SMALL)
+    return path
+
+
+def run_json(tmp_path, name="small"):
+    return json.loads((tmp_path / "runs" / name / "run.json").read_text())
+
+
+def test_a_run_leaves_its_record_and_weights_that_load(file, tmp_path):
+    state = grpo(file, output_dir=tmp_path / "runs")
+    folder = tmp_path / "runs" / "small"
+    header = run_json(tmp_path)
+    assert state.global_step == 3
+    assert (header["status"], header["steps_run"], header["policy_version"]) == ("completed", 3, 3)
+    assert header["ledger"]["leased"] == header["ledger"]["trained"] == 48
+    assert set(header["evals"]["sort_digits"]) == {"exact", "completion_tokens"}
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows if "loss" in row] == [0, 1, 2]
+    assert [row["step"] for row in rows if "sort_digits.exact" in row] == [-1, 1, 2]
+    model = AutoModelForCausalLM.from_pretrained(folder / "model")
+    assert weights_digest(weights_of(model)) == header["weights_digest"]
+    assert AutoTokenizer.from_pretrained(folder / "model")("594833>")["input_ids"][-1] == 3
+    assert json.loads((folder / "config.json").read_text())["makers"] == 2
+
+
+def test_the_digest_is_the_same_for_any_number_of_makers_and_another_for_another_seed(file, tmp_path):
+    digests = {}
+    for name, changes in {"m1": {"makers": 1}, "m3": {"makers": 3}, "s1": {"seed": 1}}.items():
+        grpo(file, output_dir=tmp_path / "runs", name=name, **changes)
+        digests[name] = run_json(tmp_path, name)["weights_digest"]
+    assert digests["m1"] == digests["m3"] != digests["s1"]
+
+
+def test_callbacks_of_every_kind_are_called_where_they_live(file, tmp_path):
+    heard = []
+
+    class Driver(Callback):
+        def on_step_end(self, state, step_idx, batch, metrics):
+            heard.append(("driver", step_idx))
+
+    class Trainer(TrainerCallback):
+        def on_batch_end(self, metrics, experience):
+            heard.append(("trainer", len(experience)))
+
+    class Maker(MakerCallback):
+        def on_make_experience_end(self, experience):
+            heard.append(("maker", len(experience)))
+
+    grpo(file, output_dir=tmp_path / "runs", callbacks=[Driver(), Trainer(), Maker()])
+    assert [entry for entry in heard if entry[0] == "driver"] == [("driver", 0), ("driver", 1), ("driver", 2)]
+    assert heard.count(("trainer", 16)) == 3
+    assert heard.count(("maker", 4)) == 12
+
+
+def test_a_failed_run_says_so_in_its_record(file, tmp_path):
+    class Broken(Callback):
+        def on_step_end(self, state, step_idx, batch, metrics):
+            raise ValueError("my bug")
+
+    with pytest.raises(ValueError, match="my bug"):
+        grpo(file, output_dir=tmp_path / "runs", callbacks=[Broken()])
+    header = run_json(tmp_path)
+    assert (header["status"], header["stop_reason"]) == ("failed", "ValueError: my bug")
+    assert header["callback_errors"] == {"Broken": 1}
+    ledger = header["ledger"]
+    assert ledger["leased"] == ledger["trained"] + sum(ledger["dropped"].values())
+
+
+def test_an_early_stop_is_a_completed_run_with_its_reason(file, tmp_path):
+    class Enough(Callback):
+        def on_step_end(self, state, step_idx, batch, metrics):
+            state.stop_training("enough")
+
+    grpo(file, output_dir=tmp_path / "runs", callbacks=[Enough()])
+    header = run_json(tmp_path)
+    assert (header["status"], header["stop_reason"], header["stopped_by"], header["steps_run"]) == (
+        "completed", "enough", "Enough.on_step_end", 1,
+    )  # fmt: skip
+
+
+def test_the_command_line_runs_it_and_shows_the_result(file, tmp_path, capsys):
+    assert main(["train", str(file), "--output-dir", str(tmp_path / "runs"), "--total_steps", "2"]) == 0
+    shown = capsys.readouterr().out
+    assert "step 1" in shown
+    assert "sort_digits.exact" in shown
+    assert "32 leased = 32 trained" in shown
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "words"),
+    [
+        (["--total_stepz", "3"], 2, "did you mean 'total_steps'"),
+        (["--sampling.group_size", "1"], 2, "group_size must be at least 2"),
+        (["--model", "no/such/folder"], 1, "no/such/folder"),
+        (["--task.source", "no_such_task"], 1, "no_such_task"),
+        (["--algorithm.name", "grop"], 1, "did you mean 'grpo'"),
+        (["--sampling.max_new_tokens", "24"], 1, "leaves no room for a prompt"),
+        (["--sampling.max_new_tokens", "20"], 1, "7 tokens"),
+    ],
+)
+def test_likely_mistakes_end_with_clear_words_and_the_right_code(file, tmp_path, capsys, flags, code, words):
+    assert main(["train", str(file), "--output_dir", str(tmp_path / "runs"), *flags]) == code
+    assert words in capsys.readouterr().err
+
+
+def test_an_empty_dataset_is_refused(file, tmp_path, capsys):
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text("")
+    assert main(["train", str(file), "--output_dir", str(tmp_path / "runs"), "--task.source", str(empty)]) == 1
+    assert "empty" in capsys.readouterr().err
+
+
+def test_a_used_run_folder_is_refused_and_left_alone(file, tmp_path, capsys):
+    grpo(file, output_dir=tmp_path / "runs")
+    before = (tmp_path / "runs" / "small" / "run.json").read_text()
+    assert main(["train", str(file), "--output_dir", str(tmp_path / "runs")]) == 2
+    assert "was used by a run already" in capsys.readouterr().err
+    assert (tmp_path / "runs" / "small" / "run.json").read_text() == before
+
+
+def test_help_for_train_is_instant():
+    out = subprocess.run([sys.executable, "-m", "proa", "train", "--help"], capture_output=True, text=True, check=True)
+    assert "proa train FILE [--key value ...]" in out.stdout
+
+
+def test_sft_lowers_the_loss_and_is_the_same_each_time():
+    config = {
+        "model_type": "llama", "vocab_size": 16, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "max_position_embeddings": 24,
+    }  # fmt: skip
+    task, digests, losses = builtin_task("sort_digits", "train", count=64), set(), []
+    for budget in (0, 0):
+        model = load_model(config, seed=0)
+        state = sft(model, tokenizer(), task, steps=20, batch_size=16, token_budget=budget, callbacks=None)
+        digests.add(weights_digest(weights_of(model)))
+        losses.append(state.metrics["loss"])
+    assert len(digests) == 1
+    first = sft(load_model(config, seed=0), tokenizer(), task, steps=1, batch_size=16).metrics["loss"]
+    assert losses[0] < first
