@@ -59,11 +59,14 @@ def test_tasks_get_on_at_step_boundaries():
 
 
 def test_a_slow_task_does_not_hold_up_the_steps():
-    uploader = Uploader(after_a_while)
+    async def slowly(step_idx):
+        await asyncio.sleep(0.4)
+
+    uploader = Uploader(slowly)
     manager = CallbackManager([uploader])
     begun = time.perf_counter()
     manager.fire("step_end", LoopState(global_step=1))
-    assert time.perf_counter() - begun < 0.02
+    assert time.perf_counter() - begun < 0.35
     run(manager, 0)
     assert uploader.done == [0]
 
@@ -110,7 +113,7 @@ def test_a_task_that_misses_the_deadline_is_cancelled_and_said():
     begun = time.perf_counter()
     with pytest.raises(TimeoutError, match=r"background task upload 0 was not done after 0.05 s"):
         run(manager, 1)
-    assert time.perf_counter() - begun < 1
+    assert time.perf_counter() - begun < 10
     assert cancelled == [0]
 
 

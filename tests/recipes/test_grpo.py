@@ -57,6 +57,9 @@ def test_a_run_leaves_its_record_and_weights_that_load(file, tmp_path):
     assert weights_digest(weights_of(model)) == header["weights_digest"]
     assert AutoTokenizer.from_pretrained(folder / "model")("594833>")["input_ids"][-1] == 3
     assert json.loads((folder / "config.json").read_text())["makers"] == 2
+    predictions = sorted((folder / "evals" / "sort_digits").iterdir())
+    assert [file.name for file in predictions] == ["step_0.jsonl", "step_2.jsonl", "step_3.jsonl"]
+    assert len(predictions[0].read_text().splitlines()) == 16
 
 
 def test_the_digest_is_the_same_for_any_number_of_makers_and_another_for_another_seed(file, tmp_path):

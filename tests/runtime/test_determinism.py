@@ -128,3 +128,31 @@ def test_the_ledger_closes_at_every_step_and_at_the_end():
     assert run.book.ledger.as_dict() | {"tokens": None} == {
         "leased": 80, "trained": 80, "buffered": 0, "in_flight": 0, "dropped": {}, "tokens": None,
     }  # fmt: skip
+
+
+def test_the_trainers_log_probabilities_are_the_samplers_after_each_push():
+    """At staleness 0 the weights that sampled are those that train, so every ratio is 1 but for float noise."""
+    from proa.policy.log_probs import action_statistics
+
+    worst = []
+    run = SmallRun(max_staleness=0)
+    step = run.trainer.training_step
+
+    def checked(experience):
+        own = action_statistics(
+            run.model, experience.sequences, experience.attention_mask, experience.action_log_probs.shape[1]
+        ).log_probs_BA
+        worst.append(float((own - experience.action_log_probs)[experience.action_mask].abs().max().detach()))
+        return step(experience)
+
+    run.trainer.training_step = checked
+    run.run(2)
+    assert len(worst) == 5
+    assert max(worst) < 1e-4
+
+
+def test_windowed_trains_to_the_end_and_writes_its_choices_down():
+    run = SmallRun(schedule="windowed", max_staleness=1)
+    run.run(3, disturb=with_random_delays(3))
+    assert len(run.book.journal) == 20
+    assert run.book.ledger.trained == 80

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import sys
 import traceback
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from ..callbacks import ConsoleProgress
 from ..callbacks.console import sparkline
@@ -55,6 +57,8 @@ def _show_result(console: Console, config: RunConfig) -> None:
         for name, values in curves.items():
             table.add_row(name, f"{values[0]:.4g}", f"{values[-1]:.4g}", sparkline(values))
         console.print(table)
+    for name in header["evals"]:
+        _show_samples(console, folder / "evals" / name)
     rewards = [row["reward"] for row in rows if "reward" in row]
     console.print(f"reward over the run: {sparkline(rewards)}", highlight=False)
     ledger = header["ledger"]
@@ -66,6 +70,24 @@ def _show_result(console: Console, config: RunConfig) -> None:
     )
     console.print(f"weights {header['weights_digest'][:16]}, version {header['policy_version']}", highlight=False)
     console.print(f"the record is in {folder}, the final weights in {folder / 'model'}", highlight=False)
+
+
+def _show_samples(console: Console, folder: Path, count: int = 6) -> None:
+    """The same prompts at the first eval and at the last."""
+    files = sorted(folder.glob("step_*.jsonl"), key=lambda file: int(file.stem.removeprefix("step_")))
+    if not files:
+        return
+    first, last = (
+        [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()[:count]]
+        for file in (files[0], files[-1])
+    )
+    table = Table(title=f"{folder.name}: samples", title_justify="left")
+    for column in ("prompt", f"after {files[0].stem}", f"after {files[-1].stem}", "answer"):
+        table.add_column(column)
+    for before, after in zip(first, last, strict=True):
+        cells = (after["prompt"], before["completion"], after["completion"], after.get("answer", ""))
+        table.add_row(*(Text(str(cell)) for cell in cells))  # model output is text, never markup
+    console.print(table)
 
 
 def _eval_curves(rows: list[dict[str, Any]], evals: dict[str, dict[str, float]]) -> dict[str, list[float]]:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -25,8 +28,12 @@ def evaluator_for(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     end_ids: list[int],
+    steps_done: Callable[[], int],
 ) -> Evaluator:
-    """An evaluator as configured: the mean of its metric over greedy completions of its prompts."""
+    """An evaluator as configured: the mean of its metric over greedy completions of its prompts.
+
+    Each time, the predictions go to `evals/<name>/step_<steps done>.jsonl` in the run folder.
+    """
     task = _eval_task(section, config)
     scorer = InlineRewards(_metric(section, task))
     rows = task.rows[: section.count]
@@ -44,12 +51,25 @@ def evaluator_for(
         scores = scorer.score([row.prompt for row in rows], texts, columns)
         values = [one.value for one in scores if one.value is not None]
         name = scorer.functions[0].name
+        _write_predictions(
+            config.folder / "evals" / section.name / f"step_{steps_done()}.jsonl",
+            [
+                {"prompt": row.prompt, "completion": text, name: one.value, "error": one.error, **row.columns}
+                for row, text, one in zip(rows, texts, scores, strict=True)
+            ],
+        )
         return {
             name: sum(values) / len(values) if values else float("nan"),
             "completion_tokens": sum(map(len, completions)) / len(completions),
         }
 
     return Evaluator(section.name, score, run_every=section.run_every, baseline=section.baseline)
+
+
+def _write_predictions(path: Path, predictions: list[dict[str, Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = [json.dumps(prediction, default=str, ensure_ascii=False) for prediction in predictions]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def _eval_task(section: EvalSection, config: RunConfig) -> Task:

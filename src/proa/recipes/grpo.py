@@ -159,9 +159,12 @@ class _Run:
 
     def _evaluators(self, material: _Material) -> list[Evaluator]:
         return [
-            evaluator_for(section, self.config, material.model, material.tokenizer, material.end_ids)
+            evaluator_for(section, self.config, material.model, material.tokenizer, material.end_ids, self._steps_done)
             for section in self.config.eval
         ]
+
+    def _steps_done(self) -> int:
+        return self.trainer.state.global_step if self.trainer is not None else 0
 
 
 def _place(config: RunConfig, callbacks: Callbacks) -> tuple[CallbackManager, list[Any]]:
