@@ -200,6 +200,6 @@ class _Stopwatch:
 
     def performance(self, role: str) -> Performance:
         total = perf_counter() - self.since
-        shares = {name: seconds / total for name, seconds in self.seconds.items()}
+        shares = {name: seconds / total if total else 0.0 for name, seconds in self.seconds.items()}
         shares["other"] = max(0.0, 1.0 - sum(shares.values()))
         return Performance(role, total, self.samples, self.tokens, self.flop, shares)
