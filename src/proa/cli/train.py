@@ -23,6 +23,7 @@ from ..record.run_folder import RunFolderError
 
 def train(config: RunConfig) -> int:
     """Exit code: 0 done, 1 failed, 2 wrong use."""
+    sys.path.insert(0, str(Path.cwd()))  # so that rewards and tasks beside the configuration can be named
     console = Console()
     shown: list[BaseCallback] = []
     if not any(section.kind == "console" for section in config.callbacks):

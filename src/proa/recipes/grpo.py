@@ -86,6 +86,7 @@ class _Run:
         if config.warm_start is not None:
             _warm_start(config, material)
         with _scorer(config, material.task) as scorer:
+            scorer.check(material.task.rows[0].columns)  # a misspelt column is found now, not at the first score
             runtime = self._assemble(material, scorer)
             runtime.run(config.total_steps, config.update_steps, config.train_epochs)
         assert self.trainer is not None
