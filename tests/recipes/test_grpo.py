@@ -176,3 +176,54 @@ def test_sft_lowers_the_loss_and_is_the_same_each_time():
     assert len(digests) == 1
     first = sft(load_model(config, seed=0), tokenizer(), task, steps=1, batch_size=16).metrics["loss"]
     assert losses[0] < first
+
+
+def test_an_interrupt_is_recorded_as_such_and_comes_out(file, tmp_path):
+    class Interrupt(Callback):
+        def on_step_end(self, state, step_idx, batch, metrics):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        grpo(file, output_dir=tmp_path / "runs", callbacks=[Interrupt()])
+    header = run_json(tmp_path)
+    assert (header["status"], header["stop_reason"], header["steps_run"]) == ("cancelled", "interrupted", 1)
+
+
+def test_functions_on_makers_moments_are_called_in_the_driver(file, tmp_path):
+    from proa import CallbackManager
+
+    manager, heard = CallbackManager(), []
+    manager.on("maker.batch_end")(lambda state: heard.append(state.policy_version))
+    grpo(file, output_dir=tmp_path / "runs", callbacks=manager)
+    assert len(heard) == 12
+
+
+def test_a_configuration_object_can_be_changed_by_keyword(file, tmp_path):
+    from proa.config import load_run_config
+
+    state = grpo(load_run_config(file), output_dir=tmp_path / "runs", total_steps=1)
+    assert state.global_step == 1
+
+
+def raising(prompts, completions, **columns):
+    raise ValueError("the judge is ill")
+
+
+def test_a_reward_that_always_fails_ends_the_run_with_what_it_said(file, tmp_path, capsys):
+    flags = [
+        "--output_dir",
+        str(tmp_path / "runs"),
+        "--reward.functions",
+        f"[{__name__}:raising]",
+        "--total_steps",
+        "9",
+    ]
+    assert main(["train", str(file), *flags]) == 1
+    shown = capsys.readouterr().err
+    assert "nothing to train on" in shown
+    assert "the judge is ill" in shown
+
+
+def test_a_mistake_that_is_found_before_the_run_leaves_no_folder_behind(file, tmp_path):
+    assert main(["train", str(file), "--output_dir", str(tmp_path / "runs"), "--model", "no/such"]) == 1
+    assert not (tmp_path / "runs").exists()

@@ -86,9 +86,7 @@ class ScriptedMakers:
                 lost = self.held.pop(self.choose(len(self.held)))
                 self.book.release(lost.id, self.book._assigned[lost.id].maker)
             elif self.held:
-                free = [lease for lease in self.held if self.book._may_enter(lease.id)]
-                lease = free[self.choose(len(free))]  # one that is held back would hold this one thread back
-                self.held.remove(lease)
+                lease = self.held.pop(self.choose(len(self.held)))
                 self.book.deliver(fulfil(lease), "any maker")
                 if action == 2:
                     assert self.book.deliver(fulfil(lease), "any maker") is False
@@ -101,9 +99,9 @@ scripts = st.lists(st.integers(0, 11), max_size=120)
 
 
 @settings(max_examples=60, deadline=None)
-@given(scripts, st.integers(0, 2), st.integers(1, 3), st.sampled_from([1, 2, 4]), st.integers(0, 2))
-def test_whatever_the_makers_do_the_same_items_come_in_the_same_order(script, staleness, update, lease_prompts, limit):
-    the = plan(max_staleness=staleness, update_steps=update, lease_prompts=lease_prompts, buffer_limit=limit)
+@given(scripts, st.integers(0, 2), st.integers(1, 3), st.sampled_from([1, 2, 4]))
+def test_whatever_the_makers_do_the_same_items_come_in_the_same_order(script, staleness, update, lease_prompts):
+    the = plan(max_staleness=staleness, update_steps=update, lease_prompts=lease_prompts)
     calm = LeaseBook(the, prompt)
     expected = train(calm, before_take=ScriptedMakers(calm, []))
     book = LeaseBook(the, prompt, wait_timeout=1.0)
@@ -119,8 +117,8 @@ def test_whatever_the_makers_do_the_same_items_come_in_the_same_order(script, st
 
 
 @settings(max_examples=60, deadline=None)
-@given(scripts, st.integers(0, 2), st.floats(0.0, 1.0))
-def test_with_filtering_and_refill_it_is_the_same_too_and_groups_stay_whole(script, staleness, share):
+@given(scripts, st.integers(0, 2), st.floats(0.0, 1.0), st.integers(0, 2))
+def test_with_filtering_and_refill_it_is_the_same_too_and_groups_stay_whole(script, staleness, share, limit):
     def sift(group):
         keep = (int(group[0].group_id) * 7919 % 100) / 100 >= share
         return Sifted(group, {}) if keep else Sifted((), {"zero_variance": group})
@@ -128,6 +126,7 @@ def test_with_filtering_and_refill_it_is_the_same_too_and_groups_stay_whole(scri
     the = plan(max_staleness=staleness)
     calm = LeaseBook(the, prompt, sift=sift, wait_timeout=20.0)
     expected = train(calm, before_take=_serving(calm, []))
+    the = plan(max_staleness=staleness, buffer_limit=limit)
     book = LeaseBook(the, prompt, sift=sift, wait_timeout=20.0)
     steps = train(book, before_take=_serving(book, script))
     assert uids(steps) == uids(expected)
@@ -339,3 +338,67 @@ def test_the_oldest_version_in_use_is_what_open_leases_name():
     for _ in range(2):
         book.deliver(fulfil(book.next_lease("m")), "m")
     assert book.oldest_version_in_use() == 1
+
+
+def test_leases_that_come_in_order_fill_the_buffer_to_its_limit_and_no_further():
+    book = LeaseBook(plan(buffer_limit=1, max_staleness=3, lease_prompts=4), prompt, wait_timeout=0.05)
+    book.start_episode(0)
+    leases = [book.next_lease("m") for _ in range(4)]
+    book.deliver(fulfil(leases[0]), "m")
+    with pytest.raises(WaitTimeoutError, match="room in the replay buffer"):
+        book.deliver(fulfil(leases[1]), "m")
+    book.settle(book.take_step())
+    assert book.deliver(fulfil(leases[1]), "m")
+
+
+def test_a_maker_that_was_replaced_may_still_deliver_but_gets_nothing_more():
+    book = LeaseBook(plan(), prompt)
+    book.start_episode(0)
+    lease = book.next_lease("hung")
+    book.release(lease.id, "hung")
+    book.dismiss("hung")
+    assert book.deliver(fulfil(lease), "hung")
+    with pytest.raises(ClosedError, match="hung was replaced"):
+        book.next_lease("hung")
+
+
+def test_a_prompt_that_cannot_be_made_leaves_its_lease_to_be_asked_for_again():
+    from proa.roles.waiting import LeaseFailedError
+
+    def broken(ordinal):
+        raise ValueError("too long")
+
+    book = LeaseBook(plan(), broken)
+    book.start_episode(0)
+    for _ in range(2):
+        with pytest.raises(LeaseFailedError, match="lease 0 cannot be handed out: too long"):
+            book.next_lease("m")
+    assert book.ledger.leased == 0
+
+
+def test_a_stale_lease_that_is_given_up_is_let_go_and_counted_once():
+    the = plan(prompts_per_step=2, lease_prompts=1, update_steps=1, max_staleness=0, total_steps=3)
+    book = LeaseBook(the, prompt)
+    book.start_episode(0)
+    kept, late = book.next_lease("m"), book.next_lease("slow")
+    book.deliver(fulfil(kept), "m")
+    book._episode = 1
+    book._drop_stale()
+    book.release(late.id, "slow")
+    assert book.deliver(fulfil(late), "slow") is False
+    assert (book.ledger.in_flight, book.ledger.dropped, book.ledger.closes) == (0, {"stale": 4}, True)
+    assert book.oldest_version_in_use() == 1
+
+
+def test_a_step_that_goes_on_while_the_book_closes_settles_what_it_has():
+    book = LeaseBook(plan(prompts_per_step=2, lease_prompts=1), prompt)
+    book.start_episode(0)
+    for _ in range(3):
+        book.deliver(fulfil(book.next_lease("m")), "m")
+    items = book.take_step()
+    book.close("a lease failed", step_goes_on=True)
+    assert (book.ledger.buffered, book.ledger.closes) == (4, True)
+    book.settle(items)
+    book.close("over")
+    assert (book.ledger.trained, book.ledger.buffered, book.ledger.dropped) == (4, 0, {"run_ended": 2})
+    assert book.ledger.closes

@@ -26,6 +26,21 @@ def load_run_config(file: Path | str | None = None, flags: Sequence[str] = (), *
     Keys may be dotted (`--sampling.group_size 16`); `-` and `_` are alike.
     """
     content, lines = _read(Path(file)) if file is not None else ({}, {})
+    return _validated(content, flags, changes, lines, str(file) if file else "")
+
+
+def change_run_config(config: RunConfig, **changes: Any) -> RunConfig:
+    """A configuration with some keys changed, checked like a new one."""
+    return _validated(config.model_dump(), (), changes, {}, "")
+
+
+def _validated(
+    content: dict[str, Any],
+    flags: Sequence[str],
+    changes: Mapping[str, Any],
+    lines: Mapping[KeyPath, int],
+    file: str,
+) -> RunConfig:
     for key, value in _parse_flags(flags).items():
         _put(content, key, value)
     for name, value in changes.items():
@@ -33,7 +48,7 @@ def load_run_config(file: Path | str | None = None, flags: Sequence[str] = (), *
     try:
         return RunConfig.model_validate(content)
     except ValidationError as error:
-        raise ConfigError(_explain(error, lines, str(file) if file else "")) from None
+        raise ConfigError(_explain(error, lines, file)) from None
 
 
 def _read(file: Path) -> tuple[dict[str, Any], dict[KeyPath, int]]:

@@ -113,6 +113,11 @@ class RunConfig(Section):
     buffer_limit: int = Field(0, ge=0, description="batches; 0 is unlimited")
     lease_prompts: int | None = Field(None, ge=1, description="by default about a quarter of a batch's prompts")
     wait_timeout: float = Field(600.0, gt=0, description="seconds; the deadline of every wait")
+    lease_timeout: float | None = Field(
+        None,
+        gt=0,
+        description="seconds a maker may have a lease before another gets it; by default half of wait_timeout",
+    )
     sampling: SamplingSection = SamplingSection()
     model: ModelSection
     task: TaskSection
@@ -143,6 +148,11 @@ class RunConfig(Section):
         if self.train_batch_size % group:
             raise ValueError(
                 f"train_batch_size={self.train_batch_size} does not hold whole groups of sampling.group_size={group}"
+            )
+        if self.lease_timeout is not None and self.lease_timeout >= self.wait_timeout:
+            raise ValueError(
+                f"lease_timeout={self.lease_timeout:g} must be less than wait_timeout={self.wait_timeout:g}: "
+                f"a hung maker is to be replaced before the trainer gives up waiting"
             )
         if self.prompts_per_step % self.prompts_per_lease:
             raise ValueError(

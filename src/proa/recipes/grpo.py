@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,23 +13,24 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..algorithms import build_algorithm
 from ..callbacks import JsonlMetrics, build_callback
-from ..config import RunConfig, load_run_config
+from ..config import RunConfig, change_run_config, load_run_config
 from ..data.sampling import Sampling
 from ..data.state import TrainState
 from ..engines import build_engine
-from ..lifecycle.hooks import BaseCallback, MakerCallback
+from ..lifecycle.hooks import BaseCallback, EveryMoment, MakerCallback
 from ..lifecycle.manager import CallbackManager, Callbacks
+from ..lifecycle.moments import MOMENTS, EventName, Scope
 from ..lifecycle.placement import Placement
 from ..loop import Evaluator
 from ..policy.models import load_model, save_model, weights_digest, weights_of
 from ..policy.optimizer import OptimizerSettings
-from ..record.run_folder import RunFolder
+from ..record.run_folder import RunFolder, refuse_used
 from ..rewards import InlineRewards, RewardWorkers
 from ..roles.grpo_trainer import DetachedGRPOTrainer, StepSettings
 from ..roles.lease_book import LeaseBook, LeasePlan
 from ..roles.maker import ExperienceMakerHolder
 from ..roles.weights import WeightStore
-from ..runtime.local import LocalRuntime
+from ..runtime.local import LocalRuntime, Supervision
 from ..tasks import PromptStream, Task, load_task
 from ..tasks.builtin import BUILTIN, builtin_task
 from .evaluation import evaluator_for
@@ -41,22 +42,22 @@ def grpo(config: RunConfig | Path | str | None = None, *, callbacks: Callbacks =
 
     The run folder `<output_dir>/<name>` holds the record, and the final weights in `model/`.
     """
-    if not isinstance(config, RunConfig):
+    if isinstance(config, RunConfig):
+        config = change_run_config(config, **changes) if changes else config
+    else:
         config = load_run_config(config, **changes)
+    refuse_used(config.folder)
+    run = _Run(config, callbacks)  # what is wrong with model, task or callbacks is found before the folder is made
     folder = RunFolder.create(config.folder, config.model_dump(mode="json"))
-    run = _Run(config, folder, callbacks)
     try:
-        state = run.train()
+        state = run.train(folder)
     except BaseException as error:
         interrupted = not isinstance(error, Exception)
-        folder.update(
-            status="cancelled" if interrupted else "failed",
-            stop_reason="interrupted" if interrupted else f"{type(error).__name__}: {error}",
-            ended=round(time.time(), 3),
-            **run.summary(),
-        )
+        reason = "interrupted" if interrupted else f"{type(error).__name__}: {error}"
+        ending = {"status": "cancelled" if interrupted else "failed", "stop_reason": reason}
+        folder.update(**run.summary() | ending | {"ended": round(time.time(), 3)})
         raise
-    folder.update(status="completed", ended=round(time.time(), 3), **run.summary())
+    folder.update(**run.summary() | {"status": "completed", "ended": round(time.time(), 3)})
     return state
 
 
@@ -73,16 +74,15 @@ class _Material:
 class _Run:
     """One run's parts, put together."""
 
-    def __init__(self, config: RunConfig, folder: RunFolder, callbacks: Callbacks) -> None:
+    def __init__(self, config: RunConfig, callbacks: Callbacks) -> None:
         self.config = config
-        self.folder = folder
         self.manager, self.maker_callbacks = _place(config, callbacks)
+        self.material = _load_material(config)
         self.trainer: DetachedGRPOTrainer | None = None
 
-    def train(self) -> TrainState:
-        config = self.config
+    def train(self, folder: RunFolder) -> TrainState:
+        config, material = self.config, self.material
         torch.set_num_threads(config.threads)
-        material = _load_material(config)
         if config.warm_start is not None:
             _warm_start(config, material)
         with _scorer(config, material.task) as scorer:
@@ -90,7 +90,7 @@ class _Run:
             runtime = self._assemble(material, scorer)
             runtime.run(config.total_steps, config.update_steps, config.train_epochs)
         assert self.trainer is not None
-        save_model(material.model, material.tokenizer, self.folder.path / "model")
+        save_model(material.model, material.tokenizer, folder.path / "model")
         return self.trainer.state
 
     def summary(self) -> dict[str, Any]:
@@ -129,7 +129,7 @@ class _Run:
             callbacks=self.manager,
             seed=config.seed,
             evaluators=self._evaluators(material),
-            output_dir=self.folder.path,
+            output_dir=config.folder,
             wait_timeout=config.wait_timeout,
         )
         stream = PromptStream(
@@ -151,12 +151,15 @@ class _Run:
                 decode=lambda ids: str(decode(list(ids), skip_special_tokens=True)),
                 scorer=scorer,
                 sampling=sampling,
-                callbacks=[_fresh(callback) for callback in self.maker_callbacks],
+                callbacks=[_ToDriver(self.manager), *(_fresh(callback) for callback in self.maker_callbacks)],
                 name=name,
                 seed=config.seed,
             )
 
-        return LocalRuntime(trainer, make_maker, makers=config.makers, book=book, store=store)
+        patience = Supervision(lease_timeout=config.lease_timeout or config.wait_timeout / 2)
+        return LocalRuntime(
+            trainer, make_maker, makers=config.makers, book=book, store=store, supervision=patience
+        )  # fmt: skip
 
     def _evaluators(self, material: _Material) -> list[Evaluator]:
         return [
@@ -185,6 +188,20 @@ def _place(config: RunConfig, callbacks: Callbacks) -> tuple[CallbackManager, li
     return manager, maker_callbacks
 
 
+class _ToDriver(EveryMoment):
+    """Takes a maker's moments to functions that listen in the run's own manager."""
+
+    thread_safe = True  # the driver's manager locks each of its listeners
+    uses_asyncio = False
+
+    def __init__(self, driver: CallbackManager) -> None:
+        self._driver = driver
+
+    def on_moment(self, event: EventName, payload: Mapping[str, Any]) -> None:
+        if MOMENTS[event].scope is Scope.MAKER:
+            self._driver.fire(event, *payload.values())
+
+
 def _fresh(given: Any) -> BaseCallback:
     """A maker's own copy of a callback where a factory can make one; an instance is shared, and locked."""
     made: BaseCallback = given if isinstance(given, BaseCallback) else given()
@@ -198,6 +215,7 @@ def _load_material(config: RunConfig) -> _Material:
         if config.task.source in BUILTIN
         else load_task(config.task.source, prompt_column=config.task.prompt_column)
     )
+    task = replace(task, rows=task.rows[: config.task.count])
     source: Any = section.path if section.path is not None else section.config
     model = load_model(
         source,
@@ -226,7 +244,9 @@ def _tokenizer(config: RunConfig) -> PreTrainedTokenizerBase:
         return tokenizer()
     if folder is None:
         raise ValueError("a model made from configuration has no tokenizer: give model.tokenizer, a folder")
-    loaded: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)
+    loaded: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+        folder, trust_remote_code=config.model.trust_remote_code
+    )
     return loaded
 
 

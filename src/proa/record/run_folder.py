@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import time
@@ -29,10 +30,7 @@ class RunFolder:
     @classmethod
     def create(cls, path: Path, config: dict[str, Any]) -> RunFolder:
         """Make the folder for a new run; one that was used is refused."""
-        if path.exists() and any(path.iterdir() if path.is_dir() else [path]):
-            raise RunFolderError(
-                f"{path} was used by a run already: give this one another name or output_dir, or remove the folder"
-            )
+        refuse_used(path)
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
         folder = cls(path)
         folder.write_json("config.json", config)
@@ -53,11 +51,28 @@ class RunFolder:
         """Write a file so that a reader sees the old one or the new one, never half of one."""
         beside = self.path / f".{name}.new"
         with beside.open("w", encoding="utf-8") as file:
-            json.dump(content, file, indent=2, allow_nan=False)
+            json.dump(_readable(content), file, indent=2, allow_nan=False)
             file.write("\n")
             file.flush()
             os.fsync(file.fileno())
         beside.replace(self.path / name)
+
+
+def refuse_used(path: Path) -> None:
+    """Raise if a run's folder holds anything already."""
+    if path.exists() and any(path.iterdir() if path.is_dir() else [path]):
+        raise RunFolderError(
+            f"{path} was used by a run already: give this one another name or output_dir, or remove the folder"
+        )
+
+
+def _readable(value: Any) -> Any:
+    """Numbers that JSON has no name for as strings, so that every parser reads the file and a NaN stays visible."""
+    if isinstance(value, dict):
+        return {str(key): _readable(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_readable(inner) for inner in value]
+    return value if not isinstance(value, float) or math.isfinite(value) else str(value)
 
 
 def _version(library: str) -> str | None:

@@ -61,6 +61,7 @@ class DetachedGRPOTrainer(DetachedTrainer):
         self.optimizer = Optimizer(model.named_parameters(), optimizer, optimizer_steps)
         self.store = store
         self.settings = settings or StepSettings()
+        self._last_reward_error = ""
         self._reference = copy.deepcopy(model).requires_grad_(False) if algorithm.kl_coefficient else None
 
     def training_step(self, experience: Experience) -> dict[str, Any]:
@@ -97,6 +98,7 @@ class DetachedGRPOTrainer(DetachedTrainer):
             if item.reward is None:
                 reason = item.notes.get("reward_failure", "no_reward")
                 dropped[reason] = (*dropped.get(reason, ()), item)
+                self._last_reward_error = item.notes.get("error", "")
         if len(scored) < 2:
             return Sifted((), {**dropped, **({"group_too_small": scored} if scored else {})})
         rewards_G = torch.stack([item.reward for item in scored if item.reward is not None])
@@ -108,6 +110,11 @@ class DetachedGRPOTrainer(DetachedTrainer):
         """Publish the weights under the next version; makers fetch them when a lease names it."""
         self.store.publish(self.state.policy_version + 1, weights_of(self.model))
         self.store.retire(older_than=self.source.oldest_version_in_use())
+
+    def _why_empty(self) -> str:
+        if self._last_reward_error:
+            return f"; the last sample without a reward said: {self._last_reward_error}"
+        return ": no group has two completions with different rewards"
 
     # -- one batch -----------------------------------------------------------------------------------
 

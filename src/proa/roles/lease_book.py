@@ -14,7 +14,6 @@ Nothing here depends on who generates a lease or when it comes back, so neither 
 from __future__ import annotations
 
 import heapq
-import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from typing import Literal
 from ..data.experience import BufferItem
 from ..data.lease import Delivery, Lease, Prompt, sample_seed
 from .ledger import Ledger, tokens_in
-from .waiting import ClosedError, WaitingRoom
+from .waiting import ClosedError, LeaseFailedError, WaitingRoom
 
 Schedule = Literal["in_order", "windowed"]
 
@@ -104,6 +103,9 @@ class LeaseBook:
         self._expected_in_vain: set[int] = set()  # with a maker, but too stale by now to be trained on
         self._next = 0  # the lease that `in_order` consumes next
         self._groups: deque[tuple[int, tuple[BufferItem, ...]]] = deque()  # (version, sifted group), not in a batch
+        self._at_the_door: set[int] = set()  # made, and waiting for room
+        self._dismissed: set[str] = set()
+        self._in_training = (0, 0)  # samples and tokens of the step that is being computed
         self._episode = 0
         self._steps_taken = 0
         self._closed = ""
@@ -144,6 +146,14 @@ class LeaseBook:
             self.ledger.drop(len(delivery.items), "stale", tokens=tokens_in(delivery.items))
         elif lease_id in self._assigned:
             self._expected_in_vain.add(lease_id)
+            if lease_id in self._queue:  # given up, and nobody has it now
+                self._let_go(lease_id)
+
+    def _let_go(self, lease_id: int) -> None:
+        """Expect no more of a lease that is too stale to be trained on; should it still come, it is ignored."""
+        self._expected_in_vain.discard(lease_id)
+        self._assigned.pop(lease_id, None)
+        self.ledger.lose(self.plan.lease_prompts * self.plan.group_size, "stale")
 
     def _admit(self, count: int) -> None:
         for _ in range(count):
@@ -156,13 +166,16 @@ class LeaseBook:
         """The next piece of work; waits until there is one. Raises `ClosedError` when there will be none."""
         with self.room as room:
             room.wait_until(
-                lambda: bool(self._closed or self._queue),
+                lambda: bool(self._closed or self._queue or maker in self._dismissed),
                 owner=maker,
                 reason="the trainer to admit more leases",
                 timeout=self._wait_timeout,
             )
             self._refuse_if_closed()
-            lease = self._lease(heapq.heappop(self._queue))
+            if maker in self._dismissed:
+                raise ClosedError(f"{maker} was replaced")
+            lease = self._lease_or_say_why(self._queue[0])
+            heapq.heappop(self._queue)
             if lease.id not in self._assigned:
                 self.ledger.lease(lease.samples)
             self._assigned[lease.id] = _Assignment(maker, monotonic())
@@ -172,12 +185,16 @@ class LeaseBook:
     def deliver(self, delivery: Delivery, maker: str) -> bool:
         """Bring a lease back. Bringing it twice is harmless: the second time changes nothing and says False."""
         with self.room as room:
-            room.wait_until(
-                lambda: bool(self._closed) or self._known(delivery.lease_id) or self._may_enter(delivery.lease_id),
-                owner=maker,
-                reason="room in the replay buffer",
-                timeout=self._wait_timeout,
-            )
+            self._at_the_door.add(delivery.lease_id)  # held back is not hung
+            try:
+                room.wait_until(
+                    lambda: bool(self._closed) or self._known(delivery.lease_id) or self._may_enter(delivery.lease_id),
+                    owner=maker,
+                    reason="room in the replay buffer",
+                    timeout=self._wait_timeout,
+                )
+            finally:
+                self._at_the_door.discard(delivery.lease_id)
             self._refuse_if_closed()
             if delivery.lease_id in self._expected_in_vain:
                 self._expected_in_vain.remove(delivery.lease_id)
@@ -199,10 +216,19 @@ class LeaseBook:
     def release(self, lease_id: int, maker: str) -> None:
         """A maker gives a lease up; it is handed to the next one who asks. A late delivery still counts."""
         with self.room as room:
+            if lease_id in self._expected_in_vain:
+                self._let_go(lease_id)
+                return
             assignment = self._assigned.get(lease_id)
             if assignment is not None and assignment.maker == maker and lease_id not in self._queue:
                 heapq.heappush(self._queue, lease_id)
                 room.announce()
+
+    def dismiss(self, maker: str) -> None:
+        """A maker was replaced: what it has may still come, but it gets nothing more."""
+        with self.room as room:
+            self._dismissed.add(maker)
+            room.announce()
 
     def overdue(self, seconds: float) -> dict[int, str]:
         """Leases that one maker has had for longer than that, and who."""
@@ -211,8 +237,16 @@ class LeaseBook:
             return {
                 lease_id: assignment.maker
                 for lease_id, assignment in self._assigned.items()
-                if now - assignment.since > seconds and lease_id not in self._queue
+                if now - assignment.since > seconds
+                and lease_id not in self._queue
+                and lease_id not in self._at_the_door
             }
+
+    def _lease_or_say_why(self, lease_id: int) -> Lease:
+        try:
+            return self._lease(lease_id)
+        except Exception as error:  # a prompt that cannot be tokenised, say
+            raise LeaseFailedError(f"lease {lease_id} cannot be handed out: {error}", lease_id) from error
 
     def _lease(self, lease_id: int) -> Lease:
         plan = self.plan
@@ -237,8 +271,7 @@ class LeaseBook:
         limit = self.plan.buffer_limit * self.plan.leases_per_step
         if not limit or len(self._arrived) < limit:
             return True
-        awaited = next(i for i in itertools.count(self._next) if i not in self._arrived and i not in self._consumed)
-        return lease_id == awaited or awaited in self._queue
+        return lease_id == self._next or self._next in self._queue
 
     def _check(self, delivery: Delivery) -> None:
         expected = self.plan.lease_prompts * self.plan.group_size
@@ -266,15 +299,18 @@ class LeaseBook:
                     self._admit(refill)
                     room.announce()
                 self._consume(self._next_to_consume(owner))
+                room.announce()  # another lease is the awaited one now
             taken = min(plan.prompts_per_step, len(self._groups))
             groups = [self._groups.popleft()[1] for _ in range(taken)]
             items = [item for group in groups for item in group]
             self._steps_taken += 1
+            self._in_training = (len(items), tokens_in(items))
             return items
 
     def settle(self, items: Sequence[BufferItem], *, dropped: str | None = None) -> None:
         """A step on these items is done; or it was skipped, for the reason given, and they are dropped."""
         with self.room as room:
+            self._in_training = (0, 0)
             if dropped is None:
                 self.ledger.train(len(items), tokens=tokens_in(items))
             else:
@@ -337,12 +373,15 @@ class LeaseBook:
             to_make = [*self._queue, *self._assigned]
             return min((self._versions[lease_id] for lease_id in to_make), default=self._episode)
 
-    def close(self, reason: str) -> None:
-        """The run is over: whoever waits is told, and what is left is dropped."""
+    def close(self, reason: str, *, step_goes_on: bool = False) -> None:
+        """The run is over: whoever waits is told, and what is left is dropped.
+
+        With `step_goes_on`, what the trainer is training on just now is left for it to settle.
+        """
         with self.room as room:
-            if not self._closed:
-                self._closed = reason
-                self.ledger.abandon("run_ended")
+            self._closed = self._closed or reason
+            samples, tokens = self._in_training if step_goes_on else (0, 0)
+            self.ledger.abandon("run_ended", but=samples, but_tokens=tokens)
             room.announce()
 
     def _refuse_if_closed(self) -> None:

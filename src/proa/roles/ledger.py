@@ -57,14 +57,19 @@ class Ledger:
             self.tokens["buffered"] -= tokens
             self.tokens["dropped"] += tokens
 
-    def abandon(self, reason: str) -> None:
-        """The run is over: what was not trained is dropped, with that reason."""
-        left = self.buffered + self.in_flight
+    def lose(self, samples: int, reason: str) -> None:
+        """Samples that were handed out will not come any more."""
+        self.in_flight -= samples
+        self.dropped[reason] = self.dropped.get(reason, 0) + samples
+
+    def abandon(self, reason: str, *, but: int = 0, but_tokens: int = 0) -> None:
+        """The run is over: what was not trained is dropped, with that reason, but for what still may be."""
+        left = self.buffered - but + self.in_flight
         if left:
             self.dropped[reason] = self.dropped.get(reason, 0) + left
-        self.buffered = self.in_flight = 0
-        self.tokens["dropped"] += self.tokens["buffered"]
-        self.tokens["buffered"] = 0
+        self.buffered, self.in_flight = but, 0
+        self.tokens["dropped"] += self.tokens["buffered"] - but_tokens
+        self.tokens["buffered"] = but_tokens
 
     @property
     def closes(self) -> bool:

@@ -13,24 +13,12 @@ from ..data.lease import Delivery, Lease, Prompt, sample_seed
 from ..data.sampling import Completion, Sampling
 from ..data.state import LoopState
 from ..engines.protocol import Engine, Request
-from ..errors import ProaError
 from ..lifecycle.manager import CallbackManager, Callbacks
 from ..lifecycle.roles import Role
 from ..rewards.score import Score
 from .lease_book import LeaseBook, group_by_id
-from .waiting import ClosedError
+from .waiting import ClosedError, LeaseFailedError, WaitTimeoutError
 from .weights import Weights, WeightStore
-
-
-class LeaseFailedError(ProaError):
-    """A maker could not make a lease; another may."""
-
-    def __init__(self, message: str, lease_id: int = -1) -> None:
-        super().__init__(message, lease_id)
-        self.lease_id = lease_id
-
-    def __str__(self) -> str:
-        return str(self.args[0])
 
 
 class Scorer(Protocol):
@@ -87,7 +75,11 @@ class ExperienceMakerHolder:
         moments, state = self.manager.moments, self.state
         moments.maker_loop_start(state)
         try:
-            while (lease := book.next_lease(self.name)) is not None:
+            while True:
+                try:
+                    lease = book.next_lease(self.name)
+                except WaitTimeoutError:
+                    continue  # an idle maker is no failure: the trainer's own wait is the one that counts
                 try:
                     self._work_on(lease, book, store)
                 except ClosedError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -30,15 +31,17 @@ class PushedExperience:
     def __init__(self, buffer: DetachedReplayBuffer) -> None:
         self.buffer = buffer
         self.ledger = Ledger()
+        self._sending = threading.Lock()
 
     def append(self, experience: Experience) -> None:
         self.extend(split(experience))
 
     def extend(self, items: Sequence[BufferItem]) -> None:
-        self.buffer.extend(items)
-        with self.buffer.room:
-            self.ledger.lease(len(items))
-            self.ledger.deliver(len(items), tokens=tokens_in(items))
+        with self._sending:  # one sender at a time: what comes together stays together
+            with self.buffer.room:
+                self.ledger.lease(len(items))
+                self.ledger.deliver(len(items), tokens=tokens_in(items))
+            self.buffer.extend(items)
 
     @property
     def ready(self) -> bool:

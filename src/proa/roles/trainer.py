@@ -15,6 +15,7 @@ import torch
 from ..data.experience import BufferItem, Experience, merge
 from ..data.lease import sample_seed
 from ..data.state import LoopState
+from ..errors import ProaError
 from ..lifecycle.manager import CallbackManager, Callbacks
 from ..lifecycle.roles import Role
 from ..lifecycle.spans import Lifecycle
@@ -36,6 +37,14 @@ def _concurrency_group(name: str) -> Callable[[Method], Method]:
         return method
 
     return mark
+
+
+MAX_EMPTY_STEPS = 3
+"""So many steps in a row may have nothing to train on before the run fails."""
+
+
+class NothingToTrainOnError(ProaError):
+    """Step after step, everything was filtered out or without a reward."""
 
 
 class DetachedTrainer(ABC):
@@ -75,6 +84,7 @@ class DetachedTrainer(ABC):
         self._debug = debug
         self._pushed = PushedExperience(DetachedReplayBuffer(train_batch_size, buffer_limit, wait_timeout=wait_timeout))
         self.source: Source = source or self._pushed
+        self._empty_in_a_row = 0
 
     @abstractmethod
     def training_step(self, experience: Experience) -> dict[str, Any]:
@@ -145,6 +155,7 @@ class DetachedTrainer(ABC):
             for _ in range(count):
                 items = self._next_items(life)
                 if items:
+                    self._empty_in_a_row = 0
                     batches.append(self._batch(items))
                     self._step(life, after, batches[-1], settling=items)
                 else:
@@ -175,8 +186,17 @@ class DetachedTrainer(ABC):
         """Filtering left nothing to train on, and no more may be asked for: the step counts, and says so."""
         log.warning("step %d has nothing to train on: every group was filtered out", life.state.global_step)
         with life.step() as step:
+            self._empty_in_a_row += 1
+            if self._empty_in_a_row > MAX_EMPTY_STEPS:
+                raise NothingToTrainOnError(
+                    f"{self._empty_in_a_row} steps in a row had nothing to train on{self._why_empty()}"
+                )
             step.metrics = {"skipped": 1.0}
         after.what_is_due()
+
+    def _why_empty(self) -> str:
+        """What is known of why nothing is left to train on, to be added to a sentence."""
+        return ""
 
     @property
     def _stopping(self) -> bool:

@@ -19,6 +19,17 @@ class ClosedError(ProaError):
     """What was waited for is over: the run has ended."""
 
 
+class LeaseFailedError(ProaError):
+    """A maker could not make a lease; another may."""
+
+    def __init__(self, message: str, lease_id: int = -1) -> None:
+        super().__init__(message, lease_id)
+        self.lease_id = lease_id
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 @dataclass(frozen=True, slots=True)
 class Wait:
     """One wait that is going on."""

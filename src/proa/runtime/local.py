@@ -11,9 +11,9 @@ from time import monotonic
 from ..errors import ProaError
 from ..lifecycle.manager import CallbackManager
 from ..roles.lease_book import LeaseBook
-from ..roles.maker import ExperienceMakerHolder, LeaseFailedError
+from ..roles.maker import ExperienceMakerHolder
 from ..roles.trainer import DetachedTrainer
-from ..roles.waiting import ClosedError, WaitTimeoutError
+from ..roles.waiting import ClosedError, LeaseFailedError, WaitTimeoutError
 from ..roles.weights import WeightStore
 
 log = logging.getLogger("proa.runtime")
@@ -73,18 +73,18 @@ class LocalRuntime:
         self._callbacks = callbacks or trainer.manager
         self._supervision = supervision or Supervision()
         self._posts: dict[str, _Post] = {}
-        self._failures: dict[int, int] = {}
+        self._failures: dict[int | str, int] = {}
         self._replaced = 0
         self._fatal: BaseException | None = None
         self._over = threading.Event()
 
     def run(self, total_steps: int, update_steps: int, train_epochs: int = 1) -> None:
         """Train to the end. Whatever ends it, everyone is told, and what was left over is in the ledger."""
-        for name in self._names:
-            self._start(name)
         supervisor = threading.Thread(target=self._supervise, name="proa supervisor", daemon=True)
-        supervisor.start()
         try:
+            for name in self._names:
+                self._start(name)
+            supervisor.start()
             self._trainer.fit(total_steps, update_steps, train_epochs)
         except ClosedError as closed:
             raise RunFailedError(f"the run cannot go on: {closed}") from self._fatal
@@ -93,7 +93,8 @@ class LocalRuntime:
         finally:
             self._over.set()
             self._book.close("the run is over")
-            supervisor.join(GOODBYE_SECONDS)
+            if supervisor.ident is not None:
+                supervisor.join(GOODBYE_SECONDS)
             self._say_goodbye()
 
     # -- makers --------------------------------------------------------------------------------------
@@ -132,8 +133,9 @@ class LocalRuntime:
                         self._replace(post, _reason(post.error), post.error)
                 for lease_id, name in self._book.overdue(self._supervision.lease_timeout).items():
                     self._book.release(lease_id, name)
-                    hung = TimeoutError(f"{name} has had lease {lease_id} for {self._supervision.lease_timeout:g} s")
-                    self._replace(self._posts[name], str(hung), LeaseFailedError(str(hung), lease_id))
+                    hung = f"{name} has had lease {lease_id} for {self._supervision.lease_timeout:g} s"
+                    if name in self._posts:  # else it was replaced before
+                        self._replace(self._posts[name], hung, LeaseFailedError(hung, lease_id))
             except BaseException as error:  # a supervisor that dies would leave the trainer waiting
                 self._give_up(error)
                 return
@@ -141,10 +143,12 @@ class LocalRuntime:
     def _replace(self, post: _Post, reason: str, error: BaseException) -> None:
         if self._over.is_set():
             return
+        self._book.dismiss(post.name)
         self._callbacks.fire("maker.lost", post.name, reason)
-        lease_id = getattr(error, "lease_id", -1)
-        self._failures[lease_id] = self._failures.get(lease_id, 0) + 1
-        if self._failures[lease_id] >= self._supervision.lease_attempts:
+        # What no lease is to blame for is counted by the maker's place.
+        culprit = getattr(error, "lease_id", post.name.partition("+")[0])
+        self._failures[culprit] = self._failures.get(culprit, 0) + 1
+        if self._failures[culprit] >= self._supervision.lease_attempts:
             self._give_up(error)
             return
         log.warning("%s is replaced: %s", post.name, reason, exc_info=error)
@@ -158,7 +162,7 @@ class LocalRuntime:
     def _give_up(self, error: BaseException) -> None:
         self._fatal = error.__cause__ or error
         self._over.set()
-        self._book.close(_reason(error))
+        self._book.close(_reason(error), step_goes_on=True)
 
     def _whereabouts(self) -> str:
         """Who waited for whom, for the message that ends a run without progress."""
