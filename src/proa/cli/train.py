@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+from transformers.utils import logging as transformers_logging
 
 from ..callbacks import ConsoleProgress
 from ..callbacks.console import sparkline
@@ -24,6 +25,8 @@ from ..record.run_folder import RunFolderError
 def train(config: RunConfig) -> int:
     """Exit code: 0 done, 1 failed, 2 wrong use."""
     sys.path.insert(0, str(Path.cwd()))  # so that rewards and tasks beside the configuration can be named
+    # A progress bar for writing one file would stand among the results.
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     console = Console()
     shown: list[BaseCallback] = []
     if not any(section.kind == "console" for section in config.callbacks):
@@ -61,16 +64,16 @@ def _show_result(console: Console, config: RunConfig) -> None:
     for name in header["evals"]:
         _show_samples(console, folder / "evals" / name)
     rewards = [row["reward"] for row in rows if "reward" in row]
-    console.print(f"reward over the run: {sparkline(rewards)}", highlight=False)
     ledger = header["ledger"]
     dropped = ", ".join(f"{count} {reason}" for reason, count in ledger["dropped"].items()) or "none"
-    console.print(
+    for line in (
+        f"reward over the run: {sparkline(rewards)}",
         f"samples: {ledger['leased']} leased = {ledger['trained']} trained + {ledger['buffered']} buffered "
         f"+ {ledger['in_flight']} in flight + dropped ({dropped})",
-        highlight=False,
-    )
-    console.print(f"weights {header['weights_digest'][:16]}, version {header['policy_version']}", highlight=False)
-    console.print(f"the record is in {folder}, the final weights in {folder / 'model'}", highlight=False)
+        f"weights {header['weights_digest'][:16]}, version {header['policy_version']}",
+        f"the record is in {folder}, the final weights in {folder / 'model'}",
+    ):
+        console.print(line, highlight=False, soft_wrap=True)
 
 
 def _show_samples(console: Console, folder: Path, count: int = 6) -> None:
