@@ -8,6 +8,8 @@ library knows: it leaves the hook alone, or listens to another event.
 from __future__ import annotations
 
 import functools
+import importlib.abc
+import importlib.machinery
 import logging
 import os
 import sys
@@ -88,13 +90,24 @@ def lightning(count: int, busy: bool) -> Fire:
     return lambda: _call_callback_hooks(trainer, "on_train_batch_end", None, None, 0)
 
 
+class _EmptyTorchvision(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Stands in for torchvision where it cannot be installed: every module is there, every name is a mock."""
+
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] != "torchvision":
+            return None
+        return importlib.machinery.ModuleSpec(name, self, is_package=True)
+
+    def exec_module(self, module) -> None:
+        module.__getattr__ = lambda name: MagicMock(name=name)
+
+
 @peer("composer")
 def composer(count: int, busy: bool) -> Fire:
     try:
         import torchvision  # noqa: F401
     except Exception:  # Composer's models want it, its dispatcher does not
-        for name in ("torchvision", "torchvision.datasets", "torchvision.transforms", "torchvision.models"):
-            sys.modules[name] = MagicMock(name=name)
+        sys.meta_path.insert(0, _EmptyTorchvision())
     import torch
     from composer.core import Callback, Engine, Event, State
     from composer.devices import DeviceCPU
