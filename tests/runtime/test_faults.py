@@ -167,3 +167,12 @@ def test_a_group_of_one_teaches_nothing_and_is_dropped():
 
 def _only_the_first(prompts, completions, **_):
     return [1.0 if i % 4 == 0 else None for i in range(len(prompts))]
+
+
+def test_a_maker_that_was_replaced_is_dismissed_so_that_it_cannot_go_on_unlisted(caplog):
+    run = SmallRun()
+    lost = []
+    run.manager.on("maker.lost")(lambda maker, reason: lost.append((maker, maker in run.book._dismissed)))
+    run.run(2, disturb=failing_once(1, lambda: time.sleep(1.5)), supervision=Supervision(lease_timeout=0.3))
+    assert lost
+    assert all(dismissed for _, dismissed in lost)
