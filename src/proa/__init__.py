@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .roles.buffer import DetachedReplayBuffer
     from .roles.grpo_trainer import DetachedGRPOTrainer
     from .roles.maker import ExperienceMakerHolder
+    from .roles.ppo_trainer import DetachedPPOTrainer
     from .roles.trainer import DetachedTrainer
 
 _HOME = {
@@ -29,6 +30,7 @@ _HOME = {
     "Callback": "lifecycle.hooks",
     "CallbackManager": "lifecycle.manager",
     "DetachedGRPOTrainer": "roles.grpo_trainer",
+    "DetachedPPOTrainer": "roles.ppo_trainer",
     "DetachedReplayBuffer": "roles.buffer",
     "DetachedTrainer": "roles.trainer",
     "ErrorPolicy": "lifecycle.policy",
@@ -57,6 +59,7 @@ __all__ = [
     "Callback",
     "CallbackManager",
     "DetachedGRPOTrainer",
+    "DetachedPPOTrainer",
     "DetachedReplayBuffer",
     "DetachedTrainer",
     "ErrorPolicy",

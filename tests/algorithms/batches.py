@@ -9,11 +9,15 @@ from dataclasses import dataclass, replace
 import torch
 from hypothesis import strategies as st
 
-from proa.algorithms import TokenLossInputs
+from proa.algorithms import CreditInputs, TokenLossInputs
 
 torch.set_num_threads(1)  # two sum in another order than one
 
-NAMES = ["grpo", "dr_grpo", "dapo", "rloo"]
+NAMES = [
+    "grpo", "dr_grpo", "dapo", "rloo", "gspo", "cispo", "decoupled", "ppo", "reinforce_pp", "reinforce_pp_baseline",
+]  # fmt: skip
+WHITENING = ["ppo", "reinforce_pp", "reinforce_pp_baseline"]
+"""Those whose advantages depend on the whole batch, not on their group alone."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,9 @@ class Batch:
     reference_log_probs_BT: torch.Tensor
     entropy_BT: torch.Tensor
     importance_BT: torch.Tensor
+    kl_BT: torch.Tensor
+    values_BT: torch.Tensor
+    bootstrap_B: torch.Tensor
     max_new_tokens: int
 
     @property
@@ -64,6 +71,9 @@ def random_batch(seed, *, groups=2, size=3, T=5, dtype=torch.float64):
         reference_log_probs_BT=log_probs_BT + noise(0.5),
         entropy_BT=noise(1.0).abs(),
         importance_BT=noise(0.3).exp(),
+        kl_BT=noise(0.5),
+        values_BT=noise(0.5),
+        bootstrap_B=torch.randn(B, generator=generator, dtype=dtype) * (torch.rand(B, generator=generator) < 0.3),
         max_new_tokens=T + 2,
     )
 
@@ -73,11 +83,25 @@ batches = st.builds(
 )
 
 
-def token_loss(algorithm, batch, advantages_B):
+def credit(algorithm, batch):
+    """What each token of the whole batch is credited with, from rewards as the algorithm shapes them."""
+    inputs = CreditInputs(
+        rewards_B=algorithm.shape_rewards(batch.rewards_B, batch.lengths_B, batch.max_new_tokens),
+        groups_B=batch.groups_B,
+        mask_BT=batch.mask_BT,
+        kl_BT=batch.kl_BT,
+        kl_reward_coefficient=getattr(algorithm, "kl_reward_coefficient", 0.0),
+        values_BT=batch.values_BT,
+        bootstrap_B=batch.bootstrap_B,
+    )
+    return algorithm.assign_credit(inputs)
+
+
+def token_loss(algorithm, batch, advantages_BT):
     inputs = TokenLossInputs(
         log_probs_BT=batch.log_probs_BT,
         old_log_probs_BT=batch.old_log_probs_BT,
-        advantages_B=advantages_B,
+        advantages_BT=advantages_BT,
         mask_BT=batch.mask_BT,
         entropy_BT=batch.entropy_BT,
         reference_log_probs_BT=batch.reference_log_probs_BT,
@@ -87,14 +111,13 @@ def token_loss(algorithm, batch, advantages_B):
 
 
 def advantages_and_weights(algorithm, batch):
-    rewards_B = algorithm.shape_rewards(batch.rewards_B, batch.lengths_B, batch.max_new_tokens)
     weights_BT = algorithm.token_weights(batch.mask_BT, batch.max_new_tokens, dtype=batch.log_probs_BT.dtype)
-    return algorithm.advantages(rewards_B, batch.groups_B), weights_BT
+    return credit(algorithm, batch).advantages_BT, weights_BT
 
 
 def objective(algorithm, batch):
-    advantages_B, weights_BT = advantages_and_weights(algorithm, batch)
-    return (weights_BT * token_loss(algorithm, batch, advantages_B).loss_BT).sum()
+    advantages_BT, weights_BT = advantages_and_weights(algorithm, batch)
+    return (weights_BT * token_loss(algorithm, batch, advantages_BT).loss_BT).sum()
 
 
 def loss_and_gradients(algorithm, batch):

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from batches import loss_and_gradients, random_batch
+from batches import credit, loss_and_gradients, random_batch
 
 from proa.algorithms import ALGORITHMS
 from proa.maths.reductions import token_mean
@@ -27,7 +27,7 @@ def trl_grpo_trainer():
     return GRPOTrainer
 
 
-def trl_loss_and_gradient(trainer, loss_type, batch, advantages_B, *, beta, with_importance):
+def trl_loss_and_gradient(trainer, loss_type, batch, advantages, *, beta, with_importance, level="token"):
     """`GRPOTrainer._compute_loss`, called unbound with what it reads of `self`."""
     log_probs_BT = batch.log_probs_BT.clone().requires_grad_()
     accelerator = SimpleNamespace(gather=lambda x: x, reduce=lambda x, reduction: x, num_processes=1)
@@ -41,8 +41,8 @@ def trl_loss_and_gradient(trainer, loss_type, batch, advantages_B, *, beta, with
         beta=beta,
         current_gradient_accumulation_steps=1,
         epsilon_low=SETTINGS["clip_low"],
-        epsilon_high=SETTINGS["clip_high"],
-        importance_sampling_level="token",
+        epsilon_high=SETTINGS["clip_high"] + (loss_type == "cispo"),  # its CISPO has the largest weight itself
+        importance_sampling_level=level,
         loss_type=loss_type,
         max_completion_length=batch.max_new_tokens,
         model=SimpleNamespace(training=True),
@@ -57,7 +57,7 @@ def trl_loss_and_gradient(trainer, loss_type, batch, advantages_B, *, beta, with
         "prompt_mask": torch.ones(B, 1, dtype=torch.long),
         "completion_ids": torch.zeros(B, T, dtype=torch.long),
         "completion_mask": batch.mask_BT.long(),
-        "advantages": advantages_B,
+        "advantages": advantages,
         "old_per_token_logps": batch.old_log_probs_BT,
         "ref_per_token_logps": batch.reference_log_probs_BT,
         "importance_sampling_ratio": batch.importance_BT,
@@ -67,24 +67,63 @@ def trl_loss_and_gradient(trainer, loss_type, batch, advantages_B, *, beta, with
     return loss.detach(), torch.autograd.grad(loss, log_probs_BT)[0]
 
 
+def assert_equals_trl(trainer, algorithm, loss_type, batch, advantages, **how):
+    loss, gradient_BT = trl_loss_and_gradient(trainer, loss_type, batch, advantages, **how)
+    our_loss, our_gradient_BT, _ = loss_and_gradients(algorithm, batch)
+    torch.testing.assert_close(our_loss, loss, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(our_gradient_BT, gradient_BT, rtol=1e-12, atol=1e-12)
+
+
+def batches_for(with_importance):
+    for seed in range(20):
+        batch = random_batch(seed, groups=3, size=4, T=7)
+        yield batch if with_importance else replace(batch, importance_BT=torch.ones_like(batch.importance_BT))
+
+
 @pytest.mark.parametrize("with_importance", [False, True])
 @pytest.mark.parametrize("beta", [0.0, 0.04])
 @pytest.mark.parametrize(
-    ("name", "loss_type"), [("grpo", "grpo"), ("dr_grpo", "dr_grpo"), ("dapo", "dapo"), ("dapo", "bnpo")]
+    ("name", "loss_type"),
+    [
+        ("grpo", "grpo"),
+        ("dr_grpo", "dr_grpo"),
+        ("dapo", "dapo"),
+        ("dapo", "bnpo"),
+        ("cispo", "cispo"),
+        ("decoupled", "dapo"),
+    ],
 )
 def test_value_and_gradient_equal_trl(trl_grpo_trainer, name, loss_type, beta, with_importance):
-    algorithm = ALGORITHMS[name](**SETTINGS, kl_coefficient=beta)
-    for seed in range(20):
-        batch = random_batch(seed, groups=3, size=4, T=7)
-        if not with_importance:
-            batch = replace(batch, importance_BT=torch.ones_like(batch.importance_BT))
+    clips = {**SETTINGS, "clip_low": 1.0} if name == "cispo" else SETTINGS  # TRL's CISPO has no bound below
+    algorithm = ALGORITHMS[name](**clips, kl_coefficient=beta)
+    for batch in batches_for(with_importance):
         advantages_B = algorithm.advantages(batch.rewards_B, batch.groups_B)
-        loss, gradient_BT = trl_loss_and_gradient(
-            trl_grpo_trainer, loss_type, batch, advantages_B, beta=beta, with_importance=with_importance
-        )
-        our_loss, our_gradient_BT, _ = loss_and_gradients(algorithm, batch)
-        torch.testing.assert_close(our_loss, loss, rtol=1e-12, atol=1e-12)
-        torch.testing.assert_close(our_gradient_BT, gradient_BT, rtol=1e-12, atol=1e-12)
+        how = {"beta": beta, "with_importance": with_importance}
+        assert_equals_trl(trl_grpo_trainer, algorithm, loss_type, batch, advantages_B, **how)
+
+
+@pytest.mark.parametrize("with_importance", [False, True])
+@pytest.mark.parametrize("beta", [0.0, 0.04])
+def test_gspo_equals_trls_sequence_level(trl_grpo_trainer, beta, with_importance):
+    """TRL differentiates the sequence's ratio itself, so a weight per token must be one for all of a completion."""
+    algorithm = ALGORITHMS["gspo"](**SETTINGS, kl_coefficient=beta)
+    for batch in batches_for(with_importance):
+        batch = replace(batch, importance_BT=batch.importance_BT[:, :1].expand_as(batch.mask_BT))
+        advantages_B = algorithm.advantages(batch.rewards_B, batch.groups_B)
+        how = {"beta": beta, "with_importance": with_importance, "level": "sequence"}
+        assert_equals_trl(trl_grpo_trainer, algorithm, "grpo", batch, advantages_B, **how)
+
+
+@pytest.mark.parametrize("with_importance", [False, True])
+@pytest.mark.parametrize("beta", [0.0, 0.04])
+@pytest.mark.parametrize("name", ["ppo", "reinforce_pp", "reinforce_pp_baseline"])
+def test_with_the_same_credit_the_policy_loss_equals_trls_token_mean(trl_grpo_trainer, name, beta, with_importance):
+    """TRL has none of these, but takes an advantage for each token: what is left is the loss."""
+    algorithm = ALGORITHMS[name](**SETTINGS, kl_coefficient=beta, kl_estimator="k3")
+    for batch in batches_for(with_importance):
+        advantages_BT = credit(algorithm, batch).advantages_BT
+        how = {"beta": beta, "with_importance": with_importance}
+        assert_equals_trl(trl_grpo_trainer, algorithm, "dapo", batch, advantages_BT, **how)
 
 
 def test_a_different_reduction_is_not_taken_for_trls(trl_grpo_trainer):

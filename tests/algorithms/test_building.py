@@ -1,12 +1,23 @@
 """Algorithms are built by name; what a user gets wrong is said in the user's words."""
 
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, replace
 
 import pytest
 import torch
-from batches import NAMES, random_batch
+from batches import NAMES, credit, random_batch
 
-from proa.algorithms import ALGORITHMS, DAPO, GRPO, Algorithm, TokenLossInputs, build_algorithm
+from proa.algorithms import (
+    ALGORITHMS,
+    DAPO,
+    GRPO,
+    PPO,
+    Algorithm,
+    CreditInputs,
+    DecoupledPPO,
+    ReinforcePlusPlus,
+    TokenLossInputs,
+    build_algorithm,
+)
 
 
 def test_every_algorithm_is_built_by_its_name():
@@ -72,10 +83,60 @@ def test_an_algorithm_is_frozen_and_the_base_is_none():
 )
 def test_a_term_without_its_input_is_refused(params, message):
     batch = random_batch(0)
-    inputs = TokenLossInputs(batch.log_probs_BT, batch.old_log_probs_BT, batch.rewards_B, batch.mask_BT)
+    advantages_BT = credit(GRPO(), batch).advantages_BT
+    inputs = TokenLossInputs(batch.log_probs_BT, batch.old_log_probs_BT, advantages_BT, batch.mask_BT)
     assert set(GRPO().token_loss(inputs).statistics) == {"ratio", "clipped_low", "clipped_high"}
     with pytest.raises(ValueError, match=message):
         GRPO(**params).token_loss(inputs)
+
+
+def test_decoupled_without_behaviour_weights_is_refused():
+    batch = random_batch(0)
+    advantages_BT = credit(DecoupledPPO(), batch).advantages_BT
+    with pytest.raises(ValueError, match="decoupled needs the weights"):
+        DecoupledPPO().token_loss(
+            TokenLossInputs(batch.log_probs_BT, batch.old_log_probs_BT, advantages_BT, batch.mask_BT)
+        )
+
+
+def test_credit_without_its_inputs_is_refused():
+    batch = random_batch(0)
+    inputs = CreditInputs(batch.rewards_B, batch.groups_B, batch.mask_BT)
+    with pytest.raises(ValueError, match="ppo needs the critic's value"):
+        PPO().assign_credit(inputs)
+    with pytest.raises(ValueError, match="needs the KL of each token to the reference"):
+        ReinforcePlusPlus().assign_credit(replace(inputs, kl_reward_coefficient=0.1))
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"gamma": 1.1}, "gamma must be a number, at least 0 and at most 1, not 1.1"),
+        ({"lam": -0.1}, "lam must be a number, at least 0 and at most 1"),
+        ({"value_clip": 0}, "value_clip must be a number, more than 0, not 0"),
+        ({"value_coefficient": -1}, "value_coefficient must be a number, at least 0"),
+        ({"kl_reward_coefficient": "1e-3"}, "kl_reward_coefficient must be a number, at least 0, not '1e-3' .*3.0e-5"),
+        ({"kl_horizon": 0}, "kl_horizon must be a number, more than 0"),
+        ({"kl_target": 0, "kl_reward_coefficient": 0.1}, "kl_target must be a number, more than 0"),
+        ({"kl_target": 6.0}, "kl_target needs a kl_reward_coefficient to start from"),
+        ({"whiten": "no"}, "whiten must be true or false, not 'no'"),
+    ],
+)
+def test_a_setting_of_ppo_that_cannot_be_is_refused_at_once(params, message):
+    with pytest.raises(ValueError, match=message):
+        build_algorithm("ppo", **params)
+
+
+def test_what_an_algorithm_needs_is_known_before_it_runs():
+    for name, kind in ALGORITHMS.items():
+        assert kind.needs_critic is (name == "ppo")
+        assert kind.needs_proximal is (name == "decoupled")
+        assert kind.min_group == (1 if name in ("ppo", "reinforce_pp") else 2)
+        assert kind().needs_reference is False
+        assert kind(kl_coefficient=0.1).needs_reference is True
+    for name in ("ppo", "reinforce_pp"):
+        assert build_algorithm(name, kl_reward_coefficient=0.1).needs_reference is True
+    assert PPO(kl_reward_coefficient=0.1, kl_target=6).kl_horizon == 10_000
 
 
 def test_only_dapo_filters_groups_and_float_noise_is_no_difference():

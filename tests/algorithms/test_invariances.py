@@ -4,7 +4,16 @@ from dataclasses import replace
 
 import pytest
 import torch
-from batches import NAMES, advantages_and_weights, batches, loss_and_gradients, random_batch, token_loss
+from batches import (
+    NAMES,
+    WHITENING,
+    advantages_and_weights,
+    batches,
+    credit,
+    loss_and_gradients,
+    random_batch,
+    token_loss,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,7 +24,8 @@ VOCABULARY = 7
 
 
 def build(name):
-    return ALGORITHMS[name](kl_coefficient=0.3, entropy_coefficient=0.1)
+    own = {"kl_reward_coefficient": 0.2} if name in ("ppo", "reinforce_pp") else {}
+    return ALGORITHMS[name](kl_coefficient=0.3, entropy_coefficient=0.1, **own)
 
 
 def same_bits(a, b):
@@ -25,12 +35,12 @@ def same_bits(a, b):
 def parameter_gradient(algorithm, batch, micro_batches):
     """The gradient of a small model (a table of logits), accumulated over micro-batches of rows.
 
-    The rows of a micro-batch are cut to the longest of them, as a trainer does.
+    The rows of a micro-batch are cut to the longest of them, as a trainer does. Credit is assigned before the split.
     """
     T = batch.mask_BT.shape[1]
     tokens_BT = (batch.importance_BT * 1e6).nan_to_num().long() % VOCABULARY  # any function of the row's content
     table_TV = torch.linspace(-1, 1, T * VOCABULARY, dtype=torch.float64).view(T, VOCABULARY).requires_grad_()
-    advantages_B, weights_BT = advantages_and_weights(algorithm, batch)
+    advantages_BT, weights_BT = advantages_and_weights(algorithm, batch)
     for rows in micro_batches:
         longest = int((batch.mask_BT[rows] * torch.arange(1, T + 1)).max())
         log_probs_TV = table_TV.log_softmax(-1)
@@ -39,7 +49,7 @@ def parameter_gradient(algorithm, batch, micro_batches):
         part = replace(batch.rows(rows), log_probs_BT=chosen_BT, entropy_BT=entropy_T.expand(len(rows), T))
         cut = replace(part, mask_BT=part.mask_BT[:, :longest])
         cut = replace(cut, **{name: tensor[:, :longest] for name, tensor in part.per_token().items()})
-        loss_BT = token_loss(algorithm, cut, advantages_B[rows]).loss_BT
+        loss_BT = token_loss(algorithm, cut, advantages_BT[rows, :longest]).loss_BT
         (weights_BT[rows, :longest] * loss_BT).sum().backward()
     return table_TV.grad
 
@@ -61,6 +71,15 @@ def test_a_mean_per_micro_batch_would_not_give_the_same_gradient():
     whole, *_ = loss_and_gradients(algorithm, batch)
     halves = [loss_and_gradients(algorithm, batch.rows(rows))[0] for rows in torch.arange(12).split(6)]
     assert abs(float(sum(halves) / 2 - whole)) > 1e-3
+
+
+@pytest.mark.parametrize("name", WHITENING)
+def test_credit_within_micro_batches_would_not_be_the_same(name):
+    """The control: why credit is assigned before the split."""
+    batch = random_batch(0, groups=4)
+    whole_BT = credit(build(name), batch).advantages_BT
+    first_BT = credit(build(name), batch.rows(torch.arange(6))).advantages_BT
+    assert (first_BT - whole_BT[:6]).abs().max() > 1e-2
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -103,26 +122,43 @@ def test_garbage_in_masked_slots_changes_no_bit(name, garbage, dtype):
     clean_outcome = loss_and_gradients(build(name), batch)
     for clean, actual in zip(clean_outcome, loss_and_gradients(build(name), spoilt_batch), strict=True):
         assert same_bits(actual, clean)
-    advantages_B, _ = advantages_and_weights(build(name), batch)
-    clean_statistics = token_loss(build(name), batch, advantages_B).statistics
-    for key, actual_BT in token_loss(build(name), spoilt_batch, advantages_B).statistics.items():
+    clean_credit, spoilt_credit = credit(build(name), batch), credit(build(name), spoilt_batch)
+    assert same_bits(spoilt_credit.advantages_BT, clean_credit.advantages_BT)
+    if clean_credit.returns_BT is not None:
+        assert same_bits(spoilt_credit.returns_BT, clean_credit.returns_BT)
+    spoilt_advantages_BT = clean_credit.advantages_BT.masked_fill(~batch.mask_BT, garbage)
+    clean_statistics = token_loss(build(name), batch, clean_credit.advantages_BT).statistics
+    for key, actual_BT in token_loss(build(name), spoilt_batch, spoilt_advantages_BT).statistics.items():
         assert same_bits(actual_BT, clean_statistics[key]), key
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_equal_rewards_and_empty_completions_give_no_gradient_and_no_nan(name):
+def test_empty_completions_give_no_gradient_and_no_nan(name):
     batch = random_batch(0)
-    equal = replace(batch, rewards_B=torch.tensor([0.1 + 0.2, 0.3, 0.3] * 2, dtype=torch.float64))
-    empty = replace(batch, mask_BT=torch.zeros_like(batch.mask_BT))
-    for nothing in (equal, empty):
-        for outcome in loss_and_gradients(ALGORITHMS[name](), nothing):
-            assert (outcome == 0).all()
+    for outcome in loss_and_gradients(ALGORITHMS[name](), replace(batch, mask_BT=torch.zeros_like(batch.mask_BT))):
+        assert (outcome == 0).all()
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "ppo"])
+def test_equal_rewards_give_no_gradient(name):
+    rewards_B = torch.tensor([0.1 + 0.2, 0.3, 0.3] * 2, dtype=torch.float64)
+    for outcome in loss_and_gradients(ALGORITHMS[name](), replace(random_batch(0), rewards_B=rewards_B)):
+        assert (outcome == 0).all()
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("name", WHITENING)
+def test_a_reward_that_is_no_number_is_not_hidden_by_whitening(name, bad):
+    batch = random_batch(0)
+    batch = replace(batch, rewards_B=batch.rewards_B.index_fill(0, batch.lengths_B.argmax(), bad))
+    assert not loss_and_gradients(ALGORITHMS[name](), batch)[0].isfinite()
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_term_with_coefficient_zero_cannot_spoil_the_loss(name):
     batch = random_batch(0)
-    spoilt = replace(batch, reference_log_probs_BT=torch.full_like(batch.log_probs_BT, float("inf")))
+    infinite_BT = torch.full_like(batch.log_probs_BT, float("inf"))
+    spoilt = replace(batch, reference_log_probs_BT=infinite_BT, kl_BT=infinite_BT)
     for clean, actual in zip(*(loss_and_gradients(ALGORITHMS[name](), b) for b in (batch, spoilt)), strict=True):
         assert torch.equal(actual, clean)
 
@@ -132,7 +168,7 @@ def test_rloo_on_fresh_samples_is_reinforce_on_whole_completions():
     batch = replace(batch, old_log_probs_BT=batch.log_probs_BT, importance_BT=torch.ones_like(batch.log_probs_BT))
     _, gradient_BT, _ = loss_and_gradients(RLOO(), batch)
     log_probs_BT = batch.log_probs_BT.clone().requires_grad_()
-    advantages_B, _ = advantages_and_weights(RLOO(), batch)
+    advantages_B = RLOO().advantages(batch.rewards_B, batch.groups_B)
     completion_log_probs_B = (log_probs_BT * batch.mask_BT).sum(dim=1)
     (reinforce_BT,) = torch.autograd.grad(-(advantages_B * completion_log_probs_B).mean(), log_probs_BT)
     torch.testing.assert_close(gradient_BT * batch.max_new_tokens, reinforce_BT, rtol=1e-12, atol=1e-12)

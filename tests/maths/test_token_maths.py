@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proa.maths.importance import probability_ratio, truncated_importance
+from proa.maths.importance import probability_ratio, sequence_ratio, truncated_importance
 from proa.maths.kl import ESTIMATORS, k1, k2, k3
-from proa.maths.losses import clipped_surrogate
+from proa.maths.losses import clipped_surrogate, clipped_weight_loss
 from proa.maths.reductions import constant_divisor, sequence_mean, token_mean
 from proa.maths.shaping import overlong_penalty
 
@@ -34,12 +34,18 @@ def surrogate(log_probs_BT, old_BT, advantages_BT, mask_BT):
     return clipped_surrogate(log_probs_BT, old_BT, advantages_BT, mask_BT, clip_low=0.2, clip_high=0.28)
 
 
+def weight_loss(log_probs_BT, old_BT, advantages_BT, mask_BT):
+    ratio_BT = probability_ratio(log_probs_BT, old_BT, mask_BT)
+    return clipped_weight_loss(log_probs_BT, ratio_BT, advantages_BT, mask_BT, clip_low=0.2, clip_high=0.28)
+
+
 def without_advantages(function):
     return lambda log_probs_BT, other_BT, _advantages_BT, mask_BT: function(log_probs_BT, other_BT, mask_BT)
 
 
 FUNCTIONS = {
     "surrogate": surrogate,
+    "weight_loss": weight_loss,
     "ratio": without_advantages(probability_ratio),
     **{name: without_advantages(estimator) for name, estimator in ESTIMATORS.items()},
 }
@@ -57,6 +63,8 @@ def by_hand(name, log_prob, other, advantage):
     if name == "ratio":
         return ratio, ratio
     clipped = min(max(ratio, 0.8), 1.28)
+    if name == "weight_loss":
+        return -clipped * advantage * log_prob, -clipped * advantage
     if ratio * advantage <= clipped * advantage:
         return -ratio * advantage, -ratio * advantage
     return -clipped * advantage, 0.0
@@ -115,6 +123,46 @@ def test_the_policy_itself_as_old_gives_ratio_one_and_the_policy_gradient():
     loss_BT = surrogate(log_probs_BT, log_probs_BT, torch.tensor([[2.0, -3.0]]), mask_BT)
     assert loss_BT.tolist() == [[-2.0, 3.0]]
     assert torch.autograd.grad(loss_BT.sum(), log_probs_BT)[0].tolist() == [[-2.0, 3.0]]
+
+
+@settings(deadline=None)
+@given(tokens())
+def test_the_sequence_ratio_is_the_geometric_mean_with_each_tokens_own_gradient(batch):
+    log_probs_BT, old_BT, _, mask_BT = batch
+    ratio_BT, gradient_BT = value_and_gradient(sequence_ratio, log_probs_BT, old_BT, mask_BT)
+    assert (ratio_BT[~mask_BT] == 1).all()
+    assert (gradient_BT[~mask_BT] == 0).all()
+    for row, kept in enumerate(mask_BT):
+        log_ratios = (log_probs_BT - old_BT)[row, kept].tolist()
+        expected = [math.exp(sum(log_ratios) / len(log_ratios))] * len(log_ratios) if log_ratios else []
+        assert ratio_BT[row, kept].tolist() == pytest.approx(expected, rel=1e-12)
+        assert gradient_BT[row, kept].tolist() == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("garbage", GARBAGE)
+@settings(deadline=None, max_examples=30)
+@given(batch=tokens(), extra=st.integers(0, 12))
+def test_garbage_and_padding_change_no_bit_of_the_sequence_ratio(garbage, batch, extra):
+    log_probs_BT, old_BT, _, mask_BT = batch
+    spoilt = [
+        torch.nn.functional.pad(tensor.masked_fill(~mask_BT, garbage), (0, extra), value=garbage)
+        for tensor in (log_probs_BT, old_BT)
+    ]
+    padded_BT = torch.nn.functional.pad(mask_BT, (0, extra))
+    clean = value_and_gradient(sequence_ratio, log_probs_BT, old_BT, mask_BT)
+    for clean_BT, actual_BT in zip(clean, value_and_gradient(sequence_ratio, *spoilt, padded_BT), strict=True):
+        assert same_bits(actual_BT[:, : mask_BT.shape[1]].contiguous(), clean_BT)
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (2, 3)])
+def test_the_sequence_ratio_of_nothing_is_one(shape):
+    nothing_BT = torch.full(shape, -1.0)
+    assert torch.equal(sequence_ratio(nothing_BT, nothing_BT, torch.zeros(shape, dtype=torch.bool)), torch.ones(shape))
+
+
+def test_the_policy_itself_as_old_gives_a_sequence_ratio_of_exactly_one():
+    log_probs_BT = torch.tensor([[-0.1, -2.3, -7.7]])
+    assert sequence_ratio(log_probs_BT, log_probs_BT, torch.ones(1, 3, dtype=torch.bool)).tolist() == [[1.0] * 3]
 
 
 @settings(deadline=None)

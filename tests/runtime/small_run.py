@@ -13,12 +13,17 @@ from proa import CallbackManager
 from proa.algorithms import build_algorithm
 from proa.data.sampling import Sampling
 from proa.engines import build_engine
+from proa.policy.critic import separate_critic, shared_critic
+from proa.policy.lora import LoraSettings, add_lora, trained_weights
 from proa.policy.models import load_model, weights_digest, weights_of
 from proa.policy.optimizer import OptimizerSettings
+from proa.policy.whole import whole_weights_over
 from proa.rewards import InlineRewards
-from proa.roles.grpo_trainer import DetachedGRPOTrainer, StepSettings
+from proa.roles.grpo_trainer import DetachedGRPOTrainer
 from proa.roles.lease_book import LeaseBook, LeasePlan
 from proa.roles.maker import ExperienceMakerHolder
+from proa.roles.policy_trainer import PolicyTrainer, StepSettings
+from proa.roles.ppo_trainer import DetachedPPOTrainer
 from proa.roles.weights import WeightStore
 from proa.runtime.local import LocalRuntime, Supervision
 from proa.tasks import PromptStream
@@ -54,10 +59,16 @@ class SmallRun:
         wait_timeout: float = 30.0,
         train_epochs: int = 1,
         kl: float = 0.0,
+        params: Any = (),
+        critic: str = "shared",
+        lora: LoraSettings | None = None,
+        share_prompts: bool = False,
         **plan: Any,
     ) -> None:
         torch.set_num_threads(1)
         self.model = load_model(CONFIG, seed=1)
+        if lora is not None:
+            add_lora(self.model, lora, seed=2)
         self.tokenizer = make_tokenizer()
         self.task = builtin_task("sort_digits", "train", count=64, seed=3)
         self.stream = PromptStream(self.task, self.tokenizer, seed=5)
@@ -67,16 +78,17 @@ class SmallRun:
         })  # fmt: skip
         self.epochs = train_epochs
         self.store = WeightStore(wait_timeout=wait_timeout)
-        self.store.publish(0, weights_of(self.model))
+        self.store.publish(0, trained_weights(self.model))
         self.manager = CallbackManager.of(callbacks)
-        self.trainer = DetachedGRPOTrainer(
+        self.trainer: PolicyTrainer = _trainer(
             self.model,
-            algorithm=build_algorithm(algorithm, entropy_coefficient=0.01, kl_coefficient=kl),
+            critic,
+            algorithm=build_algorithm(algorithm, **{"entropy_coefficient": 0.01, "kl_coefficient": kl, **dict(params)}),
             sampling=SAMPLING,
             optimizer=OptimizerSettings(learning_rate=3e-3, schedule="linear"),
             optimizer_steps=self.plan.total_steps * train_epochs,
             store=self.store,
-            settings=StepSettings(token_budget=120, old=old),
+            settings=StepSettings(token_budget=120, old=old, share_prompts=share_prompts),
             callbacks=self.manager,
             seed=7,
         )
@@ -90,6 +102,7 @@ class SmallRun:
             decode=lambda ids: self.tokenizer.decode(list(ids), skip_special_tokens=True),
             scorer=self.scorer,
             sampling=SAMPLING,
+            whole_weights=whole_weights_over(self.model),
             name=name,
         )
 
@@ -116,6 +129,13 @@ class SmallRun:
     @property
     def digest(self) -> str:
         return weights_digest(weights_of(self.model))
+
+
+def _trainer(model: Any, critic: str, *, algorithm: Any, **settings: Any) -> PolicyTrainer:
+    if not algorithm.needs_critic:
+        return DetachedGRPOTrainer(model, algorithm=algorithm, **settings)
+    made = shared_critic(model) if critic == "shared" else separate_critic(model)
+    return DetachedPPOTrainer(model, critic=made, algorithm=algorithm, **settings)
 
 
 def with_random_delays(seed: int) -> Callable[[ExperienceMakerHolder], None]:

@@ -4,6 +4,7 @@ import pytest
 import torch
 from tests.runtime.small_run import SmallRun, failing_once, with_random_delays
 
+from proa.policy.lora import LoraSettings
 from proa.roles.lease_book import LeaseBook
 from proa.runtime.local import Supervision
 
@@ -69,6 +70,17 @@ def test_each_staleness_has_its_own_result(calm):
         {"kl": 0.05},
         {"lease_prompts": 2},
         {"buffer_limit": 1, "max_staleness": 2},
+        {"share_prompts": True},
+        {"algorithm": "gspo"},
+        {"algorithm": "cispo"},
+        {"algorithm": "reinforce_pp", "params": (("kl_reward_coefficient", 0.05),)},
+        {"algorithm": "reinforce_pp_baseline"},
+        {"algorithm": "decoupled", "max_staleness": 2},
+        {"algorithm": "ppo", "max_staleness": 0},
+        {"algorithm": "ppo", "critic": "separate", "update_steps": 2, "train_epochs": 2},
+        {"algorithm": "ppo", "params": (("kl_reward_coefficient", 0.1), ("kl_target", 0.01), ("kl_horizon", 100))},
+        {"lora": LoraSettings(rank=2, alpha=4.0), "kl": 0.05},
+        {"algorithm": "ppo", "critic": "separate", "lora": LoraSettings(rank=2, alpha=4.0)},
     ],
     ids=str,
 )

@@ -6,17 +6,28 @@ from dataclasses import fields
 from typing import Any
 
 from ..spelling import did_you_mean
-from .base import Algorithm, TokenLoss, TokenLossInputs
+from .base import Algorithm, Credit, CreditInputs, GroupAlgorithm, TokenLoss, TokenLossInputs
+from .cispo import CISPO
 from .dapo import DAPO
+from .decoupled import DecoupledPPO
 from .dr_grpo import DrGRPO
 from .grpo import GRPO
+from .gspo import GSPO
+from .ppo import PPO
+from .reinforce_pp import ReinforcePlusPlus, ReinforcePlusPlusBaseline
 from .rloo import RLOO
+from .token_rewards import TokenRewardAlgorithm
 
 __all__ = [
-    "ALGORITHMS", "DAPO", "GRPO", "RLOO", "Algorithm", "DrGRPO", "TokenLoss", "TokenLossInputs", "build_algorithm",
+    "ALGORITHMS", "CISPO", "DAPO", "GRPO", "GSPO", "PPO", "RLOO", "Algorithm", "Credit", "CreditInputs",
+    "DecoupledPPO", "DrGRPO", "GroupAlgorithm", "ReinforcePlusPlus", "ReinforcePlusPlusBaseline", "TokenLoss",
+    "TokenLossInputs", "TokenRewardAlgorithm", "build_algorithm",
 ]  # fmt: skip
 
-ALGORITHMS: dict[str, type[Algorithm]] = {algorithm.name: algorithm for algorithm in (GRPO, DrGRPO, DAPO, RLOO)}
+_KINDS: tuple[type[Algorithm], ...] = (
+    GRPO, DrGRPO, DAPO, RLOO, GSPO, CISPO, DecoupledPPO, PPO, ReinforcePlusPlus, ReinforcePlusPlusBaseline,
+)  # fmt: skip
+ALGORITHMS: dict[str, type[Algorithm]] = {algorithm.name: algorithm for algorithm in _KINDS}
 
 
 def build_algorithm(name: str, /, **params: Any) -> Algorithm:

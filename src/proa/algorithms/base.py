@@ -2,12 +2,12 @@
 
 The way of a batch through it:
 
-    rewards_B    = algorithm.shape_rewards(rewards_B, lengths_B, max_new_tokens)
-    kept         = algorithm.keeps_group(rewards_G)                      # group by group
-    advantages_B = algorithm.advantages(rewards_B, groups_B)
-    weights_BT   = algorithm.token_weights(mask_BT, max_new_tokens)      # once, over the whole batch
+    kept       = algorithm.keeps_group(rewards_G)                        # group by group
+    rewards_B  = algorithm.shape_rewards(rewards_B, lengths_B, max_new_tokens)
+    credit     = algorithm.assign_credit(CreditInputs(rewards_B, groups_B, mask_BT, ...))
+    weights_BT = algorithm.token_weights(mask_BT, max_new_tokens)        # once, over the whole batch
     for rows in micro_batches:
-        loss_BT = algorithm.token_loss(TokenLossInputs(...rows...)).loss_BT
+        loss_BT = algorithm.token_loss(TokenLossInputs(..., credit.advantages_BT[rows], ...)).loss_BT
         (weights_BT[rows] * loss_BT).sum().backward()                    # the split changes nothing
 """
 
@@ -25,20 +25,47 @@ from torch import Tensor
 
 from ..maths.importance import probability_ratio
 from ..maths.kl import ESTIMATORS
-from ..maths.losses import clipped_surrogate
+from ..maths.losses import clipped_ratio_loss
 from ..spelling import did_you_mean
 
 
 @dataclass(frozen=True, slots=True)
+class CreditInputs:
+    """What is known of a whole batch when rewards are spread over tokens. All are constants."""
+
+    rewards_B: Tensor
+    groups_B: Tensor
+    """Which completions belong to one prompt: indices 0 to n-1."""
+    mask_BT: Tensor
+    """Bool: True at the completion's tokens."""
+    kl_BT: Tensor | None = None
+    """log π_old − log π_ref of each token, where there is a reference."""
+    kl_reward_coefficient: float = 0.0
+    """What a unit of it costs in reward; it may be adapted from step to step."""
+    values_BT: Tensor | None = None
+    """What the critic expected before each token."""
+    bootstrap_B: Tensor | None = None
+    """What it expects after a completion that was cut off at its limit; 0 where the completion ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Credit:
+    """How much better than expected each token did, and what the critic should have said; zero where masked."""
+
+    advantages_BT: Tensor
+    returns_BT: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class TokenLossInputs:
-    """What is known of some rows of a batch: per token, and the advantage per sequence.
+    """What is known of some rows of a batch, per token.
 
     Gradients flow through `log_probs_BT` and `entropy_BT` alone; the rest are constants.
     """
 
     log_probs_BT: Tensor
     old_log_probs_BT: Tensor
-    advantages_B: Tensor
+    advantages_BT: Tensor
     mask_BT: Tensor
     """Bool: True at the tokens to train on."""
     entropy_BT: Tensor | None = None
@@ -53,15 +80,20 @@ class TokenLoss:
 
     loss_BT: Tensor
     statistics: dict[str, Tensor]
-    """Detached, per token: `ratio`; `clipped_low` and `clipped_high` (1 where the clip took the gradient); `kl`
-    and `entropy` where they are known."""
+    """Detached, per token: `ratio`, the one that is clipped; `clipped_low` and `clipped_high`, 1 where the clip
+    changed the gradient; `kl` and `entropy` where they are known."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Algorithm(ABC):
-    """A critic-free policy-gradient algorithm: settings, and five functions of tensors."""
+    """A policy-gradient algorithm: settings, and five functions of tensors."""
 
     name: ClassVar[str]
+    min_group: ClassVar[int] = 1
+    """So many completions of a prompt, with a reward, are needed for any of them to be of use."""
+    needs_critic: ClassVar[bool] = False
+    needs_proximal: ClassVar[bool] = False
+    """The ratio is against the trainer's own first pass over a batch, whatever `old` says."""
 
     clip_low: float = 0.2
     """A ratio below 1 − clip_low is not pushed further down; 1 is off."""
@@ -72,10 +104,10 @@ class Algorithm(ABC):
     entropy_coefficient: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_number("clip_low", self.clip_low, more_than=0, at_most=1)
-        _check_number("clip_high", self.clip_high, more_than=0)
-        _check_number("kl_coefficient", self.kl_coefficient, at_least=0)
-        _check_number("entropy_coefficient", self.entropy_coefficient, at_least=0)
+        check_number("clip_low", self.clip_low, more_than=0, at_most=1)
+        check_number("clip_high", self.clip_high, more_than=0)
+        check_number("kl_coefficient", self.kl_coefficient, at_least=0)
+        check_number("entropy_coefficient", self.entropy_coefficient, at_least=0)
         if self.kl_estimator not in ESTIMATORS:
             known = ", ".join(ESTIMATORS)
             hint = did_you_mean(str(self.kl_estimator), ESTIMATORS)
@@ -90,8 +122,13 @@ class Algorithm(ABC):
         return True
 
     @abstractmethod
-    def advantages(self, rewards_B: Tensor, groups_B: Tensor) -> Tensor:
-        """How much better each completion did than it might have; `groups_B` are indices 0 to n-1."""
+    def assign_credit(self, inputs: CreditInputs) -> Credit:
+        """An advantage for each token of the whole batch, and returns where there is a critic."""
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether a frozen copy of the first policy is asked for its log-probabilities."""
+        return self.kl_coefficient > 0
 
     @abstractmethod
     def token_weights(self, mask_BT: Tensor, max_new_tokens: int, *, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -108,17 +145,25 @@ class Algorithm(ABC):
         return TokenLoss(loss_BT, self._statistics(inputs))
 
     def _policy_term(self, inputs: TokenLossInputs) -> Tensor:
-        surrogate_BT = clipped_surrogate(
-            inputs.log_probs_BT,
-            inputs.old_log_probs_BT,
-            inputs.advantages_B[:, None].expand_as(inputs.mask_BT),
-            inputs.mask_BT,
-            clip_low=self.clip_low,
-            clip_high=self.clip_high,
-        )
+        surrogate_BT = self._surrogate(inputs, self._ratio(inputs))
         if inputs.importance_BT is None:
             return surrogate_BT
         return surrogate_BT * inputs.importance_BT.detach().masked_fill(~inputs.mask_BT, 1)
+
+    def _ratio(self, inputs: TokenLossInputs) -> Tensor:
+        """What is clipped; 1 where masked."""
+        return probability_ratio(inputs.log_probs_BT, inputs.old_log_probs_BT, inputs.mask_BT)
+
+    def _surrogate(self, inputs: TokenLossInputs, ratio_BT: Tensor) -> Tensor:
+        """The loss whose gradient is the policy's, without importance; zero where masked."""
+        return clipped_ratio_loss(
+            ratio_BT, inputs.advantages_BT, inputs.mask_BT, clip_low=self.clip_low, clip_high=self.clip_high
+        )
+
+    def _clipped(self, ratio_BT: Tensor, advantages_BT: Tensor) -> tuple[Tensor, Tensor]:
+        """Where the clip changed the gradient, below and above; nowhere where the ratio is 1."""
+        low_BT, high_BT = ratio_BT < 1 - self.clip_low, ratio_BT > 1 + self.clip_high
+        return low_BT & (advantages_BT < 0), high_BT & (advantages_BT > 0)
 
     def _kl(self, inputs: TokenLossInputs) -> Tensor:
         if inputs.reference_log_probs_BT is None:
@@ -132,10 +177,8 @@ class Algorithm(ABC):
 
     @torch.no_grad()
     def _statistics(self, inputs: TokenLossInputs) -> dict[str, Tensor]:
-        ratio_BT = probability_ratio(inputs.log_probs_BT, inputs.old_log_probs_BT, inputs.mask_BT)
-        advantages_B1 = inputs.advantages_B[:, None]
-        clipped_low_BT = (ratio_BT < 1 - self.clip_low) & (advantages_B1 < 0)
-        clipped_high_BT = (ratio_BT > 1 + self.clip_high) & (advantages_B1 > 0)
+        ratio_BT = self._ratio(inputs)
+        clipped_low_BT, clipped_high_BT = self._clipped(ratio_BT, inputs.advantages_BT)
         statistics = {
             "ratio": ratio_BT.masked_fill(~inputs.mask_BT, 0),
             "clipped_low": clipped_low_BT.to(ratio_BT.dtype),
@@ -148,7 +191,22 @@ class Algorithm(ABC):
         return statistics
 
 
-def _check_number(
+@dataclass(frozen=True, kw_only=True)
+class GroupAlgorithm(Algorithm):
+    """An algorithm without a critic that compares the completions of a prompt: one advantage for all tokens of each."""
+
+    min_group: ClassVar[int] = 2
+
+    @abstractmethod
+    def advantages(self, rewards_B: Tensor, groups_B: Tensor) -> Tensor:
+        """How much better each completion did than it might have; `groups_B` are indices 0 to n-1."""
+
+    def assign_credit(self, inputs: CreditInputs) -> Credit:
+        advantages_B = self.advantages(inputs.rewards_B, inputs.groups_B)
+        return Credit(advantages_B[:, None].expand_as(inputs.mask_BT).masked_fill(~inputs.mask_BT, 0))
+
+
+def check_number(
     name: str, value: Any, *, at_least: float = -math.inf, more_than: float = -math.inf, at_most: float = math.inf
 ) -> None:
     """Also what a configuration file may hold against the annotation: PyYAML reads `3e-5` as text."""

@@ -11,11 +11,11 @@ from torch import Tensor
 from ..maths.advantages import equal_within_group, group_relative
 from ..maths.reductions import token_mean
 from ..maths.shaping import overlong_penalty
-from .base import Algorithm
+from .base import GroupAlgorithm
 
 
 @dataclass(frozen=True, kw_only=True)
-class DAPO(Algorithm):
+class DAPO(GroupAlgorithm):
     """Yu et al., "DAPO: an open-source LLM reinforcement learning system at scale", arXiv:2503.14476.
 
         r_i  ← r_i + overlong_penalty(|o_i|)                     if `overlong_buffer` is set

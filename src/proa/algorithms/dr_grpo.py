@@ -10,11 +10,11 @@ from torch import Tensor
 
 from ..maths.advantages import group_relative
 from ..maths.reductions import constant_divisor
-from .base import Algorithm
+from .base import GroupAlgorithm
 
 
 @dataclass(frozen=True, kw_only=True)
-class DrGRPO(Algorithm):
+class DrGRPO(GroupAlgorithm):
     """Liu et al., "Understanding R1-Zero-like training", arXiv:2503.20783.
 
         A_i  = r_i − mean(r)                                                      within the group

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from ..maths.advantages import group_relative
 from ..maths.reductions import sequence_mean
-from .base import Algorithm
+from .base import GroupAlgorithm
 
 
 @dataclass(frozen=True, kw_only=True)
-class GRPO(Algorithm):
+class GRPO(GroupAlgorithm):
     """Shao et al., "DeepSeekMath", arXiv:2402.03300.
 
         A_i  = (r_i − mean(r)) / (std(r) + 1e-4)                                  within the group

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from ..maths.advantages import leave_one_out
 from ..maths.reductions import constant_divisor
-from .base import Algorithm
+from .base import GroupAlgorithm
 
 
 @dataclass(frozen=True, kw_only=True)
-class RLOO(Algorithm):
+class RLOO(GroupAlgorithm):
     """Ahmadian et al., "Back to basics", arXiv:2402.14740.
 
         A_i  = r_i − 1/(G−1) Σ_{j≠i} r_j                                          within the group

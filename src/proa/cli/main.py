@@ -44,6 +44,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     train.add_argument("file", help="a YAML file")
     train.set_defaults(run=_train, takes_flags=True)
+    export = verbs.add_parser("export", help="write a model with its adapter merged in, as a plain Hugging Face folder")
+    export.add_argument("source", help="a run's folder, or an adapter folder")
+    export.add_argument("folder", help="where to write; must not exist")
+    export.add_argument("--base", help="the base model's folder, if it is not where the adapter says")
+    export.set_defaults(run=_export)
     moments = verbs.add_parser("moments", help="list the moments of a run: payload, hooks, when each fires")
     moments.add_argument("event", nargs="?", help="show this one in full")
     moments.add_argument("--json", action="store_true", help="print JSON")
@@ -65,6 +70,12 @@ def _train(options: argparse.Namespace) -> int:
     from .train import train
 
     return train(config)
+
+
+def _export(options: argparse.Namespace) -> int:
+    from .export import export
+
+    return export(options.source, options.folder, options.base)
 
 
 def _moments(options: argparse.Namespace) -> int:

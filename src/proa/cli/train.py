@@ -18,7 +18,7 @@ from ..callbacks.console import sparkline
 from ..config import RunConfig
 from ..errors import ProaError
 from ..lifecycle.hooks import BaseCallback
-from ..recipes import grpo
+from ..recipes import run
 from ..record.run_folder import RunFolderError
 
 
@@ -32,7 +32,7 @@ def train(config: RunConfig) -> int:
     if not any(section.kind == "console" for section in config.callbacks):
         shown.append(ConsoleProgress(every=max(1, config.total_steps // 30), console=console))
     try:
-        grpo(config, callbacks=shown)
+        run(config, callbacks=shown)
     except RunFolderError as error:
         print(error, file=sys.stderr)
         return 2
@@ -63,17 +63,23 @@ def _show_result(console: Console, config: RunConfig) -> None:
         console.print(table)
     for name in header["evals"]:
         _show_samples(console, folder / "evals" / name)
-    rewards = [row["reward"] for row in rows if "reward" in row]
-    ledger = header["ledger"]
-    dropped = ", ".join(f"{count} {reason}" for reason, count in ledger["dropped"].items()) or "none"
-    for line in (
-        f"reward over the run: {sparkline(rewards)}",
-        f"samples: {ledger['leased']} leased = {ledger['trained']} trained + {ledger['buffered']} buffered "
-        f"+ {ledger['in_flight']} in flight + dropped ({dropped})",
-        f"weights {header['weights_digest'][:16]}, version {header['policy_version']}",
-        f"the record is in {folder}, the final weights in {folder / 'model'}",
-    ):
+    shown = "loss" if "ledger" not in header else "reward"
+    lines = [f"{shown} over the run: {sparkline([row[shown] for row in rows if shown in row])}"]
+    weights = f"weights {header['weights_digest'][:16]}"
+    if "ledger" in header:
+        lines.append(_ledger_line(header["ledger"]))
+        weights += f", version {header['policy_version']}"
+    lines += [weights, f"the record is in {folder}, the final weights in {folder / 'model'}"]
+    for line in lines:
         console.print(line, highlight=False, soft_wrap=True)
+
+
+def _ledger_line(ledger: dict[str, Any]) -> str:
+    dropped = ", ".join(f"{count} {reason}" for reason, count in ledger["dropped"].items()) or "none"
+    return (
+        f"samples: {ledger['leased']} leased = {ledger['trained']} trained + {ledger['buffered']} buffered "
+        f"+ {ledger['in_flight']} in flight + dropped ({dropped})"
+    )
 
 
 def _show_samples(console: Console, folder: Path, count: int = 6) -> None:

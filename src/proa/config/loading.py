@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from ..errors import ProaError
 from ..spelling import did_you_mean
-from .run_config import RunConfig
+from .run_config import SHORT_FORMS, RunConfig
 
 KeyPath: TypeAlias = tuple[str | int, ...]
 
@@ -112,7 +112,7 @@ def _put(content: dict[str, Any], dotted: str, value: Any) -> None:
 
 def _spread(section: str, short: Any) -> dict[str, Any]:
     """A short form (`algorithm: grpo`) as a section, so that a flag can add to it."""
-    key = {"model": "path", "task": "source", "algorithm": "name", "engine": "kind"}.get(section)
+    key = SHORT_FORMS.get(section)
     if key is None or not isinstance(short, str):
         raise ConfigError(f"{section} is {short!r} in the file; a flag cannot set a key inside it")
     return {key: short}

@@ -22,8 +22,15 @@ class SamplingSection(Section):
     top_k: int = Field(0, ge=0, description="0 keeps all tokens")
 
 
+SUPERVISED = ("sft", "dpo", "reward_model")
+"""Algorithms that learn from data as it is: no makers, no sampling, no reward."""
+
+GIVEN = "(given in Python)"
+"""What a configuration says where an object was handed over."""
+
+
 class ModelSection(Section):
-    path: str | None = Field(None, description="a Hugging Face folder")
+    path: str | None = Field(None, description="a Hugging Face folder, or an adapter folder")
     config: dict[str, Any] | None = Field(None, description="or a model configuration, with weights from the seed")
     tokenizer: str | None = Field(None, description="a folder; by default the model's, or a built-in task's own")
     dtype: str = "float32"
@@ -43,9 +50,18 @@ class TaskSection(Section):
     count: int | None = Field(None, ge=1, description="rows of a built-in task to draw")
 
 
+class RewardModelSection(Section):
+    path: str = Field(description="a folder of a sequence-classification model with one label")
+    weight: float = 1.0
+    token_budget: int = Field(16_384, ge=0, description="tokens scored at once; 0 is a lease's samples at once")
+
+
 class RewardSection(Section):
-    functions: list[str] = Field(default_factory=list, description="dotted paths; none is the task's own reward")
+    functions: list[str] = Field(
+        default_factory=list, description="dotted paths; none is the model's reward, or else the task's own"
+    )
     weights: list[float] | None = None
+    model: RewardModelSection | None = Field(None, description="a reward model, alone or beside functions")
     timeout: float = Field(30.0, gt=0, description="seconds for one call")
     workers: int = Field(1, ge=0, description="processes; 0 scores in the makers themselves, without a deadline")
 
@@ -55,6 +71,32 @@ class AlgorithmSection(Section):
     params: dict[str, Any] = Field(default_factory=dict)
     old: Literal["sampler", "trainer"] = "sampler"
     importance_cap: float = Field(2.0, gt=0)
+
+
+class CriticSection(Section):
+    """PPO's critic."""
+
+    kind: Literal["shared", "separate"] = Field("shared", description="a head on the policy, or a model of its own")
+    path: str | None = Field(None, description="separate only: a reward-model folder to start from")
+    learning_rate: float | None = Field(None, gt=0, description="separate only; by default the policy's")
+
+    @model_validator(mode="after")
+    def _only_separate(self) -> CriticSection:
+        if self.kind == "shared" and (self.path is not None or self.learning_rate is not None):
+            raise ValueError(
+                "critic.path and critic.learning_rate are for a critic of its own: set critic.kind: separate"
+            )
+        return self
+
+
+class LoraSection(Section):
+    """Train an adapter beside a frozen model."""
+
+    rank: int = Field(16, ge=1)
+    alpha: float = Field(32.0, gt=0)
+    target_modules: Literal["all-linear"] | list[str] = Field("all-linear", description="names of linear layers")
+    rslora: bool = Field(False, description="scale by alpha / sqrt(rank)")
+    path: str | None = Field(None, description="an adapter folder to go on from")
 
 
 class EngineSection(Section):
@@ -69,10 +111,16 @@ class OptimizerSection(Section):
     warmup_steps: int = Field(0, ge=0)
     max_grad_norm: float = Field(1.0, gt=0)
     token_budget: int = Field(16_384, ge=0, description="tokens of a micro-batch; 0 is the whole batch at once")
+    share_prompts: bool = Field(
+        False, description="compute a prompt once for its group: faster unless completions are far longer"
+    )
 
 
 class EvalSection(Section):
     name: str
+    kind: Literal["auto", "generate", "loss"] = Field(
+        "auto", description="score greedy completions, or measure on data as it is; auto: what the algorithm trains"
+    )
     source: str | None = Field(None, description="data to evaluate on; by default the test split of the task")
     count: int = Field(512, ge=1)
     run_every: int = Field(0, ge=0, description="steps; 0 is at the end only")
@@ -92,6 +140,15 @@ class WarmStartSection(Section):
 class CallbackSection(Section):
     kind: str
     params: dict[str, Any] = Field(default_factory=dict)
+
+
+SHORT_FORMS = {"model": "path", "task": "source", "algorithm": "name", "engine": "kind", "critic": "kind"}
+"""Sections that may be written as one word, and which of their keys it is."""
+
+_DETACHED_ONLY = (
+    "makers", "max_staleness", "schedule", "update_steps", "buffer_limit", "lease_prompts", "lease_timeout",
+    "wait_timeout", "reward", "critic", "warm_start",
+)  # fmt: skip
 
 
 class RunConfig(Section):
@@ -123,6 +180,8 @@ class RunConfig(Section):
     task: TaskSection
     reward: RewardSection = RewardSection()
     algorithm: AlgorithmSection = AlgorithmSection()
+    critic: CriticSection | None = Field(None, description="PPO's; by default a head on the policy")
+    lora: LoraSection | None = None
     engine: EngineSection = EngineSection()
     optimizer: OptimizerSection = OptimizerSection()
     warm_start: WarmStartSection | None = None
@@ -135,15 +194,20 @@ class RunConfig(Section):
         """`model: path` and `task: name` are the same as `model: {path: …}` and `task: {source: …}`."""
         if isinstance(given, dict):
             given = dict(given)
-            for section, key in (("model", "path"), ("task", "source"), ("algorithm", "name"), ("engine", "kind")):
+            for section, key in SHORT_FORMS.items():
                 if isinstance(given.get(section), str):
                     given[section] = {key: given[section]}
         return given
 
     @model_validator(mode="after")
     def _fits_together(self) -> RunConfig:
+        if self.is_supervised:
+            self._refuse_what_has_no_meaning(_DETACHED_ONLY)
+            return self
+        if self.algorithm.name != "ppo":
+            self._refuse_what_has_no_meaning(("critic",))
         group = self.sampling.group_size
-        if group < 2:
+        if group < 2 and self.algorithm.name not in ("ppo", "reinforce_pp"):
             raise ValueError("sampling.group_size must be at least 2: completions of one prompt are compared")
         if self.train_batch_size % group:
             raise ValueError(
@@ -159,6 +223,16 @@ class RunConfig(Section):
                 f"lease_prompts={self.lease_prompts} does not divide the {self.prompts_per_step} prompts of a batch"
             )
         return self
+
+    def _refuse_what_has_no_meaning(self, keys: tuple[str, ...]) -> None:
+        defaults = type(self).model_fields
+        for key in keys:
+            if key in self.model_fields_set and getattr(self, key) != defaults[key].default:
+                raise ValueError(f"{key} has no meaning for algorithm {self.algorithm.name}: leave it out")
+
+    @property
+    def is_supervised(self) -> bool:
+        return self.algorithm.name in SUPERVISED
 
     @property
     def prompts_per_step(self) -> int:

@@ -40,6 +40,7 @@ class Experience:
     """What the ratio is taken against; the trainer sets it at the batch's first use."""
     importance: torch.Tensor | None = field(default=None, kw_only=True)
     reference_log_probs: torch.Tensor | None = field(default=None, kw_only=True)
+    returns: torch.Tensor | None = field(default=None, kw_only=True)
     uids: tuple[str, ...] = field(default=(), kw_only=True)
     group_ids: tuple[str, ...] = field(default=(), kw_only=True)
     sampling: Sampling | None = field(default=None, kw_only=True)
@@ -81,6 +82,7 @@ class BufferItem:
     old_log_probs: torch.Tensor | None = field(default=None, kw_only=True)
     importance: torch.Tensor | None = field(default=None, kw_only=True)
     reference_log_probs: torch.Tensor | None = field(default=None, kw_only=True)
+    returns: torch.Tensor | None = field(default=None, kw_only=True)
     uid: str = field(default="", kw_only=True)
     group_id: str = field(default="", kw_only=True)
     sampling: Sampling | None = field(default=None, kw_only=True)
@@ -98,7 +100,7 @@ class BufferItem:
 SEQUENCE_LIKE = ("sequences", "attention_mask")
 ACTION_LIKE = (
     "action_log_probs", "values", "kl", "advantages", "action_mask", "versions",
-    "old_log_probs", "importance", "reference_log_probs",
+    "old_log_probs", "importance", "reference_log_probs", "returns",
 )  # fmt: skip
 _TENSORS = (*SEQUENCE_LIKE, *ACTION_LIKE, "reward")
 

@@ -25,6 +25,8 @@ def build_engine(
 ) -> Engine:
     """An engine with a copy of a Hugging Face causal LM's weights; training `model` further does not change it.
 
+    Of a model with a LoRA adapter it is the base's weights: the adapter comes merged, by `load`.
+
     `end_ids` are the tokens that end a completion. `slots` is the most sequences decoded at once, 0 for
     all of a call's. `dtype` and `device` are the model's own unless given.
     """

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .adapters import remove_adapters
 from .choice import choose
 from .protocol import Request, check_call
 from .record import Record
@@ -95,6 +96,7 @@ class HFEngine:
 def _copy(model: torch.nn.Module, dtype: torch.dtype | None, device: torch.device | str | None) -> torch.nn.Module:
     """A copy of the model for inference; only parameters are cast, for rotary frequencies need their float32."""
     copied = copy.deepcopy(model).eval().requires_grad_(False)
+    remove_adapters(copied)
     for parameter in copied.parameters():
         parameter.grad = None
         parameter.data = parameter.data.to(dtype or parameter.dtype)

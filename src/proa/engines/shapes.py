@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from .adapters import base_state
 from .decoder import Decoder, Layer, Linear, Norm
 from .weights import WeightPlaces
 
@@ -34,7 +35,7 @@ def build_decoder(
             f"the native engine does not know models of type {config.model_type!r}; it knows "
             f"{', '.join(sorted(_SHAPES))}. The engine 'hf' runs every Hugging Face causal LM"
         )
-    weights = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+    weights = base_state(model)
     allocator = _Allocator(weights, dtype, device)
     decoder = _SHAPES[config.model_type](model, config, allocator)
     places = allocator.weight_places()

@@ -15,6 +15,20 @@ def probability_ratio(log_probs_BT: Tensor, old_log_probs_BT: Tensor, mask_BT: T
     return log_ratio_BT.masked_fill(~mask_BT, 0).exp()
 
 
+def sequence_ratio(log_probs_BT: Tensor, old_log_probs_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """s = exp(1/|o| Σ_t log π/π_old), the same at every token of a completion (GSPO, arXiv:2507.18071). 1 where masked.
+
+    Each token has the gradient of its own probability only, as in the paper's GSPO-token: sg[s] · π/sg[π].
+    Averaged over the completion these are the gradient of s itself, and each may be given an advantage of its own.
+    """
+    log_ratio_BT = (log_probs_BT.detach() - old_log_probs_BT.detach()).masked_fill(~mask_BT, 0)
+    # A running sum: padding that follows adds zeros at its end, where `sum` would change the order of additions.
+    total_B1 = log_ratio_BT.cumsum(dim=1)[:, -1:].sum(dim=1, keepdim=True)
+    mean_B1 = total_B1 / mask_BT.sum(dim=1, keepdim=True).clamp(min=1)
+    own_BT = log_probs_BT - log_probs_BT.detach()  # 0, with a gradient
+    return (mean_B1 + own_BT).masked_fill(~mask_BT, 0).exp()
+
+
 def truncated_importance(
     trainer_log_probs_BT: Tensor, sampler_log_probs_BT: Tensor, mask_BT: Tensor, *, cap: float
 ) -> Tensor:

@@ -29,6 +29,25 @@ def clipped_surrogate(
     ([[-1.2000000476837158, 2.0]], [[0.0, 2.0]])
     """
     ratio_BT = probability_ratio(log_probs_BT, old_log_probs_BT, mask_BT)
+    return clipped_ratio_loss(ratio_BT, advantages_BT, mask_BT, clip_low=clip_low, clip_high=clip_high)
+
+
+def clipped_ratio_loss(
+    ratio_BT: Tensor, advantages_BT: Tensor, mask_BT: Tensor, *, clip_low: float, clip_high: float
+) -> Tensor:
+    """`clipped_surrogate` of a ratio that is known, and 1 where masked, as those of `importance` are."""
     advantages_BT = advantages_BT.masked_fill(~mask_BT, 0)
     clipped_BT = ratio_BT.clamp(1 - clip_low, 1 + clip_high)
     return -torch.minimum(ratio_BT * advantages_BT, clipped_BT * advantages_BT)
+
+
+def clipped_weight_loss(
+    log_probs_BT: Tensor, ratio_BT: Tensor, advantages_BT: Tensor, mask_BT: Tensor, *, clip_low: float, clip_high: float
+) -> Tensor:
+    """−sg[clip(ρ, 1 − clip_low, 1 + clip_high)] A log π (CISPO, arXiv:2506.13585). Zero where masked.
+
+    The clip bounds a token's weight and takes no token's gradient: it is −clip(ρ) A for each. `ratio_BT` is a
+    constant, whatever its tensor says, and 1 where masked.
+    """
+    weights_BT = ratio_BT.detach().clamp(1 - clip_low, 1 + clip_high) * advantages_BT.masked_fill(~mask_BT, 0)
+    return -weights_BT * log_probs_BT.masked_fill(~mask_BT, 0)

@@ -33,7 +33,9 @@ class ActionStatistics:
     """What the policy says of each completion token; exactly 0, without gradient, under the mask."""
 
     log_probs_BA: torch.Tensor  # noqa: N815 - a shape, not a word
-    entropy_BA: torch.Tensor | None  # noqa: N815
+    entropy_BA: torch.Tensor | None = None  # noqa: N815
+    values_BA: torch.Tensor | None = None  # noqa: N815
+    """What `value_head` says of the state before each token."""
 
 
 def action_statistics(
@@ -45,20 +47,42 @@ def action_statistics(
     temperature: float = 1.0,
     chunk_tokens: int = 1024,
     with_entropy: bool = False,
+    value_head: nn.Module | None = None,
 ) -> ActionStatistics:
     """Log-probability (and entropy) of the last `actions` tokens of each sequence at the sampling temperature.
 
     Prompts are padded on the left, completions on the right; no mask means no padding. What stands under
     the mask is never read. Differentiable, in float32 at least, whatever the model's dtype.
     """
-    mask_BS = _checked_mask(sequences_BS, attention_mask_BS, actions)
+    mask_BS = checked_mask(sequences_BS, attention_mask_BS, actions)
     _check_settings(temperature, chunk_tokens)
-    hidden_BSH = _hidden_states(model, sequences_BS, mask_BS)
-    logits_of = _checked_logits_of(model)
+    # Nothing follows the last token, so what it would predict is never asked for.
+    hidden_BSH = hidden_states(decoder_of(model), sequences_BS[:, :-1], mask_BS[:, :-1])
     first = sequences_BS.shape[1] - actions
     mask_BA = mask_BS[:, first:]
-    hidden_NH = hidden_BSH[:, first - 1 : -1][mask_BA]  # the position before a token predicts it
+    hidden_NH = hidden_BSH[:, first - 1 :][mask_BA]  # the position before a token predicts it
     tokens_N = sequences_BS[:, first:][mask_BA]
+    statistics_KN = token_statistics(
+        model, hidden_NH, tokens_N, temperature=temperature, chunk_tokens=chunk_tokens, with_entropy=with_entropy
+    )
+    statistics_KBA = at_places(statistics_KN, mask_BA)
+    values_BA = None
+    if value_head is not None:
+        values_BA = at_places(value_head(hidden_NH)[None], mask_BA)[0]
+    return ActionStatistics(statistics_KBA[0], statistics_KBA[1] if with_entropy else None, values_BA)
+
+
+def token_statistics(
+    model: PreTrainedModel,
+    hidden_NH: torch.Tensor,
+    tokens_N: torch.Tensor,
+    *,
+    temperature: float = 1.0,
+    chunk_tokens: int = 1024,
+    with_entropy: bool = False,
+) -> torch.Tensor:
+    """Log-probability of each token after the hidden state before it and, as a second row, the entropy there."""
+    logits_of = _checked_logits_of(model)
 
     def statistics_of(hidden_nH: torch.Tensor, tokens_n: torch.Tensor) -> torch.Tensor:
         return _statistics(logits_of(hidden_nH), tokens_n, temperature, with_entropy)
@@ -70,8 +94,7 @@ def action_statistics(
             torch.split(hidden_NH, chunk_tokens), torch.split(tokens_N, chunk_tokens), strict=True
         )
     ]
-    statistics_KBA = _at_places(torch.cat(parts, dim=1), mask_BA)
-    return ActionStatistics(statistics_KBA[0], statistics_KBA[1] if with_entropy else None)
+    return torch.cat(parts, dim=1)
 
 
 def _statistics(
@@ -85,7 +108,8 @@ def _statistics(
     return torch.stack((log_probs_n, -(log_probs_nV.exp() * log_probs_nV).sum(-1)))
 
 
-def _at_places(statistics_KN: torch.Tensor, mask_BA: torch.Tensor) -> torch.Tensor:
+def at_places(statistics_KN: torch.Tensor, mask_BA: torch.Tensor) -> torch.Tensor:
+    """Numbers of the tokens under the mask, in its order, at their places, and 0 elsewhere."""
     zeros_KBA = statistics_KN.new_zeros((statistics_KN.shape[0], *mask_BA.shape))
     return zeros_KBA.masked_scatter(mask_BA, statistics_KN)
 
@@ -94,9 +118,13 @@ def _at_least_float32(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
-def _hidden_states(model: PreTrainedModel, sequences_BS: torch.Tensor, mask_BS: torch.Tensor) -> torch.Tensor:
+def decoder_of(model: PreTrainedModel) -> nn.Module:
+    """The model without its output head."""
+    return cast(nn.Module, cast(Any, model).get_decoder())
+
+
+def hidden_states(decoder: nn.Module, sequences_BS: torch.Tensor, mask_BS: torch.Tensor) -> torch.Tensor:
     """The decoder's last hidden states, with positions counted over real tokens."""
-    decoder: nn.Module = cast(Any, model).get_decoder()
     inputs = {
         "input_ids": sequences_BS.masked_fill(~mask_BS, 0),  # garbage there might not even be a token
         "attention_mask": mask_BS.long(),
@@ -143,7 +171,7 @@ def _compare(model: PreTrainedModel, logits_of: Callable[[torch.Tensor], torch.T
     """Refuse a model that does something else with its logits: training would be silently wrong."""
     tokens = torch.tensor([[0, 1]], device=model.device)
     theirs = _at_least_float32(model(input_ids=tokens, use_cache=False).logits)
-    ours = _at_least_float32(logits_of(_hidden_states(model, tokens, torch.ones_like(tokens).bool())))
+    ours = _at_least_float32(logits_of(hidden_states(decoder_of(model), tokens, torch.ones_like(tokens).bool())))
     tolerance = 0.02 if model.dtype in (torch.bfloat16, torch.float16) else 1e-4
     largest = float(theirs.abs().nan_to_num().max())
     if theirs.shape != ours.shape or not torch.allclose(ours, theirs, 0.0, tolerance * largest, equal_nan=True):
@@ -153,7 +181,8 @@ def _compare(model: PreTrainedModel, logits_of: Callable[[torch.Tensor], torch.T
         )
 
 
-def _checked_mask(sequences_BS: torch.Tensor, attention_mask_BS: torch.Tensor | None, actions: int) -> torch.Tensor:
+def checked_mask(sequences_BS: torch.Tensor, attention_mask_BS: torch.Tensor | None, actions: int) -> torch.Tensor:
+    """The attention mask as bool; what no completion can look like is refused."""
     length = sequences_BS.shape[1]
     if not 0 < actions < length:
         raise ValueError(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -15,9 +16,12 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.utils import logging as transformers_logging
 
 from ..errors import ProaError
 from ..spelling import did_you_mean
+from .adapter_layout import AdapterError, AdapterOverBase
+from .saved_adapter import SavedAdapter, is_adapter_folder, read_adapter
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _ONE_AT_A_TIME = threading.Lock()  # the generator and the default dtype are shared by all threads
@@ -43,6 +47,8 @@ def load_model(
 ) -> PreTrainedModel:
     """A causal language model from a Hugging Face folder, or from a configuration with weights drawn from `seed`.
 
+    A folder may also be an adapter's: the model is then its base with the adapter merged in.
+
     Dropout is 0 in the model and in its configuration, so no step is random, in training mode neither.
     Weights are drawn on the CPU: the device does not change them, nor does drawing them disturb torch's
     global generator.
@@ -54,20 +60,82 @@ def load_model(
     """
     if dtype not in _DTYPES:
         raise ModelError(f"no dtype {dtype!r}; one of {', '.join(_DTYPES)}{did_you_mean(dtype, _DTYPES)}")
-    with _ONE_AT_A_TIME, torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
+    with random_numbers_from(seed):
         if isinstance(source, Mapping):
             model: Any = _from_configuration(source, _DTYPES[dtype])
+        elif is_adapter_folder(Path(source)):
+            model = _from_adapter_folder(Path(source), dtype, trust_remote_code)
         else:
             model = _from_folder(Path(source), _DTYPES[dtype], trust_remote_code)
     return cast(PreTrainedModel, model.to(device).eval())
+
+
+@contextmanager
+def random_numbers_from(seed: int) -> Iterator[None]:
+    """Inside, what others draw from torch's global generator follows from the seed; outside, nothing has changed."""
+    with _ONE_AT_A_TIME, torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield
+
+
+def merged_model(saved: SavedAdapter, base: Path, dtype: str, trust_remote_code: bool) -> PreTrainedModel:
+    """The base with the adapter merged in, rounded once, to the dtype. It has no adapter any more."""
+    noted = _noted_dtype(saved) or "float32"
+    exact = _from_folder(base, _DTYPES[noted], trust_remote_code)
+    layout = saved.layout_in(exact)
+    check_base(saved, weights_of(exact), noted)
+    wide = _cast(weights_of(exact), torch.promote_types(_DTYPES[noted], _DTYPES[dtype]))
+    weights = AdapterOverBase(wide, layout).merged(saved.tensors)
+    model = exact if dtype == noted else _from_folder(base, _DTYPES[dtype], trust_remote_code)
+    for name, weight in weights_of(model).items():
+        weight.copy_(weights[name])
+    return model
+
+
+def check_base(saved: SavedAdapter, weights: Mapping[str, torch.Tensor], dtype: str) -> None:
+    """Refuse an adapter that was saved over another base, where that was noted; `dtype` is the weights'."""
+    if saved.base_digest is None:
+        return
+    noted = _noted_dtype(saved) or dtype
+    if noted != dtype:  # the same base may have been loaded in another dtype
+        weights = _cast(weights, _DTYPES[noted])
+    if weights_digest(weights) != saved.base_digest:
+        advice = "" if noted == dtype else f", or it must be loaded in {noted} as it was then, not in {dtype}"
+        raise AdapterError(f"{saved.folder} is an adapter for another base: these weights are not those noted{advice}")
+
+
+def _noted_dtype(saved: SavedAdapter) -> str | None:
+    if saved.base_dtype is not None and saved.base_dtype not in _DTYPES:
+        raise AdapterError(f"{saved.folder} notes a base in {saved.base_dtype!r}, which is no dtype of a model")
+    return saved.base_dtype
+
+
+def _cast(weights: Mapping[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    return {name: weight.to(dtype) if weight.is_floating_point() else weight for name, weight in weights.items()}
+
+
+@contextmanager
+def without_progress_bars() -> Iterator[None]:
+    """transformers shows one for every folder that it reads or writes, among what others print."""
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def save_model(model: PreTrainedModel, tokenizer: SavesItself | None, folder: str | PathLike[str]) -> None:
     """Write a plain Hugging Face folder: configuration, safetensors and, if there is one, the tokenizer."""
     if Path(folder).exists() and not Path(folder).is_dir():  # transformers would only log it, and save nothing
         raise ModelError(f"cannot save a model in {folder}: it is a file")
-    model.save_pretrained(str(folder))
+    if getattr(model, "_hf_peft_config_loaded", False):  # transformers would save the adapter alone
+        raise ModelError(
+            "this model has an adapter: save_adapter saves it, and merge_adapter_folder then a plain model"
+        )
+    with without_progress_bars():
+        model.save_pretrained(str(folder))
     if tokenizer is not None:
         tokenizer.save_pretrained(str(folder))
 
@@ -137,6 +205,16 @@ def _refuse_unknown(keys: Mapping[str, Any], config: PreTrainedConfig) -> None:
             )
 
 
+def _from_adapter_folder(folder: Path, dtype: str, trust_remote_code: bool) -> PreTrainedModel:
+    if (folder / "config.json").is_file():
+        raise ModelError(f"{folder} is both a model's and an adapter's folder; keep them apart to say which is meant")
+    try:
+        saved = read_adapter(folder)
+        return merged_model(saved, saved.base_folder(), dtype, trust_remote_code)
+    except AdapterError as error:
+        raise ModelError(str(error)) from error
+
+
 def _from_folder(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> PreTrainedModel:
     if not folder.is_dir():
         raise ModelError(
@@ -149,9 +227,10 @@ def _from_folder(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> P
     try:
         config = AutoConfig.from_pretrained(folder, **local)
         _remove_randomness(config)
-        model, report = _AUTO_MODEL.from_pretrained(
-            folder, config=config, dtype=dtype, output_loading_info=True, **local
-        )
+        with without_progress_bars():
+            model, report = _AUTO_MODEL.from_pretrained(
+                folder, config=config, dtype=dtype, output_loading_info=True, **local
+            )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError, StrictDataclassError) as error:
         raise ModelError(f"{folder} does not load as a causal language model: {error}") from error
     if missing := sorted(report["missing_keys"]):  # transformers would draw them at random, with a warning

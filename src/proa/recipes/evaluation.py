@@ -8,32 +8,27 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
 from ..config.run_config import EvalSection, RunConfig
 from ..data.sampling import Sampling
 from ..engines import build_engine
 from ..engines.protocol import Engine, Request
 from ..loop import Evaluator
-from ..policy.models import weights_of
+from ..policy.whole import whole_weights
 from ..rewards import InlineRewards
 from ..tasks import Task, load_task
 from ..tasks.builtin import BUILTIN, builtin_task
 from ..tasks.prompts import tokenise
+from .material import Material
 
 
 def evaluator_for(
-    section: EvalSection,
-    config: RunConfig,
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    end_ids: list[int],
-    steps_done: Callable[[], int],
+    section: EvalSection, config: RunConfig, material: Material, steps_done: Callable[[], int]
 ) -> Evaluator:
     """An evaluator as configured: the mean of its metric over greedy completions of its prompts.
 
     Each time, the predictions go to `evals/<name>/step_<steps done>.jsonl` in the run folder.
     """
+    model, tokenizer = material.model, material.tokenizer
     task = _eval_task(section, config)
     scorer = InlineRewards(_metric(section, task))
     rows = task.rows[: section.count]
@@ -44,8 +39,8 @@ def evaluator_for(
 
     def score() -> dict[str, float]:
         if not engines:
-            engines.append(build_engine(config.engine.kind, model, end_ids=end_ids, slots=config.engine.slots))
-        engines[0].load(weights_of(model))
+            engines.append(build_engine(config.engine.kind, model, end_ids=material.end_ids, slots=config.engine.slots))
+        engines[0].load(whole_weights(model))
         completions = [group[0] for group in engines[0].generate(requests, sampling)]
         texts = [str(tokenizer.decode(c.tokens.tolist(), skip_special_tokens=True)) for c in completions]
         scores = scorer.score([row.prompt for row in rows], texts, columns)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -26,6 +27,23 @@ class Score:
     parts: dict[str, float | None] = field(default_factory=dict)
     """What each function gave, before its weight; None where it does not apply or failed."""
     error: str | None = None
+
+
+def add_part(scores: Sequence[Score], name: str, values: Sequence[float], weight: float) -> list[Score]:
+    """Each score with another part; a part that is not finite is an error, as it is from a function.
+
+    >>> add_part([Score(1.0, {"exact": 1.0})], "reward_model", [0.5], weight=2.0)
+    [Score(value=2.0, parts={'exact': 1.0, 'reward_model': 0.5}, error=None)]
+    """
+    return [_add_one(score, name, value, weight) for score, value in zip(scores, values, strict=True)]
+
+
+def _add_one(score: Score, name: str, value: float, weight: float) -> Score:
+    if not math.isfinite(value):
+        errors = [score.error] if score.error else []
+        return Score(None, {**score.parts, name: None}, "; ".join([*errors, f"{name} gave {value}"]))
+    total = None if score.value is None else score.value + weight * value
+    return replace(score, value=total, parts={**score.parts, name: value})
 
 
 def combine(functions: Sequence[RewardFunction], outcomes: Sequence[Sequence[Outcome]]) -> list[Score]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -15,7 +16,7 @@ from ..data.state import LoopState
 from ..engines.protocol import Engine, Request
 from ..lifecycle.manager import CallbackManager, Callbacks
 from ..lifecycle.roles import Role
-from ..rewards.score import Score
+from ..rewards.score import Score, add_part
 from .lease_book import LeaseBook, group_by_id
 from .waiting import ClosedError, LeaseFailedError, WaitTimeoutError
 from .weights import Weights, WeightStore
@@ -27,6 +28,15 @@ class Scorer(Protocol):
     def score(
         self, prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping[str, Sequence[Any]]
     ) -> list[Score]: ...
+
+
+@dataclass(frozen=True)
+class ModelReward:
+    """A reward model's part in the reward; it reads the tokens as they were sampled."""
+
+    score: Callable[[Sequence[Sequence[int]]], Sequence[float]]
+    """From prompts with their completions, as tokens, to one number each."""
+    weight: float = 1.0
 
 
 class TrainerHandle(Protocol):
@@ -48,8 +58,10 @@ class ExperienceMakerHolder:
         *,
         engine: Engine,
         decode: Callable[[Sequence[int]], str],
-        scorer: Scorer,
+        scorer: Scorer | None,
         sampling: Sampling,
+        model_reward: ModelReward | None = None,
+        whole_weights: Callable[[Mapping[str, torch.Tensor]], Mapping[str, torch.Tensor]] | None = None,
         callbacks: Callbacks = (),
         name: str = "maker_0",
         seed: int = 0,
@@ -63,6 +75,8 @@ class ExperienceMakerHolder:
         self.state = LoopState()
         self._decode = decode
         self._scorer = scorer
+        self._model_reward = model_reward
+        self._whole_weights = whole_weights  # with LoRA only the adapter travels, and is put over a base kept here
         self._seed = seed
         self._find_trainer = find_trainer
         self._version = -1
@@ -109,7 +123,7 @@ class ExperienceMakerHolder:
     def update_experience_maker(self, weights: Weights) -> None:
         """Switch to these weights, all of them or none, after checking them."""
         weights.check()
-        self.engine.load(weights.tensors)
+        self.engine.load(self._whole_weights(weights.tensors) if self._whole_weights else weights.tensors)
         self._version = self.state.policy_version = weights.version
         self.manager.moments.maker_weights_loaded(self.state, weights.version)
 
@@ -172,9 +186,20 @@ class ExperienceMakerHolder:
 
     def _score(self, prompts: Sequence[Prompt], groups: Sequence[Sequence[Completion]]) -> list[Score]:
         pairs = [(prompt, one) for prompt, group in zip(prompts, groups, strict=True) for one in group]
-        columns = {name: [prompt.columns[name] for prompt, _ in pairs] for name in prompts[0].columns}
+        scores = self._scores_by_functions(pairs)
+        if self._model_reward is not None:
+            sequences = [(*prompt.tokens, *completion.tokens.tolist()) for prompt, completion in pairs]
+            values = self._model_reward.score(sequences)
+            scores = add_part(scores, "reward_model", values, self._model_reward.weight)
+        return scores
+
+    def _scores_by_functions(self, pairs: Sequence[tuple[Prompt, Completion]]) -> list[Score]:
+        if self._scorer is None:
+            return [Score(0.0) for _ in pairs]
+        prompts = [prompt for prompt, _ in pairs]
+        columns = {name: [prompt.columns[name] for prompt in prompts] for name in prompts[0].columns}
         texts = [self._text(prompt, completion) for prompt, completion in pairs]
-        return self._scorer.score([prompt.text for prompt, _ in pairs], texts, columns)
+        return self._scorer.score([prompt.text for prompt in prompts], texts, columns)
 
     def _text(self, prompt: Prompt, completion: Completion) -> Any:
         text = self._decode(completion.tokens.tolist())

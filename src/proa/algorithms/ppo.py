@@ -1,0 +1,87 @@
+"""PPO: proximal policy optimization, with a critic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ..maths.gae import generalized_advantages
+from ..maths.reductions import token_mean
+from ..maths.values import clipped_value_loss
+from ..maths.whitening import whiten
+from .base import Credit, CreditInputs, check_number
+from .token_rewards import TokenRewardAlgorithm
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPO(TokenRewardAlgorithm):
+    """Schulman et al., "Proximal policy optimization algorithms", arXiv:1707.06347; on language models Ziegler et al.,
+    "Fine-tuning language models from human preferences", arXiv:1909.08593.
+
+        r_t  = −β (log π_old − log π_ref), plus the completion's reward at its last token
+        δ_t  = r_t + γ V_{t+1} − V_t,   A_t = Σ_l (γλ)^l δ_{t+l},   R_t = A_t + V_t
+        A_t  ← (A_t − mean) / √(var + 1e-8)                    over the batch's tokens, after R_t is taken
+        loss = 1/Σ|o_i| Σ_i Σ_t [−min(ρ A_t, clip(ρ, 1 − ε, 1 + ε) A_t) + c ½ max((V − R_t)², (V_clipped − R_t)²)]
+
+    A completion needs no other of its prompt: the critic says what was to be expected. With `kl_target`, β follows
+    the KL that is observed, from `kl_reward_coefficient` on.
+    """
+
+    name: ClassVar[str] = "ppo"
+    needs_critic: ClassVar[bool] = True
+
+    gamma: float = 1.0
+    lam: float = 0.95
+    """0 trusts the critic for all that follows a token, 1 not at all."""
+    value_clip: float = 0.2
+    """A value that has moved further than this towards its return moves no further; inf is off."""
+    value_coefficient: float = 0.5
+    """c: what the critic's loss counts beside the policy's."""
+    whiten: bool = True
+    bootstrap_truncated: bool = False
+    """Expect more of a completion that was cut off at the limit, as the critic does. Off, because the limit is part of
+    the task: the reward comes all the same, and what the critic expects beyond would pay for never ending."""
+    kl_target: float | None = None
+    """The KL of a whole completion to hold, by adapting β; None keeps β fixed."""
+    kl_horizon: float = 10_000
+    """So many samples above or below the target change β by a fifth at most."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number("gamma", self.gamma, at_least=0, at_most=1)
+        check_number("lam", self.lam, at_least=0, at_most=1)
+        check_number("value_clip", self.value_clip, more_than=0)
+        check_number("value_coefficient", self.value_coefficient, at_least=0)
+        check_number("kl_horizon", self.kl_horizon, more_than=0)
+        for name in ("whiten", "bootstrap_truncated"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} must be true or false, not {getattr(self, name)!r}")
+        if self.kl_target is not None:
+            check_number("kl_target", self.kl_target, more_than=0)
+            if not self.kl_reward_coefficient:
+                raise ValueError("kl_target needs a kl_reward_coefficient to start from, such as 0.05: 0 stays 0")
+
+    def assign_credit(self, inputs: CreditInputs) -> Credit:
+        if inputs.values_BT is None:
+            raise ValueError("ppo needs the critic's value of each token")
+        advantages_BT = generalized_advantages(
+            self._token_rewards(inputs),
+            inputs.values_BT,
+            inputs.mask_BT,
+            gamma=self.gamma,
+            lam=self.lam,
+            bootstrap_B=inputs.bootstrap_B,
+        )
+        returns_BT = advantages_BT + inputs.values_BT.detach().masked_fill(~inputs.mask_BT, 0)
+        return Credit(whiten(advantages_BT, inputs.mask_BT) if self.whiten else advantages_BT, returns_BT)
+
+    def token_weights(self, mask_BT: Tensor, max_new_tokens: int, *, dtype: torch.dtype = torch.float32) -> Tensor:
+        return token_mean(mask_BT, dtype=dtype)
+
+    def value_loss(self, values_BT: Tensor, old_values_BT: Tensor, returns_BT: Tensor, mask_BT: Tensor) -> Tensor:
+        """The critic's loss per token, to be summed with `value_coefficient` × the policy's weights; zero where
+        masked."""
+        return clipped_value_loss(values_BT, old_values_BT, returns_BT, mask_BT, clip=self.value_clip)

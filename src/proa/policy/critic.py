@@ -1,0 +1,76 @@
+"""The critic: what a completion is expected to be worth before each of its tokens, and after the last."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, cast
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from .log_probs import decoder_of, hidden_states
+
+
+class ValueHead(nn.Linear):
+    """From hidden states, of whatever dtype, to one number each; it says 0 until it has learned."""
+
+    def __init__(self, width: int, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__(width, 1, dtype=dtype, device="meta")  # no numbers are drawn: torch's generator is nobody's
+        self.to_empty(device="cpu")
+        nn.init.zeros_(self.weight)
+        nn.init.zeros_(self.bias)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return super().forward(hidden_states.to(self.weight.dtype))[..., 0]
+
+
+class Critic(nn.Module):
+    """A head on the hidden states of a decoder: the policy's own, or one that belongs to the critic.
+
+    On the policy's decoder the head is all that is the critic's own; its loss then trains the policy's layers too.
+    """
+
+    def __init__(self, decoder: nn.Module, head: ValueHead, *, shares_decoder: bool) -> None:
+        super().__init__()
+        self.head = head
+        self.shares_decoder = shares_decoder
+        # In a list it is no submodule: a shared decoder is not the critic's to save or to train.
+        self._shared = [decoder] if shares_decoder else []
+        self.trunk = None if shares_decoder else decoder
+
+    def values(self, sequences_BS: torch.Tensor, mask_BS: torch.Tensor, actions: int) -> torch.Tensor:
+        """The value before each completion token and, in the column after a row's last token, after it: (B, A + 1).
+
+        What stands under the mask is not to be read.
+        """
+        decoder = self._shared[0] if self.trunk is None else self.trunk
+        hidden_BSH = hidden_states(decoder, sequences_BS, mask_BS.bool())
+        values_BA: torch.Tensor = self.head(hidden_BSH[:, -actions - 1 :])
+        return values_BA
+
+
+def shared_critic(policy: PreTrainedModel) -> Critic:
+    """A head on the policy's own decoder."""
+    return Critic(decoder_of(policy), _head(policy), shares_decoder=True)
+
+
+def separate_critic(policy: PreTrainedModel) -> Critic:
+    """A decoder of its own, which starts as a copy of the policy's (with an adapter of its own, if that has one)."""
+    return Critic(copy.deepcopy(decoder_of(policy)), _head(policy), shares_decoder=False)
+
+
+@torch.no_grad()
+def critic_from_reward_model(reward_model: PreTrainedModel) -> Critic:
+    """A critic that starts as the reward model: its decoder, and its head."""
+    score: nn.Linear = cast(Any, reward_model).score
+    head = _head(reward_model)
+    head.weight.copy_(score.weight)
+    if score.bias is not None:
+        head.bias.copy_(score.bias)
+    return Critic(cast(Any, reward_model).base_model, head, shares_decoder=False)
+
+
+def _head(model: PreTrainedModel) -> ValueHead:
+    width = model.config.get_text_config().hidden_size
+    return ValueHead(width, torch.float64 if model.dtype == torch.float64 else torch.float32).to(model.device)

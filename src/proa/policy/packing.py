@@ -1,0 +1,154 @@
+"""Several samples in one row, none of which sees another: no padding where lengths differ.
+
+A packed row says where a sample begins by its positions, which start again from 0. transformers (5.17 to 5.22 read)
+makes of such `position_ids`, where there is neither an attention mask nor a cache, the block-diagonal causal mask
+that the model's attention needs: boolean for sdpa, additive for eager, offsets for flash; a sliding window stays one.
+A mask of our own in four dimensions would serve sdpa alone, and without its windows. That a model does follow its
+positions is seen by trying, once per model.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from weakref import WeakSet
+
+import torch
+from torch import nn
+
+from .log_probs import UnsupportedModelError, decoder_of, hidden_states, token_statistics
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True, slots=True)
+class PackedRows:
+    """Samples laid end to end in rows; what is left of a row at its end is padding, in no sample."""
+
+    tokens_RL: torch.Tensor  # noqa: N815 - a shape, not a word
+    positions_RL: torch.Tensor  # noqa: N815
+    """Places within the sample, from 0; all padding is at 0, so that it sees itself alone."""
+    samples_RL: torch.Tensor  # noqa: N815
+    """Which sample a token is of, -1 for padding."""
+    learned_RL: torch.Tensor  # noqa: N815
+    """The tokens whose log-probability is wanted."""
+
+    @property
+    def learned_samples_N(self) -> torch.Tensor:  # noqa: N802
+        """The sample of each token whose log-probability is wanted, in the order of `packed_log_probs`."""
+        return self.samples_RL[self.learned_RL]
+
+    def take(self, rows: Sequence[int]) -> PackedRows:
+        """Some rows, without the columns that are padding in all of them."""
+        index = torch.tensor(rows)
+        length = int((self.samples_RL[index] >= 0).sum(-1).max())
+        return PackedRows(
+            *(getattr(self, name)[index, :length] for name in ("tokens_RL", "positions_RL", "samples_RL", "learned_RL"))
+        )
+
+    def to(self, device: torch.device | str) -> PackedRows:
+        return PackedRows(
+            self.tokens_RL.to(device),
+            self.positions_RL.to(device),
+            self.samples_RL.to(device),
+            self.learned_RL.to(device),
+        )
+
+
+def pack_lengths(lengths: Sequence[int], capacity: int) -> list[list[int]]:
+    """Which samples share a row of `capacity` tokens: longest first, each in the first row that has room for it.
+
+    First-fit decreasing: at most 11/9 of the fewest rows possible, and one (Dósa, 2007).
+
+    >>> pack_lengths([2, 7, 3, 5], capacity=8)
+    [[1], [3, 2], [0]]
+    """
+    rows: list[list[int]] = []
+    room: list[int] = []
+    for sample in sorted(range(len(lengths)), key=lambda sample: -lengths[sample]):  # equal lengths keep their order
+        length = lengths[sample]
+        if not 1 <= length <= capacity:
+            raise ValueError(f"sample {sample} has {length} tokens; a row takes samples of 1 to {capacity}")
+        row = next((row for row, left in enumerate(room) if left >= length), len(rows))
+        if row == len(rows):
+            rows.append([])
+            room.append(capacity)
+        rows[row].append(sample)
+        room[row] -= length
+    return rows
+
+
+def pack(samples: Sequence[torch.Tensor], learned: Sequence[torch.Tensor], plan: Sequence[Sequence[int]]) -> PackedRows:
+    """Samples, and which of their tokens are learned, laid into rows as `pack_lengths` planned it."""
+    for sample, flags in enumerate(learned):
+        if flags[0]:
+            raise ValueError(f"the first token of sample {sample} cannot be learned: nothing predicts it")
+    width = max(sum(len(samples[sample]) for sample in row) for row in plan)
+    tokens_RL = torch.zeros(len(plan), width, dtype=torch.long)
+    positions_RL, samples_RL = torch.zeros_like(tokens_RL), torch.full_like(tokens_RL, -1)
+    learned_RL = torch.zeros_like(tokens_RL, dtype=torch.bool)
+    for row, members in enumerate(plan):
+        begin = 0
+        for sample in members:
+            place = slice(begin, begin + len(samples[sample]))
+            tokens_RL[row, place] = samples[sample]
+            positions_RL[row, place] = torch.arange(len(samples[sample]))
+            samples_RL[row, place] = sample
+            learned_RL[row, place] = learned[sample]
+            begin = place.stop
+    return PackedRows(tokens_RL, positions_RL, samples_RL, learned_RL)
+
+
+def packed_log_probs(model: PreTrainedModel, packed: PackedRows, *, chunk_tokens: int = 1024) -> torch.Tensor:
+    """The log-probability of each learned token within its own sample, (N,), row by row.
+
+    Differentiable, in float32 at least, whatever the model's dtype; the logits are never held as a whole.
+    """
+    decoder = decoder_of(model)
+    _check_follows_positions(model, decoder)
+    # Nothing follows the last column, so what it would predict is never asked for.
+    hidden_RLH = _packed_hidden_states(decoder, packed.tokens_RL[:, :-1], packed.positions_RL[:, :-1])
+    learned_RL = packed.learned_RL[:, 1:]
+    return token_statistics(
+        model, hidden_RLH[learned_RL], packed.tokens_RL[:, 1:][learned_RL], chunk_tokens=chunk_tokens
+    )[0]
+
+
+def _packed_hidden_states(decoder: nn.Module, tokens_RL: torch.Tensor, positions_RL: torch.Tensor) -> torch.Tensor:
+    hidden_RLH: torch.Tensor = decoder(input_ids=tokens_RL, position_ids=positions_RL, use_cache=False)[0]
+    return hidden_RLH
+
+
+_follow_positions: WeakSet[nn.Module] = WeakSet()
+
+
+def _check_follows_positions(model: PreTrainedModel, decoder: nn.Module) -> None:
+    if model in _follow_positions:
+        return
+    if "position_ids" not in inspect.signature(decoder.forward).parameters or not _alone_and_packed_agree(
+        decoder, model.device
+    ):
+        raise UnsupportedModelError(
+            f"{type(model).__name__} cannot be trained on packed rows: it gives samples that share a row other hidden "
+            "states than each alone. Set packing to False"
+        )
+    _follow_positions.add(model)
+
+
+@torch.no_grad()
+def _alone_and_packed_agree(decoder: nn.Module, device: torch.device) -> bool:
+    samples = [torch.tensor([0, 1, 1, 0]), torch.tensor([1, 0, 1]), torch.tensor([0, 1])]
+    packed = pack(samples, [torch.zeros_like(sample).bool() for sample in samples], [[0, 1, 2]]).to(device)
+    together_LH = _packed_hidden_states(decoder, packed.tokens_RL, packed.positions_RL)[0]
+    alone_LH = torch.cat(
+        [
+            hidden_states(decoder, tokens[None], torch.ones_like(tokens[None]).bool())[0]
+            for tokens in (sample.to(device) for sample in samples)
+        ]
+    )
+    tolerance = 0.02 if alone_LH.dtype in (torch.bfloat16, torch.float16) else 1e-4
+    largest = float(alone_LH.abs().nan_to_num().max())
+    return torch.allclose(together_LH, alone_LH, 0.0, tolerance * largest, equal_nan=True)

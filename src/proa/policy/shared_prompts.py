@@ -1,0 +1,207 @@
+"""Completions of one prompt in one row, after the prompt, which is computed once for all of them.
+
+    prompt     p p p      every completion sees the prompt and itself, none sees another;
+    first            a a      positions go on from the prompt's for each of them
+    second               b b b
+
+Eight completions of 7 tokens after a prompt of 7 are 55 tokens instead of 104: where prompts are not short beside their
+completions, the training step costs about half. Where completions are much longer it does not pay: attention is
+computed, and masked, between completions too.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+import torch
+from torch import nn
+
+from .log_probs import (
+    ActionStatistics,
+    UnsupportedModelError,
+    action_statistics,
+    at_places,
+    checked_mask,
+    decoder_of,
+    token_statistics,
+)
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True, slots=True)
+class SharedRows:
+    """Groups as rows: a prompt, then its completions without their last tokens, which predict nothing."""
+
+    # ruff: noqa: N815 -- tensor shapes are suffixes of fields too
+    tokens_GL: torch.Tensor
+    positions_GL: torch.Tensor
+    allowed_GLL: torch.Tensor
+    """Which tokens each token sees."""
+    predictors_N: tuple[torch.Tensor, torch.Tensor]
+    """Row and column of the token before each completion token, in the order of the batch's mask."""
+
+
+def shared_prompt_statistics(
+    model: PreTrainedModel,
+    sequences_BS: torch.Tensor,
+    attention_mask_BS: torch.Tensor,
+    actions: int,
+    groups_B: torch.Tensor,
+    *,
+    temperature: float = 1.0,
+    chunk_tokens: int = 1024,
+    with_entropy: bool = False,
+    value_head: nn.Module | None = None,
+) -> ActionStatistics:
+    """What `action_statistics` says, with the prompt of each group computed once. `groups_B` are indices from 0."""
+    mask_BS = checked_mask(sequences_BS, attention_mask_BS, actions)
+    _check_supports(model)
+    rows = lay_out(sequences_BS, mask_BS, actions, groups_B)
+    hidden_NH = _hidden_states(model, rows)[rows.predictors_N]
+    mask_BA = mask_BS[:, -actions:]
+    statistics_KN = token_statistics(
+        model,
+        hidden_NH,
+        sequences_BS[:, -actions:][mask_BA],
+        temperature=temperature,
+        chunk_tokens=chunk_tokens,
+        with_entropy=with_entropy,
+    )
+    statistics_KBA = at_places(statistics_KN, mask_BA)
+    values_BA = None if value_head is None else at_places(value_head(hidden_NH)[None], mask_BA)[0]
+    return ActionStatistics(statistics_KBA[0], statistics_KBA[1] if with_entropy else None, values_BA)
+
+
+def shared_lengths(mask_BS: torch.Tensor, actions: int, groups_B: torch.Tensor) -> list[int]:
+    """How many tokens each group takes up."""
+    inputs_B = (mask_BS[:, -actions:].sum(-1) - 1).clamp(min=0)
+    prompts_G = mask_BS[:, :-actions].sum(-1)[_first_rows(groups_B)]
+    lengths: list[int] = prompts_G.index_add(0, groups_B, inputs_B).tolist()
+    return lengths
+
+
+def lay_out(sequences_BS: torch.Tensor, mask_BS: torch.Tensor, actions: int, groups_B: torch.Tensor) -> SharedRows:
+    """A batch of whole groups as rows; a group whose prompts differ is refused."""
+    first = sequences_BS.shape[1] - actions
+    heads_G = _first_rows(groups_B)
+    prompts_GP, prompt_mask_GP = sequences_BS[heads_G, :first], mask_BS[heads_G, :first]
+    _refuse_other_prompts(sequences_BS[:, :first], mask_BS[:, :first], prompts_GP, prompt_mask_GP, groups_B)
+    mask_BA = mask_BS[:, first:]
+    inputs_BA = torch.cat((mask_BA[:, 1:], torch.zeros_like(mask_BA[:, :1])), dim=1)  # all but each row's last
+    prompt_lengths_G = prompt_mask_GP.sum(-1)
+    begins_B = prompt_lengths_G[groups_B] + _before_in_group(inputs_BA.sum(-1), groups_B)
+    columns_BA = begins_B[:, None] + torch.arange(actions, device=mask_BS.device)
+    length = max(shared_lengths(mask_BS, actions, groups_B))
+
+    zeros_GL = sequences_BS.new_zeros((len(heads_G), length))
+    tokens_GL, positions_GL, owners_GL = zeros_GL.clone(), zeros_GL.clone(), zeros_GL - 1
+    prompt_columns_GP = (prompt_mask_GP.cumsum(-1) - 1)[prompt_mask_GP]
+    group_of_prompt_token = prompt_mask_GP.nonzero()[:, 0]
+    tokens_GL[group_of_prompt_token, prompt_columns_GP] = prompts_GP[prompt_mask_GP]
+    positions_GL[group_of_prompt_token, prompt_columns_GP] = prompt_columns_GP
+    owners_GL[group_of_prompt_token, prompt_columns_GP] = 0  # a prompt is everyone's
+    row_of_input, place_of_input = inputs_BA.nonzero(as_tuple=True)
+    here = groups_B[row_of_input], columns_BA[inputs_BA]
+    tokens_GL[here] = sequences_BS[:, first:][inputs_BA]
+    positions_GL[here] = prompt_lengths_G[groups_B[row_of_input]] + place_of_input
+    owners_GL[here] = row_of_input + 1
+
+    row_of_token, place_of_token = mask_BA.nonzero(as_tuple=True)
+    group_of_token = groups_B[row_of_token]
+    before = torch.where(
+        place_of_token == 0, prompt_lengths_G[group_of_token] - 1, columns_BA[mask_BA] - 1
+    )  # fmt: skip
+    return SharedRows(tokens_GL, positions_GL, _allowed(owners_GL), (group_of_token, before))
+
+
+def _allowed(owners_GL: torch.Tensor) -> torch.Tensor:
+    """Causal, the prompt and oneself; padding sees itself alone, for a row that sees nothing is NaN."""
+    length = owners_GL.shape[1]
+    places = torch.arange(length, device=owners_GL.device)
+    seen_GLL = (owners_GL[:, None, :] == 0) | (owners_GL[:, None, :] == owners_GL[:, :, None])
+    real_GLL = (owners_GL >= 0)[:, :, None] & (owners_GL >= 0)[:, None, :]
+    itself_LL = places[:, None] == places[None, :]
+    return (seen_GLL & real_GLL & (places[:, None] >= places[None, :])) | itself_LL
+
+
+def _first_rows(groups_B: torch.Tensor) -> torch.Tensor:
+    """The first row of each group."""
+    rows_B = torch.arange(len(groups_B), device=groups_B.device)
+    count = int(groups_B.max()) + 1
+    return rows_B.new_full((count,), len(groups_B)).scatter_reduce(0, groups_B, rows_B, "amin")
+
+
+def _before_in_group(counts_B: torch.Tensor, groups_B: torch.Tensor) -> torch.Tensor:
+    """For each row, the total of the rows before it in its group."""
+    order_B = groups_B.argsort(stable=True)
+    sorted_B = counts_B[order_B]
+    running_B = sorted_B.cumsum(0) - sorted_B
+    group_begins_G = running_B[_first_rows(groups_B[order_B])]
+    before_B = torch.empty_like(counts_B)
+    before_B[order_B] = running_B - group_begins_G[groups_B[order_B]]
+    return before_B
+
+
+def _refuse_other_prompts(
+    prompts_BP: torch.Tensor,
+    mask_BP: torch.Tensor,
+    prompts_GP: torch.Tensor,
+    mask_GP: torch.Tensor,
+    groups_B: torch.Tensor,
+) -> None:
+    same_BP = (mask_BP == mask_GP[groups_B]) & ((prompts_BP == prompts_GP[groups_B]) | ~mask_BP)
+    if not same_BP.all():
+        row = int((~same_BP).any(-1).nonzero()[0])
+        raise ValueError(f"row {row} has another prompt than its group: prompts can be shared within a group only")
+
+
+def _hidden_states(model: PreTrainedModel, rows: SharedRows) -> torch.Tensor:
+    mask: torch.Tensor = rows.allowed_GLL[:, None]
+    if model.config._attn_implementation != "sdpa":  # eager adds its mask
+        mask = torch.zeros(mask.shape, dtype=model.dtype, device=mask.device).masked_fill(
+            ~mask, torch.finfo(model.dtype).min
+        )
+    decoder: Any = decoder_of(model)
+    hidden_GLH: torch.Tensor = decoder(
+        input_ids=rows.tokens_GL, position_ids=rows.positions_GL, attention_mask=mask, use_cache=False
+    )[0]
+    return hidden_GLH
+
+
+_tried: WeakSet[nn.Module] = WeakSet()
+
+
+def _check_supports(model: PreTrainedModel) -> None:
+    """Refuse a model that does not take a mask of ours as it is: training would be silently wrong."""
+    if model in _tried:
+        return
+    text = model.config.get_text_config()
+    kinds = set(getattr(text, "layer_types", None) or ()) - {"full_attention"}
+    windows = getattr(text, "sliding_window", None) and not getattr(text, "layer_types", None)
+    attention = model.config._attn_implementation
+    takes_positions = "position_ids" in inspect.signature(decoder_of(model).forward).parameters
+    if kinds or windows or attention not in ("sdpa", "eager") or not takes_positions or not _agrees(model):
+        raise UnsupportedModelError(
+            f"{type(model).__name__} cannot share prompts: its attention ({', '.join(sorted(kinds)) or attention}) "
+            "takes no mask as it is. Set optimizer.share_prompts to false"
+        )
+    _tried.add(model)
+
+
+@torch.no_grad()
+def _agrees(model: PreTrainedModel) -> bool:
+    _tried.add(model)  # for the call below
+    sequences = torch.tensor([[0, 1, 1, 0, 1], [0, 1, 0, 0, 1], [1, 1, 1, 1, 0]], device=model.device)
+    mask, groups = torch.ones_like(sequences).bool(), torch.tensor([0, 0, 1], device=model.device)
+    try:
+        ours = shared_prompt_statistics(model, sequences, mask, 3, groups).log_probs_BA
+    finally:
+        _tried.discard(model)
+    alone = action_statistics(model, sequences, mask, 3).log_probs_BA
+    tolerance = 0.02 if model.dtype in (torch.bfloat16, torch.float16) else 1e-4
+    return torch.allclose(ours, alone, 0.0, tolerance * float(alone.abs().nan_to_num().max()), equal_nan=True)

@@ -1,0 +1,50 @@
+"""Which callback lives where: with the run's driver, or with each maker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..callbacks import JsonlMetrics, build_callback
+from ..config import RunConfig
+from ..lifecycle.hooks import BaseCallback, EveryMoment, MakerCallback
+from ..lifecycle.manager import CallbackManager, Callbacks
+from ..lifecycle.moments import MOMENTS, EventName, Scope
+from ..lifecycle.placement import Placement
+
+
+def place_callbacks(config: RunConfig, callbacks: Callbacks) -> tuple[CallbackManager, list[Any]]:
+    """The driver's manager with the record and the configured callbacks, and what lives with each maker."""
+    configured = [build_callback(section.model_dump()) for section in config.callbacks]
+    maker_callbacks: list[Any] = [c for c in configured if isinstance(c, MakerCallback)]
+    if isinstance(callbacks, CallbackManager):
+        manager = callbacks
+    else:
+        placement = Placement.of(callbacks or ())
+        maker_callbacks += placement.makers
+        manager = CallbackManager([*placement.driver, *placement.trainer, *placement.every_trainer])
+    manager.add(JsonlMetrics())
+    for callback in configured:
+        if not isinstance(callback, MakerCallback):
+            manager.add(callback)
+    return manager, maker_callbacks
+
+
+class ToDriver(EveryMoment):
+    """Takes a maker's moments to functions that listen in the run's own manager."""
+
+    thread_safe = True  # the driver's manager locks each of its listeners
+    uses_asyncio = False
+
+    def __init__(self, driver: CallbackManager) -> None:
+        self._driver = driver
+
+    def on_moment(self, event: EventName, payload: Mapping[str, Any]) -> None:
+        if MOMENTS[event].scope is Scope.MAKER:
+            self._driver.fire(event, *payload.values())
+
+
+def fresh(given: Any) -> BaseCallback:
+    """A maker's own copy of a callback where a factory can make one; an instance is shared, and locked."""
+    made: BaseCallback = given if isinstance(given, BaseCallback) else given()
+    return made

@@ -1,0 +1,300 @@
+"""What every trainer of a policy does with a batch, whatever the algorithm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from ..algorithms import Algorithm, Credit, CreditInputs, TokenLossInputs
+from ..data.experience import BufferItem, Experience
+from ..data.sampling import Sampling
+from ..maths.importance import truncated_importance
+from ..policy.log_probs import ActionStatistics, action_statistics
+from ..policy.lora import trained_weights
+from ..policy.micro_batches import plan_micro_batches, take_rows
+from ..policy.optimizer import Optimizer, OptimizerSettings
+from ..policy.reference import reference_of
+from ..policy.shared_prompts import shared_lengths, shared_prompt_statistics
+from .lease_book import Sifted
+from .trainer import DetachedTrainer
+from .weights import WeightStore
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepSettings:
+    """How a step is computed, whatever the algorithm."""
+
+    token_budget: int = 16_384
+    """Tokens, padding included, of one micro-batch; 0 is the whole batch at once."""
+    old: Literal["sampler", "trainer"] = "sampler"
+    """What the ratio is taken against: what the sampler recorded, or the trainer's own first pass."""
+    importance_cap: float = 2.0
+    """With `old="trainer"`: the most that a token's mismatch with the sampler may weigh."""
+    share_prompts: bool = False
+    """Compute a prompt once for its group instead of once for each completion."""
+
+
+class PolicyTrainer(DetachedTrainer):
+    """Takes an optimizer step on a policy for each batch, as an algorithm says, and publishes the policy.
+
+    `optimizer_steps` is how many optimizer steps the run will make; the learning-rate schedule needs it.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        algorithm: Algorithm,
+        sampling: Sampling,
+        optimizer: OptimizerSettings,
+        optimizer_steps: int,
+        store: WeightStore,
+        settings: StepSettings | None = None,
+        experience_maker_holder_name_list: Sequence[str] = (),
+        **trainer: Any,
+    ) -> None:
+        super().__init__(experience_maker_holder_name_list, **trainer)
+        self.model = model
+        self.algorithm = algorithm
+        self.sampling = sampling
+        self.optimizer = Optimizer(self._trained_with_the_policy(), optimizer, optimizer_steps)
+        self.store = store
+        self.settings = settings or StepSettings()
+        self._last_reward_error = ""
+        self._reference = reference_of(model) if algorithm.needs_reference else None
+
+    def training_step(self, experience: Experience) -> dict[str, Any]:
+        """One optimizer step; the micro-batches inside give the gradient of the whole batch exactly."""
+        experience.to_device(self.model.device)
+        if experience.old_log_probs is None:
+            self._prepare(experience)
+        mask_BA = action_mask_of(experience)
+        weights_BA = self.algorithm.token_weights(mask_BA, self.sampling.max_new_tokens)
+        self._zero_grad()
+        loss = 0.0
+        sums: dict[str, float] = {}
+        for rows in self._micro_batches(experience):
+            micro_loss, statistics = self._micro_batch(take_rows(experience, rows), weights_BA[rows])
+            loss += micro_loss
+            for name, value in statistics.items():
+                sums[name] = sums.get(name, 0.0) + value
+        tokens = max(1, int(mask_BA.sum()))
+        return {
+            "loss": loss,
+            **self._optimizer_step(bool(torch.isfinite(torch.tensor(loss)))),
+            **self._describe(experience, mask_BA),
+            **{name: value / tokens for name, value in sums.items()},
+        }
+
+    def sift(self, group: tuple[BufferItem, ...]) -> Sifted:
+        """Leave out samples without a reward, and groups that cannot teach anything."""
+        scored = tuple(item for item in group if item.reward is not None)
+        dropped: dict[str, tuple[BufferItem, ...]] = {}
+        for item in group:
+            if item.reward is None:
+                reason = item.notes.get("reward_failure", "no_reward")
+                dropped[reason] = (*dropped.get(reason, ()), item)
+                self._last_reward_error = item.notes.get("error", "")
+        if len(scored) < self.algorithm.min_group:
+            return Sifted((), {**dropped, **({"group_too_small": scored} if scored else {})})
+        rewards_G = torch.stack([item.reward for item in scored if item.reward is not None])
+        if not self.algorithm.keeps_group(rewards_G):
+            return Sifted((), {**dropped, "zero_variance": scored})
+        return Sifted(scored, dropped)
+
+    def _update_remote_makers(self, fully_update: bool = False, **kwargs: Any) -> None:
+        """Publish the policy under the next version; makers fetch it when a lease names it."""
+        self.store.publish(self.state.policy_version + 1, trained_weights(self.model))
+        self.store.retire(older_than=self.source.oldest_version_in_use())
+
+    def _why_empty(self) -> str:
+        if self._last_reward_error:
+            return f"; the last sample without a reward said: {self._last_reward_error}"
+        return ": no group has two completions with different rewards"
+
+    # -- before a batch's first step -----------------------------------------------------------------
+
+    @torch.no_grad()
+    def _prepare(self, experience: Experience) -> None:
+        """At a batch's first use: what the ratio is taken against, the reference, and each token's credit."""
+        mask_BA = action_mask_of(experience)
+        experience.old_log_probs = experience.action_log_probs
+        if self.settings.old == "trainer" or self.algorithm.needs_proximal:
+            own_BA = self._log_probs(self.model, experience)
+            experience.importance = truncated_importance(
+                own_BA, experience.action_log_probs, mask_BA, cap=self.settings.importance_cap
+            )
+            experience.old_log_probs = own_BA
+        if self._reference is not None:
+            with self._reference() as reference:
+                experience.reference_log_probs = self._log_probs(reference, experience)
+            experience.kl = (experience.old_log_probs - experience.reference_log_probs).masked_fill(~mask_BA, 0)
+        credit = self._credit(experience, mask_BA)
+        experience.advantages = credit.advantages_BT
+        experience.returns = credit.returns_BT
+
+    def _credit(self, experience: Experience, mask_BA: torch.Tensor) -> Credit:
+        return self.algorithm.assign_credit(self._credit_inputs(experience, mask_BA))
+
+    def _credit_inputs(self, experience: Experience, mask_BA: torch.Tensor) -> CreditInputs:
+        assert experience.reward is not None, "the source sifts out what has no reward"
+        rewards_B = self.algorithm.shape_rewards(experience.reward, mask_BA.sum(-1), self.sampling.max_new_tokens)
+        return CreditInputs(
+            rewards_B,
+            group_indices(experience),
+            mask_BA,
+            experience.kl,
+            kl_reward_coefficient=self._kl_reward_coefficient,
+        )
+
+    @property
+    def _kl_reward_coefficient(self) -> float:
+        return float(getattr(self.algorithm, "kl_reward_coefficient", 0.0))
+
+    def _log_probs(self, model: PreTrainedModel, experience: Experience) -> torch.Tensor:
+        log_probs_BA = torch.zeros_like(experience.action_log_probs)
+        for rows in self._micro_batches(experience):
+            micro = take_rows(experience, rows)
+            actions = micro.action_log_probs.shape[1]
+            log_probs_BA[rows, :actions] = self._statistics(model, micro, with_entropy=False).log_probs_BA
+        return log_probs_BA
+
+    # -- one step ------------------------------------------------------------------------------------
+
+    def _micro_batches(self, experience: Experience) -> list[list[int]]:
+        mask_BS, budget = attention_mask_of(experience).bool(), self.settings.token_budget
+        if not self.settings.share_prompts:
+            return plan_micro_batches(mask_BS.sum(-1).tolist(), budget)
+        groups_B = group_indices(experience)
+        plan = plan_micro_batches(shared_lengths(mask_BS, experience.action_log_probs.shape[1], groups_B), budget)
+        rows_of: dict[int, list[int]] = {}
+        for row, group in enumerate(groups_B.tolist()):
+            rows_of.setdefault(group, []).append(row)
+        return [sorted(row for group in groups for row in rows_of[group]) for groups in plan]
+
+    def _micro_batch(self, micro: Experience, weights_BA: torch.Tensor) -> tuple[float, dict[str, float]]:
+        """The gradient of some rows, added to what is there, with their share of the loss and of the statistics."""
+        mask_BA = action_mask_of(micro)
+        weights_BA = weights_BA[:, : mask_BA.shape[1]]
+        statistics = self._statistics(self.model, micro, with_entropy=True, value_head=self._value_head)
+        assert micro.old_log_probs is not None
+        assert micro.advantages is not None
+        token_loss = self.algorithm.token_loss(
+            TokenLossInputs(
+                statistics.log_probs_BA,
+                micro.old_log_probs,
+                micro.advantages,
+                mask_BA,
+                statistics.entropy_BA,
+                micro.reference_log_probs,
+                micro.importance,
+            )
+        )
+        loss = (weights_BA * token_loss.loss_BT).sum()
+        described = {name: float(values.sum()) for name, values in token_loss.statistics.items()}
+        loss = self._add_to_loss(loss, micro, statistics, weights_BA, described)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return float(loss.detach()), described
+
+    def _statistics(
+        self,
+        model: PreTrainedModel,
+        experience: Experience,
+        *,
+        with_entropy: bool,
+        value_head: nn.Module | None = None,
+    ) -> ActionStatistics:
+        compute: Callable[..., ActionStatistics] = action_statistics
+        if self.settings.share_prompts:
+            compute = partial(shared_prompt_statistics, groups_B=group_indices(experience))
+        return compute(
+            model,
+            experience.sequences,
+            attention_mask_of(experience),
+            experience.action_log_probs.shape[1],
+            temperature=self.sampling.temperature or 1.0,
+            with_entropy=with_entropy,
+            value_head=value_head,
+        )
+
+    # -- what a critic adds --------------------------------------------------------------------------
+
+    _value_head: nn.Module | None = None
+    """A head on the policy's own hidden states, whose values `_add_to_loss` finds in the statistics."""
+
+    def _trained_with_the_policy(self) -> list[tuple[str, nn.Parameter]]:
+        return list(self.model.named_parameters())
+
+    def _add_to_loss(
+        self,
+        loss: torch.Tensor,
+        micro: Experience,
+        statistics: ActionStatistics,
+        weights_BA: torch.Tensor,
+        described: dict[str, float],
+    ) -> torch.Tensor:
+        return loss
+
+    def _zero_grad(self) -> None:
+        self.optimizer.zero_grad()
+
+    def _optimizer_step(self, loss_is_finite: bool) -> dict[str, float]:
+        outcome = self.optimizer.step(loss_is_finite)
+        metrics = {"grad_norm": outcome.grad_norm, "learning_rate": outcome.learning_rate}
+        return metrics | ({"skipped": 1.0} if outcome.skipped else {})
+
+    def _describe(self, experience: Experience, mask_BA: torch.Tensor) -> dict[str, float]:
+        """What a user wants to see of a batch besides its loss."""
+        assert experience.reward is not None
+        described = {
+            "reward": float(experience.reward.mean()),
+            "reward_std": float(experience.reward.std(correction=0)),
+            "completion_tokens": float(mask_BA.sum(-1).float().mean()),
+            "samples": float(len(experience)),
+            **_parts_of_rewards(experience),
+        }
+        if experience.kl is not None:
+            described["kl_to_reference"] = float(experience.kl.sum(-1).mean())  # per completion, not per token
+        if experience.versions is not None:
+            lag_BA = (self.state.policy_version - experience.versions).masked_fill(~mask_BA, 0)
+            described["staleness"] = float(lag_BA.max())
+        return described
+
+
+def _parts_of_rewards(experience: Experience) -> dict[str, float]:
+    """The mean of each part of the reward over the samples that have it, before its weight; one part is the reward."""
+    parts: dict[str, list[float]] = {}
+    for note in experience.notes:
+        for name, value in note.get("reward_parts", {}).items():
+            if value is not None:
+                parts.setdefault(name, []).append(value)
+    if len(parts) < 2:
+        return {}
+    return {f"reward.{name}": sum(values) / len(values) for name, values in parts.items()}
+
+
+def action_mask_of(experience: Experience) -> torch.Tensor:
+    if experience.action_mask is None:
+        return torch.ones_like(experience.action_log_probs, dtype=torch.bool)
+    return experience.action_mask.bool()
+
+
+def attention_mask_of(experience: Experience) -> torch.Tensor:
+    if experience.attention_mask is None:
+        return torch.ones_like(experience.sequences, dtype=torch.bool)
+    return experience.attention_mask
+
+
+def group_indices(experience: Experience) -> torch.Tensor:
+    """Group ids as numbers from 0; a sample without one is a group by itself."""
+    ids = [group or uid or str(row) for row, (group, uid) in enumerate(
+        zip(experience.group_ids or [""] * len(experience), experience.uids or [""] * len(experience), strict=True)
+    )]  # fmt: skip
+    numbers = {group: number for number, group in enumerate(dict.fromkeys(ids))}
+    return torch.tensor([numbers[group] for group in ids], device=experience.sequences.device)
