@@ -159,6 +159,21 @@ def _whitened(credit):
     return whitened
 
 
+def keeps_its_digits(name, batch, settings):
+    """Whether whitening, where the algorithm does it, divides by no spread so small that only rounding is left."""
+    if name not in _BEFORE_WHITENING:
+        return True
+    values = [value for row in _BEFORE_WHITENING[name](batch, real_tokens(batch), settings) for value in row]
+    spread = statistics.pstdev(values) if values else 0.0
+    return spread < 1e-9 or spread > 1e-2
+
+
+_BEFORE_WHITENING = {
+    "ppo": ppo_advantages,
+    "reinforce_pp": _rewards_to_go,
+    "reinforce_pp_baseline": _by_group(_centred),
+}
+
 _CREDIT = {
     "grpo": _by_group(_standardised),
     "dr_grpo": _by_group(_centred),
@@ -167,9 +182,7 @@ _CREDIT = {
     "gspo": _by_group(_standardised),
     "cispo": _by_group(_standardised),
     "decoupled": _by_group(_standardised),
-    "ppo": _whitened(ppo_advantages),
-    "reinforce_pp": _whitened(_rewards_to_go),
-    "reinforce_pp_baseline": _whitened(_by_group(_centred)),
+    **{name: _whitened(credit) for name, credit in _BEFORE_WHITENING.items()},
 }
 
 

@@ -6,7 +6,7 @@ import loop_reference
 import pytest
 import torch
 from batches import NAMES, batches, credit, loss_and_gradients, random_batch, token_loss
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from proa.algorithms import ALGORITHMS, GroupAlgorithm
@@ -44,6 +44,7 @@ def differences(algorithm, name, batch):
 @given(batch=batches, estimator=st.sampled_from(["k1", "k2", "k3"]))
 def test_value_and_gradients_equal_the_loops(name, base, batch, estimator):
     own = {**settings_of(name, base), "kl_estimator": estimator}
+    assume(loop_reference.keeps_its_digits(name, batch, own))
     expected = loop_reference.loss_and_gradients(name, batch, own)
     for ours, theirs in zip(loss_and_gradients(ALGORITHMS[name](**own), batch), expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import loop_reference
 import pytest
 import torch
 from batches import (
@@ -14,7 +15,7 @@ from batches import (
     random_batch,
     token_loss,
 )
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from proa.algorithms import ALGORITHMS, RLOO, DrGRPO
@@ -104,6 +105,7 @@ def test_extra_padding_changes_no_bit_of_the_gradient(name, batch, extra, garbag
 @settings(deadline=None, max_examples=40)
 @given(batch=batches, seed=st.integers(0, 999))
 def test_the_order_of_rows_does_not_matter(name, batch, seed):
+    assume(loop_reference.keeps_its_digits(name, batch, vars(build(name))))
     order = torch.randperm(len(batch.rewards_B), generator=torch.Generator().manual_seed(seed))
     loss, *gradients = loss_and_gradients(build(name), batch)
     other_loss, *other_gradients = loss_and_gradients(build(name), batch.rows(order))

@@ -154,6 +154,16 @@ def test_garbage_and_padding_change_no_bit_of_the_sequence_ratio(garbage, batch,
         assert same_bits(actual_BT[:, : mask_BT.shape[1]].contiguous(), clean_BT)
 
 
+def test_padding_does_not_change_the_order_in_which_a_sequence_ratio_is_summed():
+    generator = torch.Generator().manual_seed(0)
+    log_probs_BT, old_BT = torch.randn(2, 64, 37, generator=generator)
+    mask_BT = torch.ones(64, 37, dtype=torch.bool)
+    padded = [torch.nn.functional.pad(tensor, (0, 91)) for tensor in (log_probs_BT, old_BT, mask_BT)]
+    assert torch.equal(sequence_ratio(*padded)[:, :37], sequence_ratio(log_probs_BT, old_BT, mask_BT))
+    plain_B = (log_probs_BT - old_BT).sum(dim=1)  # the control: a plain sum does change
+    assert not torch.equal((padded[0] - padded[1]).sum(dim=1), plain_B)
+
+
 @pytest.mark.parametrize("shape", [(0, 3), (3, 0), (2, 3)])
 def test_the_sequence_ratio_of_nothing_is_one(shape):
     nothing_BT = torch.full(shape, -1.0)

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from proa.policy import models
 from proa.policy.adapter_folder import load_adapter, merge_adapter_folder, save_adapter
 from proa.policy.adapter_layout import AdapterError
 from proa.policy.lora import LoraSettings, adapter_weights, add_lora, base_weights, has_lora
@@ -232,8 +233,9 @@ def test_the_same_base_in_a_wider_dtype_is_the_same_base_and_a_rounded_one_is_to
 
 
 @every_shape
-def test_an_adapter_folder_loads_as_a_plain_model_with_the_adapter_merged_in(shape, saved, monkeypatch):
-    model, _, folder = saved(shape)
+@pytest.mark.parametrize("rslora", [False, True])
+def test_an_adapter_folder_loads_as_a_plain_model_with_the_adapter_merged_in(shape, rslora, saved, monkeypatch):
+    model, _, folder = saved(shape, LoraSettings(rank=3, alpha=1.0, rslora=rslora))
     monkeypatch.setitem(sys.modules, "peft", None)  # nobody needs it for that
     plain = load_model(folder)
     assert not has_lora(plain)
@@ -267,10 +269,18 @@ def test_an_adapter_over_bfloat16_keeps_what_it_learnt_when_float32_is_asked_for
     torch.testing.assert_close(wide[f"{name}.weight"], expected, rtol=0, atol=1e-5)
 
 
-def test_loading_an_adapter_folder_leaves_the_global_generator_untouched(saved):
+def test_the_global_generator_is_left_alone_even_by_a_loader_that_draws_from_it(saved, tmp_path, monkeypatch):
     _, _, folder = saved()
+    loaded = models._from_folder
+
+    def drawing(*arguments):
+        torch.rand(1)
+        return loaded(*arguments)
+
+    monkeypatch.setattr(models, "_from_folder", drawing)
     before = torch.get_rng_state()
     load_model(folder)
+    merge_adapter_folder(folder, tmp_path / "merged")
     assert torch.equal(torch.get_rng_state(), before)
 
 

@@ -4,13 +4,14 @@ import json
 
 import pytest
 
-from proa.recipes import grpo
+from proa.config import load_run_config
+from proa.recipes import run as run_recipe
 
 pytestmark = pytest.mark.prove
 
 
-def run(repository, tmp_path, name, **changes):
-    grpo(repository / "examples" / "sort_digits.yaml", output_dir=tmp_path, name=name, **changes)
+def run(repository, tmp_path, name, example="sort_digits", **changes):
+    run_recipe(load_run_config(repository / "examples" / f"{example}.yaml", output_dir=tmp_path, name=name, **changes))
     return json.loads((tmp_path / name / "run.json").read_text())
 
 
@@ -40,6 +41,21 @@ def test_with_the_rewards_sign_flipped_it_does_not_rise(repository, tmp_path):
 def test_one_digest_for_one_two_and_three_makers(repository, tmp_path, staleness):
     digests = {
         run(repository, tmp_path, f"m{m}", makers=m, max_staleness=staleness, total_steps=6)["weights_digest"]
+        for m in (1, 2, 3)
+    }
+    assert len(digests) == 1
+
+
+def test_ppo_learns_the_same_task(repository, tmp_path):
+    exact = run(repository, tmp_path, "ppo", "ppo_sort_digits")["evals"]["sort_digits"]["exact"]
+    print(f"exact match by PPO: {exact}")
+    assert exact > 0.85
+
+
+@pytest.mark.parametrize("critic", ["shared", "separate"])
+def test_ppo_too_has_one_digest_for_one_two_and_three_makers(repository, tmp_path, critic):
+    digests = {
+        run(repository, tmp_path, f"p{m}", "ppo_sort_digits", makers=m, critic=critic, total_steps=6)["weights_digest"]
         for m in (1, 2, 3)
     }
     assert len(digests) == 1

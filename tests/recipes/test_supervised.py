@@ -22,7 +22,7 @@ from proa.policy.reward_model import reward_model_from
 from proa.recipes.fit_dpo import ReferenceLogProbs, fit_dpo
 from proa.recipes.fit_reward_model import fit_reward_model
 from proa.recipes.fit_sft import Examples, fit_sft, held_out_loss, sft_step
-from proa.recipes.supervised import BatchOrder, SupervisedError, tokenise_pairs
+from proa.recipes.supervised import BatchOrder, SupervisedError, take_step, tokenise_pairs
 from proa.tasks import Task, TaskError, TaskRow, load_task
 from proa.tasks.builtin import builtin_task
 from proa.tasks.builtin.characters import tokenizer as make_tokenizer
@@ -737,6 +737,16 @@ def test_a_loss_that_is_no_number_is_skipped_and_counted(recipe):
     assert seen == [(False, 0.0), (True, 1.0), (False, 0.0)]
     assert (optimizer.skipped_steps, optimizer.steps) == (1, 3)
     assert all(parameter.isfinite().all() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf])
+def test_a_loss_that_is_no_number_is_skipped_although_its_gradient_is_one(loss):
+    parameter = torch.nn.Parameter(torch.ones(2))
+    optimizer = Optimizer([("weight", parameter)], PLAIN, 2)
+    parameter.grad = torch.ones(2)
+    assert take_step(optimizer, loss)["skipped"] == 1.0
+    assert torch.equal(parameter, torch.ones(2))
+    assert "skipped" not in take_step(optimizer, 1.0)
 
 
 @RECIPES

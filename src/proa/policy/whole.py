@@ -21,6 +21,11 @@ def whole_weights(model: PreTrainedModel) -> Mapping[str, torch.Tensor]:
     return weights_of(model) if over_base is None else over_base(adapter_weights(model))
 
 
+def all_parameters(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """What the run's digest is over: all weights, and the adapter's beside its base's."""
+    return {**base_weights(model), **adapter_weights(model)} if has_lora(model) else weights_of(model)
+
+
 def whole_weights_over(model: PreTrainedModel) -> WholeWeights | None:
     """Puts an adapter of this model over its base, which stays as it is; None where whole weights travel anyway."""
     return AdapterOverBase(base_weights(model), adapter_layout(model)).merged if has_lora(model) else None

@@ -20,10 +20,10 @@ from ..lifecycle.manager import Callbacks
 from ..loop import Evaluator
 from ..policy.critic import Critic, critic_from_reward_model, separate_critic, shared_critic
 from ..policy.lora import LoraSettings, add_lora, trained_weights
-from ..policy.models import weights_digest, weights_of
+from ..policy.models import weights_digest
 from ..policy.optimizer import OptimizerSettings
 from ..policy.reward_model import check_same_tokenizer, load_reward_model, sequence_scores
-from ..policy.whole import whole_weights_over
+from ..policy.whole import all_parameters, whole_weights_over
 from ..record.run_folder import RunFolder
 from ..rewards import InlineRewards, RewardWorkers
 from ..roles.grpo_trainer import DetachedGRPOTrainer
@@ -90,7 +90,7 @@ class DetachedRun:
         return {
             **state_summary(self.trainer.state, [e.name for e in self.config.eval], self.manager.errors),
             "policy_version": self.trainer.state.policy_version,
-            "weights_digest": weights_digest(weights_of(self.trainer.model)),
+            "weights_digest": weights_digest(all_parameters(self.trainer.model)),
             "ledger": self.trainer.source.ledger.as_dict(),
         }
 

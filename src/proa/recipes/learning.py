@@ -16,10 +16,11 @@ from ..lifecycle.manager import Callbacks
 from ..loop import Evaluator
 from ..policy.adapter_layout import AdapterOverBase
 from ..policy.lora import adapter_layout, adapter_weights, base_weights, has_lora
-from ..policy.models import random_numbers_from, weights_digest, weights_of
+from ..policy.models import random_numbers_from, weights_digest
 from ..policy.optimizer import OptimizerSettings
 from ..policy.reference import reference_of
 from ..policy.reward_model import reward_model_from, save_reward_model
+from ..policy.whole import all_parameters
 from ..record.run_folder import RunFolder
 from ..spelling import did_you_mean
 from ..tasks import Task, load_task
@@ -123,7 +124,7 @@ class SupervisedRun:
             return {}
         return {
             **state_summary(self.state, [section.name for section in self.config.eval], self.manager.errors),
-            "weights_digest": weights_digest(weights_of(self.model)),
+            "weights_digest": weights_digest(all_parameters(self.model)),
         }
 
     def _remember(self, state: LoopState) -> None:
