@@ -24,6 +24,7 @@ DEFAULTS = {
     "cispo": {"clip_low": 1.0, "clip_high": 4.0},
     "ppo": {"gamma": 1.0, "lam": 0.95, "kl_reward_coefficient": 0.0},
     "reinforce_pp": {"kl_reward_coefficient": 0.0},
+    "reinforce_pp_baseline": {"kl_estimator": "k2"},
 }
 
 
@@ -52,10 +53,14 @@ def test_value_and_gradients_equal_the_loops(name, base, batch, estimator):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_defaults_are_those_of_the_paper(name):
-    batch = random_batch(3)
-    expected = loop_reference.loss_and_gradients(name, batch, {**PLAIN, **DEFAULTS.get(name, {})})
-    for ours, theirs in zip(loss_and_gradients(ALGORITHMS[name](), batch), expected, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+    expected_settings = {**PLAIN, **DEFAULTS.get(name, {})}
+    defaults = vars(ALGORITHMS[name]())
+    assert {setting: defaults[setting] for setting in expected_settings} == expected_settings
+    for seed in range(5):
+        batch = random_batch(seed, groups=4, size=4, T=8)
+        expected = loop_reference.loss_and_gradients(name, batch, expected_settings)
+        for ours, theirs in zip(loss_and_gradients(ALGORITHMS[name](), batch), expected, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", NAMES)

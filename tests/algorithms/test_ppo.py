@@ -84,3 +84,8 @@ def test_the_coefficient_that_counts_is_the_one_given_with_the_batch():
 def test_credit_keeps_the_dtype_of_the_values(dtype):
     found = credit(PPO(), random_batch(0, dtype=dtype))
     assert (found.advantages_BT.dtype, found.returns_BT.dtype) == (dtype, dtype)
+
+
+def test_the_critics_defaults_are_those_of_the_papers_code():
+    assert (PPO().value_clip, PPO().value_coefficient, PPO().whiten) == (0.2, 0.5, True)
+    assert (PPO().kl_target, PPO().kl_horizon) == (None, 10_000)

@@ -8,7 +8,9 @@ from proa.engines import build_engine
 from proa.engines.protocol import Request
 from proa.policy.log_probs import action_statistics
 from proa.policy.models import load_model, weights_of
-from proa.recipes import grpo
+from proa.policy.packing import pack, packed_log_probs
+from proa.policy.shared_prompts import shared_prompt_statistics
+from proa.recipes import grpo, ppo
 
 pytestmark = [
     pytest.mark.gpu,
@@ -50,3 +52,42 @@ def test_a_run_learns_on_the_gpu(tmp_path, repository):
     )  # fmt: skip
     assert state.global_step == 60
     assert state.metrics["reward"] > 0.6
+
+
+@pytest.mark.parametrize("critic", ["shared", "separate"])
+def test_ppo_with_lora_in_bfloat16_runs_and_its_adapter_stays_float32(tmp_path, repository, critic):
+    from safetensors.torch import load_file
+
+    state = ppo(
+        repository / "examples" / "ppo_sort_digits.yaml", output_dir=tmp_path, total_steps=4, critic=critic,
+        lora={"rank": 4, "alpha": 8.0}, **{"model.device": "cuda", "model.dtype": "bfloat16"},
+    )  # fmt: skip
+    assert state.global_step == 4
+    assert abs(state.metrics["ratio"] - 1) < 0.1  # the sampler's numbers are the trainer's, but for bfloat16
+    adapter = load_file(tmp_path / "ppo_sort_digits" / "model" / "adapter_model.safetensors")
+    assert {tensor.dtype for tensor in adapter.values()} == {torch.float32}
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-4), ("bfloat16", 0.15)])
+def test_a_shared_prompt_gives_the_numbers_of_each_row_alone(dtype, tolerance):
+    model = load_model(CONFIG, device="cuda", dtype=dtype, seed=0)
+    sequences = torch.randint(0, 64, (6, 20), generator=torch.Generator().manual_seed(0)).cuda()
+    groups = torch.tensor([0, 0, 0, 1, 1, 1], device="cuda")
+    sequences[:, :8] = sequences[groups * 3, :8]
+    mask = torch.ones_like(sequences).bool()
+    mask[4, 15:] = False
+    shared = shared_prompt_statistics(model, sequences, mask, 12, groups).log_probs_BA
+    alone = action_statistics(model, sequences, mask, 12).log_probs_BA
+    assert (shared - alone).abs().max() < tolerance
+
+
+def test_packed_rows_give_the_numbers_of_each_sample_alone():
+    model = load_model(CONFIG, device="cuda", seed=0)
+    samples = [torch.arange(2, 2 + length) for length in (5, 9, 3)]
+    learned = [torch.tensor([False] + [True] * (len(sample) - 1)) for sample in samples]
+    packed = pack(samples, learned, [[0, 1, 2]]).to("cuda")
+    together = packed_log_probs(model, packed)
+    alone = [
+        action_statistics(model, sample[None].cuda(), None, len(sample) - 1).log_probs_BA[0] for sample in samples
+    ]  # fmt: skip
+    assert (together - torch.cat(alone)).abs().max() < 1e-4

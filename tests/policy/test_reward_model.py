@@ -221,6 +221,9 @@ def test_loading_says_what_is_wrong(tmp_path, reward_model):
     (tmp_path / "model" / "model.safetensors").write_bytes(b"\0" * 16)
     with pytest.raises(ModelError, match="does not load as a reward model"):
         load_reward_model(tmp_path / "model")
+    (tmp_path / "model" / "config.json").write_text('{"model_type": "lama"}')
+    with pytest.raises(ModelError, match="does not load as a reward model: .*lama"):
+        load_reward_model(tmp_path / "model")
 
 
 def test_loading_leaves_torchs_generator_alone(reward_model, tmp_path):

@@ -172,7 +172,12 @@ def test_a_reward_model_with_another_tokenizer_is_refused(tmp_path, folder):
     vocabulary["1"], vocabulary["2"] = vocabulary["2"], vocabulary["1"]
     (judge / "tokenizer.json").write_text(json.dumps(words))
     with pytest.raises(ProaError, match="another tokenizer than the policy"):
-        ppo(task=ROWS, reward={"model": {"path": str(judge)}}, sampling={"group_size": 1}, **settings(tmp_path, folder))
+        ppo(
+            task=ROWS,
+            reward={"model": {"path": str(judge)}},
+            sampling={"group_size": 1, "max_new_tokens": 4},
+            **settings(tmp_path, folder),
+        )
 
 
 def test_an_adapter_for_another_base_is_refused(tmp_path, folder):
@@ -202,7 +207,7 @@ def test_an_adapter_for_another_base_is_refused(tmp_path, folder):
         (reward_model, {"task": PAIRS, "eval": [{"name": "e", "source": "x.jsonl", "kind": "generate"}]},
          "generates nothing"),
         (dpo, {"task": PAIRS, "algorithm": {"params": {"loss": "sigmod"}}}, "did you mean 'sigmoid'"),
-        (ppo, {"reward": {"model": {"path": "nowhere"}}, "sampling": {"group_size": 1}}, "nowhere"),
+        (ppo, {"reward": {"model": {"path": "nowhere"}}, "sampling": {"group_size": 1, "max_new_tokens": 4}}, "nowhere"),
     ],
 )  # fmt: skip
 def test_mistakes_are_told_in_the_users_words(tmp_path, folder, recipe, changes, words):

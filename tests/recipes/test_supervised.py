@@ -754,6 +754,7 @@ def test_evaluators_of_the_user_run_beside_the_held_out_ones(recipe):
     state = fit(recipe, evaluators=[Evaluator("mine", lambda: {"x": 7.0})])
     assert state.metrics["mine.x"] == 7.0
     assert "held_out.eval_loss" in state.metrics
+    assert "test.eval_loss" in fit(recipe, eval_name="test").metrics
 
 
 def test_batches_name_their_loss():

@@ -69,15 +69,19 @@ def load_reward_model(
     if not (Path(folder) / "config.json").is_file():
         raise ModelError(f"no reward model in {folder}: give a folder that save_reward_model wrote, or one like it")
     local = {"local_files_only": True, "trust_remote_code": trust_remote_code}
+    unreadable = (OSError, ValueError, KeyError, RuntimeError, SafetensorError, StrictDataclassError)
     try:
         config = AutoConfig.from_pretrained(folder, **local)
-        _check_one_label(config, folder)
-        _remove_randomness(config)
-        with random_numbers_from(0), without_progress_bars():  # what is missing would be drawn, and is refused below
+    except unreadable as error:
+        raise ModelError(f"{folder} does not load as a reward model: {error}") from error
+    _check_one_label(config, folder)
+    _remove_randomness(config)
+    try:
+        with random_numbers_from(0):  # what is missing would be drawn, and is refused below
             model, report = _AUTO_MODEL.from_pretrained(
                 folder, config=config, dtype=_DTYPES[dtype], output_loading_info=True, **local
             )
-    except (OSError, KeyError, RuntimeError, SafetensorError, StrictDataclassError) as error:
+    except unreadable as error:
         raise ModelError(f"{folder} does not load as a reward model: {error}") from error
     if missing := sorted(report["missing_keys"]):
         raise ModelError(
