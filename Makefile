@@ -19,7 +19,7 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	$(BIN)/python $(PIP_INSTALL) --editable '.[dev]'
 	@touch $@
 
-demo: setup          ## a small model learns to sort digits by detached RL, in a few minutes
+demo: setup          ## a small model learns to sort digits by detached RL, in two to three minutes
 	rm -rf runs/demo
 	$(BIN)/proa train examples/sort_digits.yaml --output_dir runs/demo
 

@@ -85,7 +85,7 @@ def pipeline(output_dir: Path, *, seed: int = 0, shuffled: bool = False, scale: 
             "name": "ppo",
             "params": {"kl_reward_coefficient": 0.1, "kl_target": KL_TARGET, "kl_horizon": 2000, "lam": 1.0},
         },
-        critic="separate", total_steps=round(80 * scale), train_batch_size=128,
+        critic={"kind": "separate", "learning_rate": 3e-3}, total_steps=round(80 * scale), train_batch_size=128,
         optimizer={"learning_rate": 1e-3, "schedule": "linear", "token_budget": 0},
         **common,
     )  # fmt: skip

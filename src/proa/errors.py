@@ -5,6 +5,10 @@ class ProaError(Exception):
     """Base of every error that Proa raises itself."""
 
 
+class SettingError(ProaError, ValueError):
+    """A setting cannot be used as written."""
+
+
 class HookError(ProaError, TypeError):
     """A callback cannot work as written: no such hook, a wrong signature, or the wrong place for it."""
 

@@ -130,8 +130,8 @@ def test_the_command_line_runs_it_and_shows_the_result(file, tmp_path, capsys):
         (["--sampling.group_size", "1"], 2, "group_size must be at least 2"),
         (["--model", "no/such/folder"], 1, "no/such/folder"),
         (["--task.source", "no_such_task"], 1, "no_such_task"),
-        (["--algorithm.name", "grop"], 1, "did you mean 'grpo'"),
-        (["--sampling.max_new_tokens", "24"], 1, "leaves no room for a prompt"),
+        (["--algorithm.name", "grop"], 2, "did you mean 'grpo'"),
+        (["--sampling.max_new_tokens", "24"], 2, "leaves no room for a prompt"),
         (["--sampling.max_new_tokens", "20"], 1, "7 tokens"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
+from ..errors import SettingError
 from ..spelling import did_you_mean
 from .base import Algorithm, Credit, CreditInputs, GroupAlgorithm, TokenLoss, TokenLossInputs
 from .cispo import CISPO
@@ -37,11 +38,11 @@ def build_algorithm(name: str, /, **params: Any) -> Algorithm:
     0.28
     """
     if name not in ALGORITHMS:
-        raise ValueError(f"no algorithm {name!r}{did_you_mean(name, ALGORITHMS)} (known: {', '.join(ALGORITHMS)})")
+        raise SettingError(f"no algorithm {name!r}{did_you_mean(name, ALGORITHMS)} (known: {', '.join(ALGORITHMS)})")
     algorithm = ALGORITHMS[name]
     settings = [field.name for field in fields(algorithm)]
     for param in params:
         if param not in settings:
             hint = did_you_mean(param, settings)
-            raise ValueError(f"algorithm {name!r} has no setting {param!r}{hint} (it has: {', '.join(settings)})")
+            raise SettingError(f"algorithm {name!r} has no setting {param!r}{hint} (it has: {', '.join(settings)})")
     return algorithm(**params)

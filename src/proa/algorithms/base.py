@@ -23,6 +23,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from ..errors import SettingError
 from ..maths.importance import probability_ratio
 from ..maths.kl import ESTIMATORS
 from ..maths.losses import clipped_ratio_loss
@@ -111,7 +112,7 @@ class Algorithm(ABC):
         if self.kl_estimator not in ESTIMATORS:
             known = ", ".join(ESTIMATORS)
             hint = did_you_mean(str(self.kl_estimator), ESTIMATORS)
-            raise ValueError(f"kl_estimator must be one of {known}, not {self.kl_estimator!r}{hint}")
+            raise SettingError(f"kl_estimator must be one of {known}, not {self.kl_estimator!r}{hint}")
 
     def shape_rewards(self, rewards_B: Tensor, lengths_B: Tensor, max_new_tokens: int) -> Tensor:
         """Rewards as they are to be compared; unchanged unless the algorithm adds to them."""
@@ -167,12 +168,12 @@ class Algorithm(ABC):
 
     def _kl(self, inputs: TokenLossInputs) -> Tensor:
         if inputs.reference_log_probs_BT is None:
-            raise ValueError(f"kl_coefficient={self.kl_coefficient} needs the reference model's log-probabilities")
+            raise SettingError(f"kl_coefficient={self.kl_coefficient} needs the reference model's log-probabilities")
         return ESTIMATORS[self.kl_estimator](inputs.log_probs_BT, inputs.reference_log_probs_BT, inputs.mask_BT)
 
     def _entropy(self, inputs: TokenLossInputs) -> Tensor:
         if inputs.entropy_BT is None:
-            raise ValueError(f"entropy_coefficient={self.entropy_coefficient} needs the entropy of each token")
+            raise SettingError(f"entropy_coefficient={self.entropy_coefficient} needs the entropy of each token")
         return inputs.entropy_BT.masked_fill(~inputs.mask_BT, 0)
 
     @torch.no_grad()
@@ -216,4 +217,4 @@ def check_number(
     bounds = {"at least": at_least, "more than": more_than, "at most": at_most}
     wanted = " and ".join(f"{words} {bound:g}" for words, bound in bounds.items() if math.isfinite(bound))
     hint = " (a text: in YAML write 3.0e-5, with the point)" if isinstance(value, str) else ""
-    raise ValueError(f"{name} must be a number, {wanted}, not {value!r}{hint}")
+    raise SettingError(f"{name} must be a number, {wanted}, not {value!r}{hint}")

@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from ..errors import SettingError
 from ..maths.advantages import equal_within_group, group_relative
 from ..maths.reductions import token_mean
 from ..maths.shaping import overlong_penalty
@@ -36,7 +37,7 @@ class DAPO(GroupAlgorithm):
     def __post_init__(self) -> None:
         super().__post_init__()
         if type(self.overlong_buffer) is not int or self.overlong_buffer < 0:
-            raise ValueError(
+            raise SettingError(
                 f"overlong_buffer must be a whole number of tokens, 0 or more, not {self.overlong_buffer!r}"
             )
 

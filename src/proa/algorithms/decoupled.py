@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from ..errors import SettingError
 from ..maths.advantages import group_relative
 from ..maths.reductions import token_mean
 from .base import GroupAlgorithm, TokenLoss, TokenLossInputs
@@ -46,5 +47,5 @@ class DecoupledPPO(GroupAlgorithm):
 
     def token_loss(self, inputs: TokenLossInputs) -> TokenLoss:
         if inputs.importance_BT is None:
-            raise ValueError("decoupled needs the weights π_prox / π_behav of each token")
+            raise SettingError("decoupled needs the weights π_prox / π_behav of each token")
         return super().token_loss(inputs)

@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from ..errors import SettingError
 from ..maths.gae import generalized_advantages
 from ..maths.reductions import token_mean
 from ..maths.values import clipped_value_loss
@@ -58,15 +59,15 @@ class PPO(TokenRewardAlgorithm):
         check_number("kl_horizon", self.kl_horizon, more_than=0)
         for name in ("whiten", "bootstrap_truncated"):
             if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"{name} must be true or false, not {getattr(self, name)!r}")
+                raise SettingError(f"{name} must be true or false, not {getattr(self, name)!r}")
         if self.kl_target is not None:
             check_number("kl_target", self.kl_target, more_than=0)
             if not self.kl_reward_coefficient:
-                raise ValueError("kl_target needs a kl_reward_coefficient to start from, such as 0.05: 0 stays 0")
+                raise SettingError("kl_target needs a kl_reward_coefficient to start from, such as 0.05: 0 stays 0")
 
     def assign_credit(self, inputs: CreditInputs) -> Credit:
         if inputs.values_BT is None:
-            raise ValueError("ppo needs the critic's value of each token")
+            raise SettingError("ppo needs the critic's value of each token")
         advantages_BT = generalized_advantages(
             self._token_rewards(inputs),
             inputs.values_BT,

@@ -13,7 +13,7 @@ from ..policy.adapter_folder import merge_adapter_folder
 from ..policy.saved_adapter import is_adapter_folder
 
 
-def export(source: str, folder: str, base: str | None) -> int:
+def export(source: str, folder: str, base: str | None, trust_remote_code: bool) -> int:
     """Exit code: 0 done, 1 failed, 2 wrong use."""
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     found, target = _model_in(Path(source)), Path(folder)
@@ -23,13 +23,13 @@ def export(source: str, folder: str, base: str | None) -> int:
     if target.exists():
         print(f"{target} exists already: give a folder that does not", file=sys.stderr)
         return 2
-    if not is_adapter_folder(found):
-        shutil.copytree(found, target)
-        print(f"{found} has no adapter: copied to {target} as it is")
-        return 0
     try:
-        merge_adapter_folder(found, target, base_folder=base)
-    except ProaError as error:
+        if not is_adapter_folder(found):
+            shutil.copytree(found, target)
+            print(f"{found} has no adapter: copied to {target} as it is")
+            return 0
+        merge_adapter_folder(found, target, base_folder=base, trust_remote_code=trust_remote_code)
+    except (ProaError, OSError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
     print(f"merged into {target}: AutoModelForCausalLM.from_pretrained({folder!r})")

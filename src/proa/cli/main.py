@@ -48,6 +48,7 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("source", help="a run's folder, or an adapter folder")
     export.add_argument("folder", help="where to write; must not exist")
     export.add_argument("--base", help="the base model's folder, if it is not where the adapter says")
+    export.add_argument("--trust-remote-code", action="store_true", help="run code that the base model's folder brings")
     export.set_defaults(run=_export)
     moments = verbs.add_parser("moments", help="list the moments of a run: payload, hooks, when each fires")
     moments.add_argument("event", nargs="?", help="show this one in full")
@@ -75,7 +76,7 @@ def _train(options: argparse.Namespace) -> int:
 def _export(options: argparse.Namespace) -> int:
     from .export import export
 
-    return export(options.source, options.folder, options.base)
+    return export(options.source, options.folder, options.base, options.trust_remote_code)
 
 
 def _moments(options: argparse.Namespace) -> int:

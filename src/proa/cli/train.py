@@ -15,8 +15,8 @@ from transformers.utils import logging as transformers_logging
 
 from ..callbacks import ConsoleProgress
 from ..callbacks.console import sparkline
-from ..config import RunConfig
-from ..errors import ProaError
+from ..config import ConfigError, RunConfig
+from ..errors import ProaError, SettingError
 from ..lifecycle.hooks import BaseCallback
 from ..recipes import run
 from ..record.run_folder import RunFolderError
@@ -33,7 +33,7 @@ def train(config: RunConfig) -> int:
         shown.append(ConsoleProgress(every=max(1, config.total_steps // 30), console=console))
     try:
         run(config, callbacks=shown)
-    except RunFolderError as error:
+    except (RunFolderError, ConfigError, SettingError) as error:
         print(error, file=sys.stderr)
         return 2
     except ProaError as error:

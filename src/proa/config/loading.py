@@ -20,18 +20,24 @@ class ConfigError(ProaError, ValueError):
     """The configuration cannot be used as written."""
 
 
-def load_run_config(file: Path | str | None = None, flags: Sequence[str] = (), **changes: Any) -> RunConfig:
+def load_run_config(
+    file: Path | str | None = None, flags: Sequence[str] = (), *, its_algorithm: str | None = None, **changes: Any
+) -> RunConfig:
     """The configuration of `file`, changed by `--key value` flags and by keyword.
 
-    Keys may be dotted (`--sampling.group_size 16`); `-` and `_` are alike.
+    Keys may be dotted (`--sampling.group_size 16`); `-` and `_` are alike. `its_algorithm` is meant where none is
+    named; another that is named is an error.
     """
     content, lines = _read(Path(file)) if file is not None else ({}, {})
-    return _validated(content, flags, changes, lines, str(file) if file else "")
+    return _validated(content, flags, changes, lines, str(file) if file else "", its_algorithm)
 
 
-def change_run_config(config: RunConfig, **changes: Any) -> RunConfig:
+def change_run_config(config: RunConfig, *, its_algorithm: str | None = None, **changes: Any) -> RunConfig:
     """A configuration with some keys changed, checked like a new one."""
-    return _validated(config.model_dump(), (), changes, {}, "")
+    content = config.model_dump()
+    if "name" not in config.algorithm.model_fields_set:
+        del content["algorithm"]["name"]  # nobody named it
+    return _validated(content, (), changes, {}, "", its_algorithm)
 
 
 def _validated(
@@ -40,15 +46,27 @@ def _validated(
     changes: Mapping[str, Any],
     lines: Mapping[KeyPath, int],
     file: str,
+    its_algorithm: str | None,
 ) -> RunConfig:
     for key, value in _parse_flags(flags).items():
         _put(content, key, value)
     for name, value in changes.items():
         _put(content, name, value)
+    if its_algorithm is not None:
+        _settle_algorithm(content, its_algorithm)
     try:
         return RunConfig.model_validate(content)
     except ValidationError as error:
         raise ConfigError(_explain(error, lines, file)) from None
+
+
+def _settle_algorithm(content: dict[str, Any], meant: str) -> None:
+    section = content.get("algorithm")
+    named = section.get("name") if isinstance(section, dict) else section
+    if named is None:
+        _put(content, "algorithm.name", meant)
+    elif named != meant:
+        raise ConfigError(f"the recipe {meant} was given a configuration for algorithm {named}: use that recipe")
 
 
 def _read(file: Path) -> tuple[dict[str, Any], dict[KeyPath, int]]:

@@ -61,9 +61,22 @@ class RewardSection(Section):
         default_factory=list, description="dotted paths; none is the model's reward, or else the task's own"
     )
     weights: list[float] | None = None
-    model: RewardModelSection | None = Field(None, description="a reward model, alone or beside functions")
+    model: RewardModelSection | None = Field(None, description="a reward model's folder, alone or beside functions")
     timeout: float = Field(30.0, gt=0, description="seconds for one call")
     workers: int = Field(1, ge=0, description="processes; 0 scores in the makers themselves, without a deadline")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_form(cls, given: Any) -> Any:
+        if isinstance(given, dict) and isinstance(given.get("model"), str):
+            return {**given, "model": {"path": given["model"]}}
+        return given
+
+    @model_validator(mode="after")
+    def _weights_of_functions(self) -> RewardSection:
+        if self.weights is not None and not self.functions and self.model is not None:
+            raise ValueError("reward.weights are of functions; a reward model's is reward.model.weight")
+        return self
 
 
 class AlgorithmSection(Section):
@@ -96,7 +109,16 @@ class LoraSection(Section):
     alpha: float = Field(32.0, gt=0)
     target_modules: Literal["all-linear"] | list[str] = Field("all-linear", description="names of linear layers")
     rslora: bool = Field(False, description="scale by alpha / sqrt(rank)")
-    path: str | None = Field(None, description="an adapter folder to go on from")
+    path: str | None = Field(None, description="an adapter folder to go on from; it says all the rest itself")
+
+    @model_validator(mode="after")
+    def _one_or_the_other(self) -> LoraSection:
+        if self.path is not None and (also := self.model_fields_set - {"path"} - self._defaults()):
+            raise ValueError(f"lora.path goes on with the adapter as it is: leave out {', '.join(sorted(also))}")
+        return self
+
+    def _defaults(self) -> set[str]:
+        return {name for name, field in type(self).model_fields.items() if getattr(self, name) == field.default}
 
 
 class EngineSection(Section):
@@ -109,7 +131,7 @@ class OptimizerSection(Section):
     weight_decay: float = Field(0.0, ge=0)
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup_steps: int = Field(0, ge=0)
-    max_grad_norm: float = Field(1.0, gt=0)
+    max_grad_norm: float = Field(1.0, ge=0, description="0 clips nothing")
     token_budget: int = Field(16_384, ge=0, description="tokens of a micro-batch; 0 is the whole batch at once")
     share_prompts: bool = Field(
         False, description="compute a prompt once for its group: faster unless completions are far longer"
@@ -147,7 +169,8 @@ SHORT_FORMS = {"model": "path", "task": "source", "algorithm": "name", "engine":
 
 _DETACHED_ONLY = (
     "makers", "max_staleness", "schedule", "update_steps", "buffer_limit", "lease_prompts", "lease_timeout",
-    "wait_timeout", "reward", "critic", "warm_start",
+    "wait_timeout", "reward", "critic", "warm_start", "optimizer.share_prompts", "algorithm.old",
+    "algorithm.importance_cap",
 )  # fmt: skip
 
 
@@ -201,9 +224,14 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> RunConfig:
+        names = [section.name for section in self.eval]
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise ValueError(f"two evals are called {twice.pop()!r}: give each a name of its own")
         if self.is_supervised:
             self._refuse_what_has_no_meaning(_DETACHED_ONLY)
             return self
+        if measuring := next((section for section in self.eval if section.kind == "loss"), None):
+            raise ValueError(f"eval {measuring.name}: kind loss is for supervised algorithms; here evals generate")
         if self.algorithm.name != "ppo":
             self._refuse_what_has_no_meaning(("critic",))
         group = self.sampling.group_size
@@ -225,9 +253,12 @@ class RunConfig(Section):
         return self
 
     def _refuse_what_has_no_meaning(self, keys: tuple[str, ...]) -> None:
-        defaults = type(self).model_fields
         for key in keys:
-            if key in self.model_fields_set and getattr(self, key) != defaults[key].default:
+            section: BaseModel = self
+            *path, last = key.split(".")
+            for part in path:
+                section = getattr(section, part)
+            if getattr(section, last) != type(section).model_fields[last].default:
                 raise ValueError(f"{key} has no meaning for algorithm {self.algorithm.name}: leave it out")
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Literal
 
+from ..errors import SettingError
 from .hf import HFEngine
 from .native import NativeEngine
 
@@ -34,4 +35,4 @@ def build_engine(
         return NativeEngine(model, end_ids=end_ids, dtype=dtype, device=device, slots=slots)
     if kind == "hf":
         return HFEngine(model, end_ids=end_ids, dtype=dtype, device=device, slots=slots)
-    raise ValueError(f"there is no engine {kind!r}: write 'native' or 'hf'")
+    raise SettingError(f"there is no engine {kind!r}: write 'native' or 'hf'")

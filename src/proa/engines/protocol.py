@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from ..errors import SettingError
+
 if TYPE_CHECKING:
     import torch
 
@@ -49,22 +51,24 @@ class Engine(Protocol):
 def check_call(requests: Sequence[Request], sampling: Sampling, *, context_length: int, vocabulary: int) -> None:
     """Refuse, before anything is computed, what cannot be generated as asked."""
     if sampling.max_new_tokens < 1:
-        raise ValueError(f"sampling.max_new_tokens is {sampling.max_new_tokens}: at least 1 token is sampled")
+        raise SettingError(f"sampling.max_new_tokens is {sampling.max_new_tokens}: at least 1 token is sampled")
     if not sampling.temperature >= 0:
-        raise ValueError(f"sampling.temperature is {sampling.temperature}: write 0 for greedy, or a positive number")
+        raise SettingError(f"sampling.temperature is {sampling.temperature}: write 0 for greedy, or a positive number")
     if not 0 < sampling.top_p <= 1:
-        raise ValueError(f"sampling.top_p is {sampling.top_p}: write 1 to keep all tokens, or a number between 0 and 1")
+        raise SettingError(
+            f"sampling.top_p is {sampling.top_p}: write 1 to keep all tokens, or a number between 0 and 1"
+        )
     if sampling.top_k < 0:
-        raise ValueError(f"sampling.top_k is {sampling.top_k}: write 0 to keep all tokens, or a positive number")
+        raise SettingError(f"sampling.top_k is {sampling.top_k}: write 0 to keep all tokens, or a positive number")
     for index, request in enumerate(requests):
         length = len(request.tokens)
         if length == 0:
-            raise ValueError(f"request {index} has an empty prompt: there is nothing to continue")
+            raise SettingError(f"request {index} has an empty prompt: there is nothing to continue")
         if length + sampling.max_new_tokens > context_length:
-            raise ValueError(
+            raise SettingError(
                 f"request {index} has a prompt of {length} tokens; with max_new_tokens={sampling.max_new_tokens} "
                 f"that is {length + sampling.max_new_tokens}, and the model's context is {context_length}: "
                 "shorten the prompt or lower sampling.max_new_tokens"
             )
         if min(request.tokens) < 0 or max(request.tokens) >= vocabulary:
-            raise ValueError(f"request {index} has tokens outside the model's vocabulary of {vocabulary}")
+            raise SettingError(f"request {index} has tokens outside the model's vocabulary of {vocabulary}")

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from ..errors import SettingError
 from .adapters import base_state
 from .decoder import Decoder, Layer, Linear, Norm
 from .weights import WeightPlaces
@@ -31,7 +32,7 @@ def build_decoder(
     """A decoder with the model's shape and a copy of its weights, and the places to load others into."""
     config: Any = model.config
     if config.model_type not in _SHAPES:
-        raise ValueError(
+        raise SettingError(
             f"the native engine does not know models of type {config.model_type!r}; it knows "
             f"{', '.join(sorted(_SHAPES))}. The engine 'hf' runs every Hugging Face causal LM"
         )
@@ -97,7 +98,7 @@ class _Allocator:
         }
         unknown = [name for name, main in tied.items() if not main]
         if unknown:
-            raise ValueError(f"the native engine does not know these weights of the model: {', '.join(unknown[:5])}")
+            raise SettingError(f"the native engine does not know these weights of the model: {', '.join(unknown[:5])}")
         return WeightPlaces(self.places, tied)
 
 
@@ -106,7 +107,7 @@ def _llama(model: Any, config: Any, allocator: _Allocator) -> Decoder:
     _refuse_sliding_windows(config)
     rope_type = config.rope_parameters["rope_type"]
     if rope_type not in _ROPE_TYPES:
-        raise ValueError(
+        raise SettingError(
             f"the native engine does not know the rope type {rope_type!r} of this {config.model_type} model; "
             f"it knows {', '.join(_ROPE_TYPES)}. The engine 'hf' runs every Hugging Face causal LM"
         )
@@ -185,7 +186,7 @@ def _gpt2(_: Any, config: Any, allocator: _Allocator) -> Decoder:
 def _refuse_sliding_windows(config: Any) -> None:
     sliding = "sliding_attention" in (getattr(config, "layer_types", None) or ())
     if sliding or (config.model_type == "mistral" and config.sliding_window is not None):
-        raise ValueError(
+        raise SettingError(
             f"this {config.model_type} model attends through a sliding window, which the native engine does not; "
             "the engine 'hf' does"
         )
@@ -193,7 +194,9 @@ def _refuse_sliding_windows(config: Any) -> None:
 
 def _activation(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
     if name not in _ACTIVATIONS:
-        raise ValueError(f"the native engine does not know the activation {name!r}; it knows {', '.join(_ACTIVATIONS)}")
+        raise SettingError(
+            f"the native engine does not know the activation {name!r}; it knows {', '.join(_ACTIVATIONS)}"
+        )
     return _ACTIVATIONS[name]
 
 

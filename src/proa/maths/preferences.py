@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..errors import SettingError
+
 
 @dataclass(frozen=True, slots=True)
 class PreferenceLoss:
@@ -70,7 +72,7 @@ def dpo_sigmoid(
     """
     _check_beta(beta)
     if not 0 <= label_smoothing < 0.5:
-        raise ValueError(f"label_smoothing must be from 0 to below 0.5, not {label_smoothing}")
+        raise SettingError(f"label_smoothing must be from 0 to below 0.5, not {label_smoothing}")
     logits_N = beta * (chosen_log_ratios_N - rejected_log_ratios_N)
     loss_N = -(1 - label_smoothing) * _log_sigmoid(logits_N)
     if label_smoothing:
@@ -146,4 +148,4 @@ def _log_sigmoid(logits_N: Tensor) -> Tensor:
 
 def _check_beta(beta: float) -> None:
     if not 0 < beta < float("inf"):
-        raise ValueError(f"beta must be a number above 0, not {beta}")
+        raise SettingError(f"beta must be a number above 0, not {beta}")

@@ -7,6 +7,8 @@ import math
 import torch
 from torch import Tensor
 
+from ..errors import SettingError
+
 
 def overlong_penalty(lengths_B: Tensor, *, max_length: int, buffer: int) -> Tensor:
     """DAPO's soft overlong punishment (arXiv:2503.14476, eq. 13), in [−1, 0].
@@ -18,7 +20,9 @@ def overlong_penalty(lengths_B: Tensor, *, max_length: int, buffer: int) -> Tens
     [0.0, 0.0, -0.5, -1.0]
     """
     if not 0 < buffer <= max_length:
-        raise ValueError(f"the overlong buffer must be 1 to {max_length} tokens (the longest completion), not {buffer}")
+        raise SettingError(
+            f"the overlong buffer must be 1 to {max_length} tokens (the longest completion), not {buffer}"
+        )
     free = max_length - buffer
     return torch.clamp((free - lengths_B) / buffer, -1, 0)
 
@@ -38,7 +42,7 @@ def token_rewards(score_B: Tensor, kl_BT: Tensor | None, mask_BT: Tensor, *, kl_
     if not kl_coefficient:  # left out rather than multiplied: 0 × inf is NaN
         return rewards_BT
     if kl_BT is None:
-        raise ValueError(f"a KL coefficient of {kl_coefficient} needs the KL of each token to the reference model")
+        raise SettingError(f"a KL coefficient of {kl_coefficient} needs the KL of each token to the reference model")
     return rewards_BT - kl_coefficient * kl_BT.masked_fill(~mask_BT, 0)
 
 

@@ -221,6 +221,8 @@ def _from_folder(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> P
             f"no model folder {folder}: give the path of a Hugging Face folder on this machine "
             "(hf download NAME --local-dir FOLDER makes one), or a configuration with a model_type"
         )
+    if (folder / "run.json").is_file():
+        raise ModelError(f"{folder} is a run's folder: its model is {folder / 'model'}")
     if not (folder / "config.json").is_file():
         raise ModelError(f"{folder} is no model folder: it has no config.json")
     local = {"local_files_only": True, "trust_remote_code": trust_remote_code}

@@ -77,7 +77,7 @@ def load_reward_model(
     _check_one_label(config, folder)
     _remove_randomness(config)
     try:
-        with random_numbers_from(0):  # what is missing would be drawn, and is refused below
+        with random_numbers_from(0), without_progress_bars():  # what is missing would be drawn, and is refused below
             model, report = _AUTO_MODEL.from_pretrained(
                 folder, config=config, dtype=_DTYPES[dtype], output_loading_info=True, **local
             )

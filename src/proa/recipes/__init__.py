@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..config import RunConfig
 from ..data.state import TrainState
 from ..lifecycle.manager import Callbacks
-from .detached import detached
+from .detached_run import detached
 from .family import (
     cispo,
     dapo,

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ..config import ConfigError
 from ..config.run_config import EvalSection, RunConfig
 from ..data.sampling import Sampling
 from ..engines import build_engine
@@ -34,6 +35,7 @@ def evaluator_for(
     rows = task.rows[: section.count]
     requests = [Request(tokenise(row, tokenizer, where=f"eval {section.name}"), (0,)) for row in rows]
     sampling = Sampling(1, section.max_new_tokens or config.sampling.max_new_tokens, temperature=0.0)
+    _check_room(section, material, max(len(request.tokens) for request in requests) + sampling.max_new_tokens)
     columns = {name: [row.columns[name] for row in rows] for name in rows[0].columns}
     engines: list[Engine] = []  # built at the first use, kept for the next
 
@@ -49,7 +51,7 @@ def evaluator_for(
         _write_predictions(
             config.folder / "evals" / section.name / f"step_{steps_done()}.jsonl",
             [
-                {"prompt": row.prompt, "completion": text, name: one.value, "error": one.error, **row.columns}
+                {**row.columns, "prompt": row.prompt, "completion": text, name: one.value, "error": one.error}
                 for row, text, one in zip(rows, texts, scores, strict=True)
             ],
         )
@@ -61,6 +63,15 @@ def evaluator_for(
     return Evaluator(section.name, score, run_every=section.run_every, baseline=section.baseline)
 
 
+def _check_room(section: EvalSection, material: Material, longest: int) -> None:
+    context = getattr(material.model.config, "max_position_embeddings", None)
+    if context is not None and longest > context:
+        raise ConfigError(
+            f"eval {section.name}: its longest prompt with max_new_tokens is {longest} tokens, and the model's context "
+            f"is {context}"
+        )
+
+
 def _write_predictions(path: Path, predictions: list[dict[str, Any]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps(prediction, default=str, ensure_ascii=False) for prediction in predictions]
@@ -68,10 +79,18 @@ def _write_predictions(path: Path, predictions: list[dict[str, Any]]) -> None:
 
 
 def _eval_task(section: EvalSection, config: RunConfig) -> Task:
-    source = section.source or config.task.source
+    source = eval_source(section, config)
     if source in BUILTIN:
         return builtin_task(source, "test", section.count, config.seed)
     return load_task(source, prompt_column=config.task.prompt_column)
+
+
+def eval_source(section: EvalSection, config: RunConfig) -> str:
+    """Data that is not trained on: what the section names, or the test split of a built-in task."""
+    source = section.source or config.task.source
+    if section.source is None and source not in BUILTIN:
+        raise ConfigError(f"eval {section.name} has no data of its own: give source, what is held out of training")
+    return source
 
 
 def _metric(section: EvalSection, task: Task) -> Any:
@@ -80,5 +99,5 @@ def _metric(section: EvalSection, task: Task) -> Any:
     if task.name in BUILTIN:
         return importlib.import_module(f"proa.tasks.builtin.{task.name}").exact
     if task.reward is None:
-        raise ValueError(f"eval {section.name}: the task {task.name} brings no score; give eval.metric")
+        raise ConfigError(f"eval {section.name}: the task {task.name} brings no score; give eval.metric")
     return task.reward

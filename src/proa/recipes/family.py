@@ -8,7 +8,7 @@ from typing import Any
 from ..config import RunConfig
 from ..data.state import TrainState
 from ..lifecycle.manager import Callbacks
-from .detached import detached
+from .detached_run import detached
 
 
 def ppo(config: RunConfig | Path | str | None = None, *, callbacks: Callbacks = None, **changes: Any) -> TrainState:

@@ -69,6 +69,7 @@ def fit_dpo(
     eval_pairs: Sequence[PreferencePair] = (),
     eval_every: int = 0,
     eval_name: str = "held_out",
+    eval_baseline: bool = True,
 ) -> LoopState:
     """Train `model` in place for `epochs` times `steps` steps (None: one pass over the pairs).
 
@@ -92,7 +93,7 @@ def fit_dpo(
         batch = batch_of(held_out, list(held_out))
         evaluators = [
             *evaluators,
-            dpo_evaluator(model, batch, loss_over(held_out), token_budget, eval_every, eval_name),
+            dpo_evaluator(model, batch, loss_over(held_out), token_budget, eval_every, eval_name, eval_baseline),
         ]
     settings = {"beta": beta, "label_smoothing": label_smoothing, "reference_free": reference_free}
     return run_loop(
@@ -176,13 +177,14 @@ def dpo_evaluator(
     token_budget: int,
     run_every: int = 0,
     name: str = "held_out",
+    baseline: bool = True,
 ) -> Evaluator:
     """Accuracy, margin and loss on held-out pairs."""
 
     def score() -> dict[str, float]:
         return held_out_means(score_pairs(model, held_out, loss_of, token_budget), ("accuracy", "margin", "loss"))
 
-    return Evaluator(name, score, run_every=run_every, baseline=True)
+    return Evaluator(name, score, run_every=run_every, baseline=baseline)
 
 
 _DPOLoss: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], PreferenceLoss]

@@ -52,6 +52,7 @@ def fit_reward_model(
     eval_pairs: Sequence[PreferencePair] = (),
     eval_every: int = 0,
     eval_name: str = "held_out",
+    eval_baseline: bool = True,
 ) -> LoopState:
     """Train a reward model (`reward_model_from`) in place for `epochs` times `steps` steps (None: one pass).
 
@@ -68,7 +69,9 @@ def fit_reward_model(
         held_out = tokenise_pairs(eval_pairs, range(len(eval_pairs)), tokenizer, max_length, "eval pair")
         evaluators = [
             *evaluators,
-            reward_evaluator(model, batch_of(held_out, list(held_out)), token_budget, eval_every, eval_name),
+            reward_evaluator(
+                model, batch_of(held_out, list(held_out)), token_budget, eval_every, eval_name, eval_baseline
+            ),
         ]
     return run_loop(
         pair_step(optimizer_for(model, optimizer, order), loss_of, token_budget),
@@ -95,7 +98,12 @@ def reward_loss(model: PreTrainedModel) -> PairLoss:
 
 
 def reward_evaluator(
-    model: PreTrainedModel, held_out: PairBatch, token_budget: int, run_every: int = 0, name: str = "held_out"
+    model: PreTrainedModel,
+    held_out: PairBatch,
+    token_budget: int,
+    run_every: int = 0,
+    name: str = "held_out",
+    baseline: bool = True,
 ) -> Evaluator:
     """Accuracy, margin and loss on held-out pairs, and how far σ(margin) can be taken for a probability."""
     loss_of = reward_loss(model)
@@ -109,4 +117,4 @@ def reward_evaluator(
             "brier_score": float(brier_score(margins_N)),
         }
 
-    return Evaluator(name, score, run_every=run_every, baseline=True)
+    return Evaluator(name, score, run_every=run_every, baseline=baseline)

@@ -48,6 +48,7 @@ def fit_sft(
     eval_rows: Task | Sequence[TaskRow] | None = None,
     eval_every: int = 0,
     eval_name: str = "held_out",
+    eval_baseline: bool = True,
 ) -> LoopState:
     """Train `model` in place for `epochs` times `steps` steps (None: one pass over the rows).
 
@@ -70,7 +71,7 @@ def fit_sft(
     if eval_rows is not None:
         held_out = eval_rows if isinstance(eval_rows, Task) else Task("eval_rows", eval_rows)
         score = held_out_loss(model, examples.of(held_out), token_budget)
-        evaluators = [*evaluators, Evaluator(eval_name, score, run_every=eval_every, baseline=True)]
+        evaluators = [*evaluators, Evaluator(eval_name, score, run_every=eval_every, baseline=eval_baseline)]
     return run_loop(
         sft_step(model, optimizer_for(model, optimizer, order), token_budget, packing=packing),
         lambda rows: TrainingBatch(merge([examples[row] for row in rows]), "cross_entropy"),

@@ -33,22 +33,24 @@ def configured(
     """
     given, rest = _take_objects(changes)
     if isinstance(config, RunConfig):
-        return (change_run_config(config, **rest) if rest else config), given
-    if config is None and algorithm is not None and not any(key.startswith("algorithm.name") for key in rest):
-        rest = _with_algorithm(rest, algorithm)
-    return load_run_config(config, **rest), given
+        return change_run_config(config, its_algorithm=algorithm, **rest), given
+    return load_run_config(config, its_algorithm=algorithm, **rest), given
 
 
 def _take_objects(changes: Mapping[str, Any]) -> tuple[Given, dict[str, Any]]:
-    rest = dict(changes)
+    rest: dict[str, Any] = {name: str(value) if isinstance(value, Path) else value for name, value in changes.items()}
     tokenizer = rest.pop("tokenizer", None)
     model = data = rewards = None
     if isinstance(rest.get("model"), PreTrainedModel):
-        model, rest["model"] = rest["model"], GIVEN
+        # Training mode would mean dropout; here no step is random.
+        model, rest["model"] = rest["model"].eval(), GIVEN
     if "task" in rest and not isinstance(rest["task"], str | Mapping):
         data, rest["task"] = rest["task"], GIVEN
     if "reward" in rest:
-        rest["reward"], rewards = _take_functions(rest["reward"])
+        section, rewards = _take_functions(rest.pop("reward"))
+        rest |= {f"reward.{name}": value for name, value in section.items()}  # what is not said stays as it is
+    if isinstance(tokenizer, str):
+        tokenizer, rest["model.tokenizer"] = None, tokenizer
     return Given(model, tokenizer, data, rewards), rest
 
 
@@ -56,15 +58,8 @@ def _take_functions(reward: Any) -> tuple[dict[str, Any], tuple[Callable[..., An
     """A section in which functions are described, and the functions; paths and functions are not mixed."""
     section = dict(reward) if isinstance(reward, Mapping) else {"functions": reward}
     functions = section.get("functions", ())
-    functions = [functions] if callable(functions) else functions
+    functions = [functions] if callable(functions) or isinstance(functions, str) else functions
     if not any(callable(function) for function in functions):
-        return section, None
+        return section | ({"functions": list(functions)} if functions else {}), None
     section["functions"] = [f"{getattr(function, '__name__', function)} {GIVEN}" for function in functions]
     return section, tuple(functions)
-
-
-def _with_algorithm(changes: dict[str, Any], name: str) -> dict[str, Any]:
-    section = changes.get("algorithm")
-    if isinstance(section, str):
-        return changes
-    return {**changes, "algorithm": {"name": name, **(section or {})}}

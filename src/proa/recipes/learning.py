@@ -12,7 +12,9 @@ from transformers import PreTrainedModel
 from ..config import ConfigError, RunConfig
 from ..config.run_config import EvalSection
 from ..data.state import LoopState, TrainState
+from ..lifecycle.hooks import Callback
 from ..lifecycle.manager import Callbacks
+from ..lifecycle.policy import Priority
 from ..loop import Evaluator
 from ..policy.adapter_layout import AdapterOverBase
 from ..policy.lora import adapter_layout, adapter_weights, base_weights, has_lora
@@ -26,12 +28,12 @@ from ..spelling import did_you_mean
 from ..tasks import Task, load_task
 from ..tasks.builtin import BUILTIN, builtin_task
 from ..tasks.preferences import load_preferences
-from .evaluation import evaluator_for
+from .evaluation import eval_source, evaluator_for
 from .fit_dpo import fit_dpo
 from .fit_reward_model import fit_reward_model
 from .fit_sft import fit_sft
 from .given import Given, configured
-from .job import carry_out, state_summary
+from .job import carry_out, final_saver, state_summary
 from .material import load_material, load_training_task, prepare_lora, save_policy
 from .placing import place_callbacks
 
@@ -72,14 +74,21 @@ def learn(
 ) -> TrainState:
     """Run a supervised recipe as configured (a `RunConfig`, a YAML file, or keywords alone)."""
     settled, given = configured(config, its_algorithm, changes)
-    return carry_out(settled, SupervisedRun(settled, given, callbacks))
+    return carry_out(settled, lambda: SupervisedRun(settled, given, callbacks))
 
 
+_TEXT, _YES_OR_NO, _NUMBER, _WHOLE = "a text", "true or false", "a number", "a whole number above 0"
 _SETTINGS = {
-    "sft": ("answer_column", "train_on_prompt", "every_answer", "packing", "max_length"),
-    "dpo": ("beta", "loss", "label_smoothing", "reference_free", "max_length"),
-    "reward_model": ("max_length",),
-}
+    "sft": {
+        "answer_column": _TEXT, "train_on_prompt": _YES_OR_NO, "every_answer": _YES_OR_NO, "packing": _YES_OR_NO,
+        "max_length": _WHOLE,
+    },
+    "dpo": {
+        "beta": _NUMBER, "loss": _TEXT, "label_smoothing": _NUMBER, "reference_free": _YES_OR_NO, "max_length": _WHOLE,
+    },
+    "reward_model": {"max_length": _WHOLE},
+}  # fmt: skip
+"""What `algorithm.params` may hold, and what each is."""
 
 
 class SupervisedRun:
@@ -89,20 +98,24 @@ class SupervisedRun:
         self.config = config
         self.kind = config.algorithm.name
         _check_settings(config)
-        self.manager, makers_own = place_callbacks(config, callbacks)
-        if makers_own:
-            raise ConfigError(f"{self.kind} has no makers: a MakerCallback would never be called")
         self.data: Any = load_training_task(config, given) if self.kind == "sft" else _pairs(config, given)
+        self.eval_section, self.eval_data = _held_out(config, self.kind)
         self.material = load_material(config, given)
         self.model: PreTrainedModel = self.material.model
         self.state: LoopState | None = None
+        self.evaluators = self._generating_evaluators()
+        self.listeners = place_callbacks(config, callbacks)
+        self.manager = self.listeners.manager
+        if self.listeners.makers:
+            self.close()
+            raise ConfigError(f"{self.kind} has no makers: a MakerCallback would never be called")
 
     def train(self, folder: RunFolder) -> TrainState:
         torch.set_num_threads(self.config.threads)
         if self.kind == "reward_model":
             self.material.model = self.model = reward_model_from(self.model, seed=self.config.seed)
         prepare_lora(self.config, self.material, folder.path)
-        self.manager.on("train_start")(self._remember)
+        self.listeners.add(_Remember(self))
         common: dict[str, Any] = {
             "steps": self.config.total_steps,
             "batch_size": self.config.train_batch_size,
@@ -111,13 +124,13 @@ class SupervisedRun:
             "token_budget": self.config.optimizer.token_budget,
             "seed": self.config.seed,
             "callbacks": self.manager,
-            "evaluators": self._generating_evaluators(),
+            "evaluators": self.evaluators,
+            "saver": final_saver(folder.path, lambda into: self._save(folder.path, into)),
             "output_dir": self.config.folder,
+            **_named(self.eval_section),
             **self.config.algorithm.params,
         }
-        state = _FITS[self.kind](self, common)
-        self._save(folder.path)
-        return state
+        return _FITS[self.kind](self, common)
 
     def summary(self) -> dict[str, Any]:
         if self.state is None:
@@ -127,19 +140,15 @@ class SupervisedRun:
             "weights_digest": weights_digest(all_parameters(self.model)),
         }
 
-    def _remember(self, state: LoopState) -> None:
-        self.state = state
+    def close(self) -> None:
+        self.listeners.leave()
 
     # -- the three kinds -----------------------------------------------------------------------------
 
     def _fit_sft(self, common: dict[str, Any]) -> LoopState:
-        section, rows = self._held_out(_eval_rows)
-        return fit_sft(
-            self.model, self.material.tokenizer, self.data, eval_rows=rows, **_named(section), **common
-        )  # fmt: skip
+        return fit_sft(self.model, self.material.tokenizer, self.data, eval_rows=self.eval_data, **common)
 
     def _fit_dpo(self, common: dict[str, Any]) -> LoopState:
-        section, pairs = self._held_out(_eval_pairs)
         # An adapter that has learned already is not the reference: the base under it is.
         reference = reference_of(self.model) if has_lora(self.model) and not common.get("reference_free") else None
         return fit_dpo(
@@ -147,34 +156,25 @@ class SupervisedRun:
             self.material.tokenizer,
             self.data,
             reference=reference,
-            eval_pairs=pairs or (),
-            **_named(section),
+            eval_pairs=self.eval_data or (),
             **common,
         )
 
     def _fit_reward_model(self, common: dict[str, Any]) -> LoopState:
-        section, pairs = self._held_out(_eval_pairs)
         if has_lora(self.model):
             _score_of(self.model).requires_grad_(True)  # a head that was drawn is not to be kept as it is
         return fit_reward_model(
-            self.model, self.material.tokenizer, self.data, eval_pairs=pairs or (), **_named(section), **common
+            self.model, self.material.tokenizer, self.data, eval_pairs=self.eval_data or (), **common
         )  # fmt: skip
 
-    def _save(self, folder: Path) -> None:
+    def _save(self, run_folder: Path, into: Path) -> None:
         if self.kind != "reward_model":
-            save_policy(self.config, self.material, folder, folder / "model")
-        elif has_lora(self.model):
-            save_reward_model(_merged(self.model, self.config.seed), self.material.tokenizer, folder / "model")
+            save_policy(self.config, self.material, run_folder, into)
         else:
-            save_reward_model(self.model, self.material.tokenizer, folder / "model")
+            plain = _merged(self.model, self.config.seed) if has_lora(self.model) else self.model
+            save_reward_model(plain, self.material.tokenizer, into)
 
     # -- evals ---------------------------------------------------------------------------------------
-
-    def _held_out(self, load: Callable[[EvalSection, RunConfig], Any]) -> tuple[EvalSection | None, Any]:
-        sections = [section for section in self.config.eval if section.kind != "generate"]
-        if len(sections) > 1:
-            raise ConfigError(f"one eval of kind loss is enough: {sections[0].name} and {sections[1].name} are two")
-        return (sections[0], load(sections[0], self.config)) if sections else (None, None)
 
     def _generating_evaluators(self) -> list[Evaluator]:
         sections = [section for section in self.config.eval if section.kind == "generate"]
@@ -184,6 +184,19 @@ class SupervisedRun:
 
     def _steps_done(self) -> int:
         return self.state.global_step if self.state is not None else 0
+
+
+class _Remember(Callback):
+    """Keeps the state of a run that is going on, so that its header can say how far it came."""
+
+    priority = Priority.METRICS
+    uses_asyncio = False
+
+    def __init__(self, run: SupervisedRun) -> None:
+        self._run = run
+
+    def on_train_start(self, state: LoopState) -> None:
+        self._run.state = state
 
 
 _FITS: Mapping[str, Callable[[SupervisedRun, dict[str, Any]], LoopState]] = {
@@ -197,19 +210,48 @@ def _check_settings(config: RunConfig) -> None:
     kind = config.algorithm.name
     if kind not in _SETTINGS:
         raise ConfigError(f"algorithm {kind} is not supervised: use proa train, or the recipe of its name")
-    for name in config.algorithm.params:
-        if name not in _SETTINGS[kind]:
-            known = _SETTINGS[kind]
+    known = _SETTINGS[kind]
+    for name, value in config.algorithm.params.items():
+        if name not in known:
             raise ConfigError(f"{kind} has no setting {name!r}{did_you_mean(name, known)} (it has: {', '.join(known)})")
+        if not _is(known[name], value):
+            hint = " (a text: in YAML write 0.1, or 1.0e-1 with the point)" if isinstance(value, str) else ""
+            raise ConfigError(f"algorithm.params.{name} must be {known[name]}, not {value!r}{hint}")
+
+
+def _is(kind: str, value: Any) -> bool:
+    if kind == _YES_OR_NO or isinstance(value, bool):
+        return kind == _YES_OR_NO and isinstance(value, bool)
+    if kind == _WHOLE:
+        return value is None or (isinstance(value, int) and value > 0)
+    return isinstance(value, str if kind == _TEXT else int | float)
 
 
 def _pairs(config: RunConfig, given: Given) -> Any:
+    if given.data is None and config.task.source in BUILTIN:
+        raise ConfigError(
+            f"the task {config.task.source} has prompts and answers, and {config.algorithm.name} learns from pairs: "
+            "give a file of prompt, chosen and rejected"
+        )
     pairs = load_preferences(config.task.source if given.data is None else given.data)
     return pairs[: config.task.count]
 
 
+def _held_out(config: RunConfig, kind: str) -> tuple[EvalSection | None, Any]:
+    """The eval that measures on data as it is, and its data."""
+    sections = [section for section in config.eval if section.kind != "generate"]
+    if not sections:
+        return None, None
+    if len(sections) > 1:
+        raise ConfigError(f"one eval of kind loss is enough: {sections[0].name} and {sections[1].name} are two")
+    for key in ("metric", "max_new_tokens"):
+        if getattr(sections[0], key) is not None:
+            raise ConfigError(f"eval {sections[0].name}: {key} is for evals that generate; set its kind to generate")
+    return sections[0], (_eval_rows if kind == "sft" else _eval_pairs)(sections[0], config)
+
+
 def _eval_rows(section: EvalSection, config: RunConfig) -> Task:
-    source = _source(section, config)
+    source = eval_source(section, config)
     if source in BUILTIN:
         return builtin_task(source, "test", section.count, config.seed)
     task = load_task(source, prompt_column=config.task.prompt_column)
@@ -217,18 +259,13 @@ def _eval_rows(section: EvalSection, config: RunConfig) -> Task:
 
 
 def _eval_pairs(section: EvalSection, config: RunConfig) -> Any:
-    return load_preferences(_source(section, config))[: section.count]
-
-
-def _source(section: EvalSection, config: RunConfig) -> str:
-    source = section.source or config.task.source
-    if section.source is None and source not in BUILTIN:
-        raise ConfigError(f"eval {section.name} has no data of its own: give source, what is held out of training")
-    return source
+    return load_preferences(eval_source(section, config))[: section.count]
 
 
 def _named(section: EvalSection | None) -> dict[str, Any]:
-    return {} if section is None else {"eval_name": section.name, "eval_every": section.run_every}
+    if section is None:
+        return {}
+    return {"eval_name": section.name, "eval_every": section.run_every, "eval_baseline": section.baseline}
 
 
 def _optimizer_settings(config: RunConfig) -> OptimizerSettings:

@@ -7,14 +7,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..config import RunConfig
+from ..config.run_config import GIVEN, LoraSection
 from ..policy.adapter_folder import load_adapter, save_adapter
 from ..policy.lora import LoraSettings, add_lora, has_lora
-from ..policy.models import ModelError, load_model, save_model
+from ..policy.models import ModelError, check_base, load_model, save_model, weights_of
+from ..policy.saved_adapter import read_adapter
 from ..tasks import Task, load_task
 from ..tasks.builtin import BUILTIN, builtin_task
+from ..tasks.task import TaskError
 from .given import Given
 
 
@@ -28,7 +32,13 @@ class Material:
 def load_material(config: RunConfig, given: Given) -> Material:
     """The model and its tokenizer; what is wrong with them is found before anything is written."""
     section = config.model
+    if section.device.startswith("cuda") and not torch.cuda.is_available():
+        raise ModelError(f"model.device is {section.device}, and torch finds no CUDA device here")
     model = given.model
+    if model is not None and has_lora(model):
+        raise ModelError(
+            "the model has an adapter already: give the plain model, and the adapter's folder as lora.path"
+        )
     if model is None:
         source: Any = section.path if section.path is not None else section.config
         model = load_model(
@@ -39,7 +49,10 @@ def load_material(config: RunConfig, given: Given) -> Material:
             trust_remote_code=section.trust_remote_code,
         )
     tokenizer = given.tokenizer or _tokenizer(config)
-    return Material(model, tokenizer, _end_ids(config, model, tokenizer))
+    material = Material(model, tokenizer, _end_ids(config, model, tokenizer))
+    _check_fit(material)
+    _check_lora(config, model)
+    return material
 
 
 def load_training_task(config: RunConfig, given: Given) -> Task:
@@ -51,27 +64,43 @@ def load_training_task(config: RunConfig, given: Given) -> Task:
         task = builtin_task(config.task.source, "train", seed=config.seed, **counted)
     else:
         task = load_task(config.task.source, **_column(config))
-    return replace(task, rows=task.rows[: config.task.count])
+    task = replace(task, rows=task.rows[: config.task.count])
+    _check_columns(task)
+    return task
+
+
+def _check_columns(task: Task) -> None:
+    """Rewards get a column of every row, or of none."""
+    if not task.rows:
+        return
+    first = task.rows[0].columns.keys()
+    for place, row in enumerate(task.rows):
+        if row.columns.keys() != first:
+            name = min(row.columns.keys() ^ first)
+            raise TaskError(f"task {task.name!r}, row {place}: {name!r} is in some rows and not in others")
 
 
 def prepare_lora(config: RunConfig, material: Material, folder: Path) -> None:
     """Put an adapter on the model, as configured; a base that is in no folder yet is saved beside the run."""
     if config.lora is None:
         return
-    if has_lora(material.model):
-        raise ModelError(
-            "the model has an adapter already: give the plain model, and the adapter's folder as lora.path"
-        )
-    if _base_folder(config) is None:
+    if _base_folder(config) is None and config.algorithm.name != "reward_model":  # which is saved merged
         save_model(material.model, material.tokenizer, folder / "base")
-    settings = LoraSettings(
-        **config.lora.model_dump(exclude={"path", "target_modules"}),
-        target_modules=_targets(config.lora.target_modules),
-    )
     if config.lora.path is not None:
         load_adapter(material.model, config.lora.path)
     else:
-        add_lora(material.model, settings, seed=config.seed)
+        add_lora(material.model, lora_settings(config.lora), seed=config.seed)
+
+
+def lora_settings(section: LoraSection) -> LoraSettings:
+    """The settings of a new adapter."""
+    targets: Any = section.target_modules
+    return LoraSettings(
+        rank=section.rank,
+        alpha=section.alpha,
+        rslora=section.rslora,
+        target_modules="all-linear" if targets == "all-linear" else tuple(targets),
+    )
 
 
 def save_policy(config: RunConfig, material: Material, run_folder: Path, into: Path) -> None:
@@ -91,8 +120,27 @@ def _base_folder(config: RunConfig) -> str | None:
     return str(Path(path).resolve())
 
 
-def _targets(given: Any) -> Any:
-    return given if isinstance(given, str) else tuple(given)
+def _check_fit(material: Material) -> None:
+    embeddings: Any = material.model.get_input_embeddings()
+    rows = embeddings.weight.shape[0]
+    largest = max(material.tokenizer.get_vocab().values(), default=0)
+    if largest >= rows:
+        raise ModelError(
+            f"the tokenizer has ids up to {largest}, and the model only {rows} embeddings: another model's?"
+        )
+
+
+def _check_lora(config: RunConfig, model: PreTrainedModel) -> None:
+    """What is wrong with it is found before anything is written."""
+    if config.lora is None:
+        return
+    if config.lora.path is not None:
+        saved = read_adapter(config.lora.path)
+        saved.layout_in(model)
+        if config.warm_start is None:
+            check_base(saved, weights_of(model), config.model.dtype)
+    else:
+        lora_settings(config.lora).layout(model)
 
 
 def _column(config: RunConfig) -> dict[str, Any]:
@@ -100,23 +148,35 @@ def _column(config: RunConfig) -> dict[str, Any]:
 
 
 def _end_ids(config: RunConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    ends = getattr(model.generation_config, "eos_token_id", None)
-    end_ids = ends if isinstance(ends, list) else [tokenizer.eos_token_id if ends is None else ends]
+    """What ends a completion: the tokenizer's end, and what else the model's folder names.
+
+    A model made from a configuration has its architecture's ids, which mean nothing to this tokenizer: they are set
+    right, so that its folder is too.
+    """
+    end: Any = tokenizer.eos_token_id
+    if end is None:
+        raise ModelError("the tokenizer has no end-of-sequence token: set its eos_token")
     if config.model.config is not None:
-        end_ids = [tokenizer.eos_token_id]
-    return [int(end) for end in end_ids]
+        model.config.eos_token_id = end
+        if model.generation_config is not None:
+            model.generation_config.eos_token_id = end
+    named: Any = getattr(model.generation_config, "eos_token_id", None)
+    others = named if isinstance(named, list) else [] if named is None else [named]
+    return sorted({int(end), *map(int, others)})
 
 
 def _tokenizer(config: RunConfig) -> PreTrainedTokenizerBase:
-    folder = config.model.tokenizer or config.model.path
+    folder = config.model.tokenizer or (None if config.model.path == GIVEN else config.model.path)
     if folder is None and config.task.source in BUILTIN:
         from ..tasks.builtin.characters import tokenizer
 
         return tokenizer()
-    if folder is None or not Path(folder).is_dir():
+    if folder is None:
         raise ModelError(
             "a model made from configuration has no tokenizer: give model.tokenizer, a folder, or tokenizer= in Python"
         )
+    if not Path(folder).is_dir():
+        raise ModelError(f"there is no tokenizer folder {folder}")
     return load_tokenizer(folder, config.model.trust_remote_code)
 
 

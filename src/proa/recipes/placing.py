@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from ..callbacks import JsonlMetrics, build_callback
@@ -13,8 +14,28 @@ from ..lifecycle.moments import MOMENTS, EventName, Scope
 from ..lifecycle.placement import Placement
 
 
-def place_callbacks(config: RunConfig, callbacks: Callbacks) -> tuple[CallbackManager, list[Any]]:
-    """The driver's manager with the record and the configured callbacks, and what lives with each maker."""
+@dataclass
+class Listeners:
+    """The driver's manager, and what lives with each maker."""
+
+    manager: CallbackManager
+    makers: list[Any]
+    _added: list[BaseCallback]
+
+    def add(self, callback: BaseCallback) -> None:
+        """Have a callback listen for this run; the manager may be the user's, and outlive it."""
+        self.manager.add(callback)
+        self._added.append(callback)
+
+    def leave(self) -> None:
+        """Take out what was added for this run."""
+        for callback in self._added:
+            self.manager.remove(callback)
+        self._added.clear()
+
+
+def place_callbacks(config: RunConfig, callbacks: Callbacks) -> Listeners:
+    """Callbacks in their places, with the record and the configured ones among them."""
     configured = [build_callback(section.model_dump()) for section in config.callbacks]
     maker_callbacks: list[Any] = [c for c in configured if isinstance(c, MakerCallback)]
     if isinstance(callbacks, CallbackManager):
@@ -23,11 +44,12 @@ def place_callbacks(config: RunConfig, callbacks: Callbacks) -> tuple[CallbackMa
         placement = Placement.of(callbacks or ())
         maker_callbacks += placement.makers
         manager = CallbackManager([*placement.driver, *placement.trainer, *placement.every_trainer])
-    manager.add(JsonlMetrics())
+    listeners = Listeners(manager, maker_callbacks, [])
+    listeners.add(JsonlMetrics())
     for callback in configured:
         if not isinstance(callback, MakerCallback):
-            manager.add(callback)
-    return manager, maker_callbacks
+            listeners.add(callback)
+    return listeners
 
 
 class ToDriver(EveryMoment):

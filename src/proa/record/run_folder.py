@@ -6,6 +6,7 @@ import json
 import math
 import os
 import platform
+import shutil
 import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -46,6 +47,10 @@ class RunFolder:
         """Change entries of the header, and replace it on disk as a whole."""
         self._header |= entries
         self.write_json("run.json", self._header)
+
+    def discard(self) -> None:
+        """Remove the folder of a run that never began, so that the next try can have it."""
+        shutil.rmtree(self.path)
 
     def write_json(self, name: str, content: dict[str, Any]) -> None:
         """Write a file so that a reader sees the old one or the new one, never half of one."""

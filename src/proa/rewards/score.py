@@ -27,13 +27,15 @@ class Score:
     parts: dict[str, float | None] = field(default_factory=dict)
     """What each function gave, before its weight; None where it does not apply or failed."""
     error: str | None = None
+    applies: bool = True
+    """False where no function had anything to say, and none failed."""
 
 
 def add_part(scores: Sequence[Score], name: str, values: Sequence[float], weight: float) -> list[Score]:
     """Each score with another part; a part that is not finite is an error, as it is from a function.
 
     >>> add_part([Score(1.0, {"exact": 1.0})], "reward_model", [0.5], weight=2.0)
-    [Score(value=2.0, parts={'exact': 1.0, 'reward_model': 0.5}, error=None)]
+    [Score(value=2.0, parts={'exact': 1.0, 'reward_model': 0.5}, error=None, applies=True)]
     """
     return [_add_one(score, name, value, weight) for score, value in zip(scores, values, strict=True)]
 
@@ -42,6 +44,8 @@ def _add_one(score: Score, name: str, value: float, weight: float) -> Score:
     if not math.isfinite(value):
         errors = [score.error] if score.error else []
         return Score(None, {**score.parts, name: None}, "; ".join([*errors, f"{name} gave {value}"]))
+    if not score.applies:
+        return Score(weight * value, {**score.parts, name: value})
     total = None if score.value is None else score.value + weight * value
     return replace(score, value=total, parts={**score.parts, name: value})
 
@@ -61,5 +65,6 @@ def _combine_one(functions: Sequence[RewardFunction], outcomes: Sequence[Outcome
         return Score(None, parts, "; ".join(errors))
     applying = [function.weight * value for function in functions if (value := parts[function.name]) is not None]
     if not applying:
-        return Score(None, parts, f"no reward applies to this sample: {', '.join(parts)} gave None")
+        words = f"no reward applies to this sample: {', '.join(parts)} gave None"
+        return Score(None, parts, words, applies=False)
     return Score(sum(applying), parts)

@@ -195,7 +195,7 @@ class ExperienceMakerHolder:
 
     def _scores_by_functions(self, pairs: Sequence[tuple[Prompt, Completion]]) -> list[Score]:
         if self._scorer is None:
-            return [Score(0.0) for _ in pairs]
+            return [Score(None, applies=False) for _ in pairs]
         prompts = [prompt for prompt, _ in pairs]
         columns = {name: [prompt.columns[name] for prompt in prompts] for name in prompts[0].columns}
         texts = [self._text(prompt, completion) for prompt, completion in pairs]

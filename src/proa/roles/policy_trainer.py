@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from ..algorithms import Algorithm, Credit, CreditInputs, TokenLossInputs
 from ..data.experience import BufferItem, Experience
 from ..data.sampling import Sampling
+from ..errors import SettingError
 from ..maths.importance import truncated_importance
 from ..policy.log_probs import ActionStatistics, action_statistics
 from ..policy.lora import trained_weights
@@ -84,6 +85,7 @@ class PolicyTrainer(DetachedTrainer):
             loss += micro_loss
             for name, value in statistics.items():
                 sums[name] = sums.get(name, 0.0) + value
+        loss += self._more_gradients(experience, weights_BA, sums)
         tokens = max(1, int(mask_BA.sum()))
         return {
             "loss": loss,
@@ -122,7 +124,7 @@ class PolicyTrainer(DetachedTrainer):
 
     @torch.no_grad()
     def _prepare(self, experience: Experience) -> None:
-        """At a batch's first use: what the ratio is taken against, the reference, and each token's credit."""
+        """At a batch's first use, whatever it does not bring: the reference, and each token's credit."""
         mask_BA = action_mask_of(experience)
         experience.old_log_probs = experience.action_log_probs
         if self.settings.old == "trainer" or self.algorithm.needs_proximal:
@@ -131,19 +133,27 @@ class PolicyTrainer(DetachedTrainer):
                 own_BA, experience.action_log_probs, mask_BA, cap=self.settings.importance_cap
             )
             experience.old_log_probs = own_BA
-        if self._reference is not None:
+        if self._reference is not None and experience.reference_log_probs is None:
             with self._reference() as reference:
                 experience.reference_log_probs = self._log_probs(reference, experience)
+        if experience.kl is None and experience.reference_log_probs is not None:
             experience.kl = (experience.old_log_probs - experience.reference_log_probs).masked_fill(~mask_BA, 0)
         credit = self._credit(experience, mask_BA)
         experience.advantages = credit.advantages_BT
         experience.returns = credit.returns_BT
 
     def _credit(self, experience: Experience, mask_BA: torch.Tensor) -> Credit:
-        return self.algorithm.assign_credit(self._credit_inputs(experience, mask_BA))
+        if experience.advantages is None:
+            return self.algorithm.assign_credit(self._credit_inputs(experience, mask_BA))
+        given = experience.advantages
+        advantages_BA = given[:, None].expand_as(mask_BA) if given.dim() == 1 else given
+        return Credit(advantages_BA.masked_fill(~mask_BA, 0), experience.returns)
 
     def _credit_inputs(self, experience: Experience, mask_BA: torch.Tensor) -> CreditInputs:
-        assert experience.reward is not None, "the source sifts out what has no reward"
+        if experience.reward is None:
+            raise SettingError(
+                "this experience brings neither rewards nor advantages: there is nothing to learn from it"
+            )
         rewards_B = self.algorithm.shape_rewards(experience.reward, mask_BA.sum(-1), self.sampling.max_new_tokens)
         return CreditInputs(
             rewards_B,
@@ -158,7 +168,8 @@ class PolicyTrainer(DetachedTrainer):
         return float(getattr(self.algorithm, "kl_reward_coefficient", 0.0))
 
     def _log_probs(self, model: PreTrainedModel, experience: Experience) -> torch.Tensor:
-        log_probs_BA = torch.zeros_like(experience.action_log_probs)
+        shape, dtype = experience.action_log_probs.shape, torch.promote_types(model.dtype, torch.float32)
+        log_probs_BA = torch.zeros(shape, dtype=dtype, device=experience.sequences.device)
         for rows in self._micro_batches(experience):
             micro = take_rows(experience, rows)
             actions = micro.action_log_probs.shape[1]
@@ -167,9 +178,9 @@ class PolicyTrainer(DetachedTrainer):
 
     # -- one step ------------------------------------------------------------------------------------
 
-    def _micro_batches(self, experience: Experience) -> list[list[int]]:
+    def _micro_batches(self, experience: Experience, *, may_share: bool = True) -> list[list[int]]:
         mask_BS, budget = attention_mask_of(experience).bool(), self.settings.token_budget
-        if not self.settings.share_prompts:
+        if not (may_share and self.settings.share_prompts):
             return plan_micro_batches(mask_BS.sum(-1).tolist(), budget)
         groups_B = group_indices(experience)
         plan = plan_micro_batches(shared_lengths(mask_BS, experience.action_log_probs.shape[1], groups_B), budget)
@@ -241,6 +252,10 @@ class PolicyTrainer(DetachedTrainer):
     ) -> torch.Tensor:
         return loss
 
+    def _more_gradients(self, experience: Experience, weights_BA: torch.Tensor, sums: dict[str, float]) -> float:
+        """What is learned from the batch beside the policy, in passes of its own; its loss."""
+        return 0.0
+
     def _zero_grad(self) -> None:
         self.optimizer.zero_grad()
 
@@ -251,10 +266,9 @@ class PolicyTrainer(DetachedTrainer):
 
     def _describe(self, experience: Experience, mask_BA: torch.Tensor) -> dict[str, float]:
         """What a user wants to see of a batch besides its loss."""
-        assert experience.reward is not None
+        rewards = {} if experience.reward is None else _described_rewards(experience.reward)
         described = {
-            "reward": float(experience.reward.mean()),
-            "reward_std": float(experience.reward.std(correction=0)),
+            **rewards,
             "completion_tokens": float(mask_BA.sum(-1).float().mean()),
             "samples": float(len(experience)),
             **_parts_of_rewards(experience),
@@ -265,6 +279,10 @@ class PolicyTrainer(DetachedTrainer):
             lag_BA = (self.state.policy_version - experience.versions).masked_fill(~mask_BA, 0)
             described["staleness"] = float(lag_BA.max())
         return described
+
+
+def _described_rewards(rewards_B: torch.Tensor) -> dict[str, float]:
+    return {"reward": float(rewards_B.mean()), "reward_std": float(rewards_B.std(correction=0))}
 
 
 def _parts_of_rewards(experience: Experience) -> dict[str, float]:

@@ -48,6 +48,7 @@ class DetachedPPOTrainer(PolicyTrainer):
             model, algorithm=algorithm, optimizer=optimizer, optimizer_steps=optimizer_steps, **settings
         )  # fmt: skip
         self.kl_reward_coefficient = algorithm.kl_reward_coefficient
+        self._used_coefficient = algorithm.kl_reward_coefficient
         self.critic_optimizer: Optimizer | None = None
         if critic.shares_decoder:
             self._value_head = critic.head
@@ -59,7 +60,12 @@ class DetachedPPOTrainer(PolicyTrainer):
     # -- before a batch's first step -----------------------------------------------------------------
 
     def _credit(self, experience: Experience, mask_BA: torch.Tensor) -> Credit:
+        self._used_coefficient = self.kl_reward_coefficient
         credit = super()._credit(experience, mask_BA)
+        if credit.returns_BT is None:  # advantages that came with the experience
+            if experience.values is None:
+                experience.values, _ = self._values(experience, mask_BA)
+            credit = replace(credit, returns_BT=credit.advantages_BT + experience.values)
         if self.algorithm.kl_target is not None and experience.kl is not None:
             self.kl_reward_coefficient = adapted_kl_coefficient(
                 self.kl_reward_coefficient,
@@ -72,10 +78,12 @@ class DetachedPPOTrainer(PolicyTrainer):
 
     def _credit_inputs(self, experience: Experience, mask_BA: torch.Tensor) -> CreditInputs:
         inputs = super()._credit_inputs(experience, mask_BA)
-        values_BA, after_B = self._values(experience, mask_BA)
-        experience.values = values_BA
-        inputs = replace(inputs, values_BT=values_BA)
-        if not self.algorithm.bootstrap_truncated or not experience.notes:
+        bootstrap = self.algorithm.bootstrap_truncated and bool(experience.notes)
+        if experience.values is None or bootstrap:
+            values_BA, after_B = self._values(experience, mask_BA)
+            experience.values = values_BA if experience.values is None else experience.values
+        inputs = replace(inputs, values_BT=experience.values)
+        if not bootstrap:
             return inputs
         cut_off_B = torch.tensor([note.get("finish_reason") == "length" for note in experience.notes])
         return replace(inputs, bootstrap_B=after_B.masked_fill(~cut_off_B.to(after_B.device), 0))
@@ -88,7 +96,7 @@ class DetachedPPOTrainer(PolicyTrainer):
         """What the critic expects before each token, 0 where masked, and after each completion's last."""
         values_BA = torch.zeros_like(mask_BA, dtype=self.critic.head.weight.dtype)
         after_B = torch.zeros(len(experience), dtype=values_BA.dtype, device=values_BA.device)
-        for rows in self._micro_batches(experience):
+        for rows in self._micro_batches(experience, may_share=False):
             micro = take_rows(experience, rows)
             actions = micro.action_log_probs.shape[1]
             own_BA = self.critic.values(micro.sequences, attention_mask_of(micro), actions)
@@ -111,15 +119,35 @@ class DetachedPPOTrainer(PolicyTrainer):
         weights_BA: torch.Tensor,
         described: dict[str, float],
     ) -> torch.Tensor:
-        mask_BA = action_mask_of(micro)
-        values_BA = statistics.values_BA
-        if values_BA is None:
-            values_BA = self.critic.values(micro.sequences, attention_mask_of(micro), mask_BA.shape[1])[:, :-1]
+        if statistics.values_BA is None:
+            return loss
+        return loss + self._value_loss(micro, statistics.values_BA, weights_BA, described)
+
+    def _more_gradients(self, experience: Experience, weights_BA: torch.Tensor, sums: dict[str, float]) -> float:
+        """Those of a critic of its own: it shares no prompts, so its passes are planned by themselves."""
+        if self.critic_optimizer is None:
+            return 0.0
+        total = 0.0
+        for rows in self._micro_batches(experience, may_share=False):
+            micro = take_rows(experience, rows)
+            actions = micro.action_log_probs.shape[1]
+            values_BA = self.critic.values(micro.sequences, attention_mask_of(micro), actions)[:, :-1]
+            described: dict[str, float] = {}
+            loss = self._value_loss(micro, values_BA, weights_BA[rows, :actions], described)
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += float(loss.detach())
+            for name, value in described.items():
+                sums[name] = sums.get(name, 0.0) + value
+        return total
+
+    def _value_loss(
+        self, micro: Experience, values_BA: torch.Tensor, weights_BA: torch.Tensor, described: dict[str, float]
+    ) -> torch.Tensor:
         assert micro.values is not None
         assert micro.returns is not None
-        loss_BA = self.algorithm.value_loss(values_BA, micro.values, micro.returns, mask_BA)
+        loss_BA = self.algorithm.value_loss(values_BA, micro.values, micro.returns, action_mask_of(micro))
         described["value_loss"] = float(loss_BA.detach().sum())
-        return loss + self.algorithm.value_coefficient * (weights_BA * loss_BA).sum()
+        return self.algorithm.value_coefficient * (weights_BA * loss_BA).sum()
 
     def _zero_grad(self) -> None:
         super()._zero_grad()
@@ -129,7 +157,10 @@ class DetachedPPOTrainer(PolicyTrainer):
     def _optimizer_step(self, loss_is_finite: bool) -> dict[str, float]:
         metrics = super()._optimizer_step(loss_is_finite)
         if self.critic_optimizer is not None:
-            metrics["critic_grad_norm"] = self.critic_optimizer.step(loss_is_finite).grad_norm
+            outcome = self.critic_optimizer.step(loss_is_finite)
+            metrics["critic_grad_norm"] = outcome.grad_norm
+            if outcome.skipped:
+                metrics["critic_skipped"] = 1.0
         return metrics
 
     def _describe(self, experience: Experience, mask_BA: torch.Tensor) -> dict[str, float]:
@@ -139,5 +170,5 @@ class DetachedPPOTrainer(PolicyTrainer):
         described["value"] = float(experience.values.sum() / mask_BA.sum().clamp(min=1))
         described["explained_variance"] = explained_variance(experience.values, experience.returns, mask_BA)
         if experience.kl is not None:
-            described["kl_reward_coefficient"] = self.kl_reward_coefficient
+            described["kl_reward_coefficient"] = self._used_coefficient
         return described

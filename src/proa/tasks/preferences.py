@@ -73,6 +73,8 @@ def tokenise_pair(
     """A pair as tokens; one whose longer side does not fit in `max_length` is refused, not cut."""
     prompt, chosen = completion_tokens(pair.prompt, pair.chosen, tokenizer, where=where)
     _, rejected = completion_tokens(pair.prompt, pair.rejected, tokenizer, where=where)
+    if chosen == rejected:
+        raise TaskError(f"{where}: chosen and rejected are the same tokens, which says nothing: leave the row out")
     check_fits(len(prompt), len(chosen), max_length, where=where, what="chosen completion")
     check_fits(len(prompt), len(rejected), max_length, where=where, what="rejected completion")
     return TokenisedPair(prompt, chosen, rejected, pair.margin or 0.0)

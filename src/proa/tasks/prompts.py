@@ -45,11 +45,17 @@ class PromptStream:
         row = self._task.rows[index]
         return Prompt(ordinal, tokens, row.prompt, row.columns)
 
-    def check(self) -> None:
-        """Tokenise every row now, so that a prompt that cannot be used is refused before the run, not in it."""
+    def check(self, most: int = 20_000) -> None:
+        """Tokenise every row now, or that many, so that a prompt that cannot be used is refused before the run."""
         with self._lock:
-            for index in range(len(self._task.rows)):
+            for index in range(min(most, len(self._task.rows))):
                 self._tokens_of(index)
+
+    @property
+    def longest(self) -> int:
+        """The tokens of the longest prompt seen so far."""
+        with self._lock:
+            return max(map(len, self._tokens.values()), default=0)
 
     def _order(self, pass_number: int) -> list[int]:
         if pass_number not in self._orders:
@@ -65,7 +71,7 @@ class PromptStream:
             if most is not None and len(tokens) > most:
                 raise TaskError(
                     f"task {self._task.name!r}, row {index}: the prompt has {len(tokens)} tokens, more than the {most} "
-                    f"that it may have: shorten it, leave it out, or allow longer prompts"
+                    f"that the model's context leaves beside sampling.max_new_tokens: shorten it, or leave it out"
                 )
             self._tokens[index] = tokens
         return self._tokens[index]
