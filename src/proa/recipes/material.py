@@ -32,8 +32,7 @@ class Material:
 def load_material(config: RunConfig, given: Given) -> Material:
     """The model and its tokenizer; what is wrong with them is found before anything is written."""
     section = config.model
-    if section.device.startswith("cuda") and not torch.cuda.is_available():
-        raise ModelError(f"model.device is {section.device}, and torch finds no CUDA device here")
+    _check_device(section.device)
     model = given.model
     if model is not None and has_lora(model):
         raise ModelError(
@@ -118,6 +117,16 @@ def _base_folder(config: RunConfig) -> str | None:
     if path is None or config.warm_start is not None or not (Path(path) / "config.json").is_file():
         return None
     return str(Path(path).resolve())
+
+
+def _check_device(name: str) -> None:
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ModelError(f"model.device {name!r} is none: write cpu, cuda or cuda:0") from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        found = torch.cuda.device_count()
+        raise ModelError(f"model.device is {name}, and torch finds {found or 'no'} CUDA device{'s' * (found > 1)} here")
 
 
 def _check_fit(material: Material) -> None:
