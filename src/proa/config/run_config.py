@@ -159,6 +159,18 @@ class WarmStartSection(Section):
     learning_rate: float = Field(1e-3, gt=0)
 
 
+class RaySection(Section):
+    """Where actors run, with `runtime: ray`."""
+
+    address: str | None = Field(None, description="of a cluster that is there; none starts one on this machine")
+    trainer: dict[str, Any] = Field(
+        default_factory=dict, description="Ray's options of the trainer, e.g. {num_gpus: 1}"
+    )
+    maker: dict[str, Any] = Field(default_factory=dict, description="of each maker, e.g. {num_gpus: 0.5}")
+    min_makers: int = Field(1, ge=1, description="with fewer, the run ends")
+    max_restarts: int = Field(10, ge=1, description="of one maker's place")
+
+
 class CallbackSection(Section):
     kind: str
     params: dict[str, Any] = Field(default_factory=dict)
@@ -170,7 +182,7 @@ SHORT_FORMS = {"model": "path", "task": "source", "algorithm": "name", "engine":
 _DETACHED_ONLY = (
     "makers", "max_staleness", "schedule", "update_steps", "buffer_limit", "lease_prompts", "lease_timeout",
     "wait_timeout", "reward", "critic", "warm_start", "optimizer.share_prompts", "algorithm.old",
-    "algorithm.importance_cap",
+    "algorithm.importance_cap", "runtime", "ray",
 )  # fmt: skip
 
 
@@ -180,7 +192,7 @@ class RunConfig(Section):
     name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     output_dir: Path = Path("runs")
     seed: int = Field(0, ge=0)
-    runtime: Literal["local"] = "local"
+    runtime: Literal["local", "ray"] = "local"
     makers: int = Field(1, ge=1)
     trainers: Literal[1] = 1
     threads: int = Field(1, ge=1, description="torch threads per role")
@@ -206,6 +218,7 @@ class RunConfig(Section):
     critic: CriticSection | None = Field(None, description="PPO's; by default a head on the policy")
     lora: LoraSection | None = None
     engine: EngineSection = EngineSection()
+    ray: RaySection = RaySection()
     optimizer: OptimizerSection = OptimizerSection()
     warm_start: WarmStartSection | None = None
     eval: list[EvalSection] = Field(default_factory=list)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import Any
 
-from ..config import RunConfig
+from ..config import ConfigError, RunConfig
 from ..data.state import TrainState
 from ..lifecycle.manager import Callbacks
 from ..policy.whole import whole_weights_over
@@ -33,6 +34,12 @@ def detached(
     The run folder `<output_dir>/<name>` holds the record, and the final weights in `model/`.
     """
     settled, given = configured(config, its_algorithm, changes)
+    if settled.runtime == "ray":
+        if importlib.util.find_spec("ray") is None:
+            raise ConfigError("runtime ray needs the package ray: pip install 'proa[ray]'")
+        from .ray_run import RayRun  # slow to import, and not everyone has it
+
+        return carry_out(settled, lambda: RayRun(settled, given, callbacks))
     return carry_out(settled, lambda: DetachedRun(settled, given, callbacks))
 
 
@@ -66,6 +73,10 @@ class DetachedRun:
             )
             runtime.run(config.total_steps, config.update_steps, config.train_epochs)
         return trainer.state
+
+    @property
+    def began(self) -> bool:
+        return self.trainer_side.trainer is not None
 
     def summary(self) -> dict[str, Any]:
         return self.trainer_side.summary(self.listeners.manager.errors)

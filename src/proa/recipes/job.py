@@ -18,6 +18,10 @@ from ..record.run_folder import RunFolder, refuse_used
 class Job(Protocol):
     """A run put together and ready to go."""
 
+    @property
+    def began(self) -> bool:
+        """Whether training has started; what was refused before leaves no folder."""
+
     def train(self, folder: RunFolder) -> TrainState: ...
 
     def summary(self) -> dict[str, Any]:
@@ -45,7 +49,7 @@ def _train(config: RunConfig, job: Job) -> TrainState:
     try:
         state = job.train(folder)
     except BaseException as error:
-        if isinstance(error, ProaError) and not job.summary():  # refused before it began
+        if isinstance(error, ProaError) and not job.began:
             folder.discard()
             raise
         interrupted = not isinstance(error, Exception)

@@ -132,6 +132,10 @@ class SupervisedRun:
         }
         return _FITS[self.kind](self, common)
 
+    @property
+    def began(self) -> bool:
+        return self.state is not None
+
     def summary(self) -> dict[str, Any]:
         if self.state is None:
             return {}

@@ -20,6 +20,8 @@ class Listeners:
 
     manager: CallbackManager
     makers: list[Any]
+    trainer: list[Any]
+    """What lives with the trainer, where that is another process."""
     _added: list[BaseCallback]
 
     def add(self, callback: BaseCallback) -> None:
@@ -34,8 +36,9 @@ class Listeners:
         self._added.clear()
 
 
-def place_callbacks(config: RunConfig, callbacks: Callbacks) -> Listeners:
+def place_callbacks(config: RunConfig, callbacks: Callbacks, *, trainer_apart: bool = False) -> Listeners:
     """Callbacks in their places, with the record and the configured ones among them."""
+    with_trainer: list[Any] = []
     configured = [build_callback(section.model_dump()) for section in config.callbacks]
     maker_callbacks: list[Any] = [c for c in configured if isinstance(c, MakerCallback)]
     if isinstance(callbacks, CallbackManager):
@@ -43,8 +46,9 @@ def place_callbacks(config: RunConfig, callbacks: Callbacks) -> Listeners:
     else:
         placement = Placement.of(callbacks or ())
         maker_callbacks += placement.makers
-        manager = CallbackManager([*placement.driver, *placement.trainer, *placement.every_trainer])
-    listeners = Listeners(manager, maker_callbacks, [])
+        with_trainer = [*placement.trainer, *placement.every_trainer]
+        manager = CallbackManager([*placement.driver, *([] if trainer_apart else with_trainer)])
+    listeners = Listeners(manager, maker_callbacks, with_trainer, [])
     listeners.add(JsonlMetrics())
     for callback in configured:
         if not isinstance(callback, MakerCallback):

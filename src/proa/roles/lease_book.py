@@ -162,14 +162,14 @@ class LeaseBook:
 
     # -- makers --------------------------------------------------------------------------------------
 
-    def next_lease(self, maker: str) -> Lease:
+    def next_lease(self, maker: str, *, seconds: float | None = None) -> Lease:
         """The next piece of work; waits until there is one. Raises `ClosedError` when there will be none."""
         with self.room as room:
             room.wait_until(
                 lambda: bool(self._closed or self._queue or maker in self._dismissed),
                 owner=maker,
                 reason="the trainer to admit more leases",
-                timeout=self._wait_timeout,
+                timeout=self._wait_timeout if seconds is None else seconds,
             )
             self._refuse_if_closed()
             if maker in self._dismissed:
@@ -182,7 +182,7 @@ class LeaseBook:
             room.announce()
             return lease
 
-    def deliver(self, delivery: Delivery, maker: str) -> bool:
+    def deliver(self, delivery: Delivery, maker: str, *, seconds: float | None = None) -> bool:
         """Bring a lease back. Bringing it twice is harmless: the second time changes nothing and says False."""
         with self.room as room:
             self._at_the_door.add(delivery.lease_id)  # held back is not hung
@@ -191,7 +191,7 @@ class LeaseBook:
                     lambda: bool(self._closed) or self._known(delivery.lease_id) or self._may_enter(delivery.lease_id),
                     owner=maker,
                     reason="room in the replay buffer",
-                    timeout=self._wait_timeout,
+                    timeout=self._wait_timeout if seconds is None else seconds,
                 )
             finally:
                 self._at_the_door.discard(delivery.lease_id)
@@ -229,6 +229,15 @@ class LeaseBook:
         with self.room as room:
             self._dismissed.add(maker)
             room.announce()
+
+    def held_by(self, maker: str) -> list[int]:
+        """The leases that a maker was given and has not brought back."""
+        with self.room:
+            return [
+                lease_id
+                for lease_id, assignment in self._assigned.items()
+                if assignment.maker == maker and lease_id not in self._queue
+            ]
 
     def overdue(self, seconds: float) -> dict[int, str]:
         """Leases that one maker has had for longer than that, and who."""

@@ -17,9 +17,9 @@ from ..engines.protocol import Engine, Request
 from ..lifecycle.manager import CallbackManager, Callbacks
 from ..lifecycle.roles import Role
 from ..rewards.score import Score, add_part
-from .lease_book import LeaseBook, group_by_id
+from .lease_book import group_by_id
 from .waiting import ClosedError, LeaseFailedError, WaitTimeoutError
-from .weights import Weights, WeightStore
+from .weights import Weights
 
 
 class Scorer(Protocol):
@@ -37,6 +37,20 @@ class ModelReward:
     score: Callable[[Sequence[Sequence[int]]], Sequence[float]]
     """From prompts with their completions, as tokens, to one number each."""
     weight: float = 1.0
+
+
+class Book(Protocol):
+    """What a maker needs of the lease book, here or on another machine."""
+
+    def next_lease(self, maker: str) -> Lease: ...
+    def deliver(self, delivery: Delivery, maker: str) -> bool: ...
+    def release(self, lease_id: int, maker: str) -> None: ...
+
+
+class Store(Protocol):
+    """What a maker needs of the weights by version."""
+
+    def fetch(self, version: int, *, owner: str) -> Weights: ...
 
 
 class TrainerHandle(Protocol):
@@ -84,7 +98,7 @@ class ExperienceMakerHolder:
 
     # -- leased work ---------------------------------------------------------------------------------
 
-    def work(self, book: LeaseBook, store: WeightStore) -> None:
+    def work(self, book: Book, store: Store) -> None:
         """Take leases and deliver them until the book closes; what is raised leaves the lease to another."""
         moments, state = self.manager.moments, self.state
         moments.maker_loop_start(state)
@@ -104,7 +118,7 @@ class ExperienceMakerHolder:
         finally:
             moments.maker_loop_end(state)
 
-    def _work_on(self, lease: Lease, book: LeaseBook, store: WeightStore) -> None:
+    def _work_on(self, lease: Lease, book: Book, store: Store) -> None:
         moments, state = self.manager.moments, self.state
         if lease.version != self._version:
             self.update_experience_maker(store.fetch(lease.version, owner=self.name))

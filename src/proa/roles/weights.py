@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import torch
 import xxhash
@@ -21,7 +22,8 @@ class Weights:
     """All parameters of one version, with the digest of what was published."""
 
     version: int
-    tensors: Mapping[str, torch.Tensor]
+    tensors: Any
+    """By name; or, where they are kept elsewhere, what stands for them."""
     digest: str
 
     def check(self) -> None:
@@ -30,18 +32,27 @@ class Weights:
             raise WeightsError(f"the weights of version {self.version} were damaged on their way")
 
 
+Keep: TypeAlias = Callable[[dict[str, torch.Tensor]], Any]
+"""Puts tensors on the CPU where they will not change, and returns what stands for them."""
+
+
+def _copies(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in tensors.items()}
+
+
 class WeightStore:
     """Keeps the versions that a lease may still name; older ones are let go."""
 
-    def __init__(self, *, wait_timeout: float = 600.0) -> None:
+    def __init__(self, *, wait_timeout: float = 600.0, keep: Keep | None = None) -> None:
         self.room = WaitingRoom()
         self._versions: dict[int, Weights] = {}
         self._wait_timeout = wait_timeout
+        self._keep = keep or _copies
 
     def publish(self, version: int, tensors: Mapping[str, torch.Tensor]) -> Weights:
         """Copy the tensors and offer them under that version; the trainer may go on changing its own."""
-        copies = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
-        weights = Weights(version, copies, transport_digest(copies))
+        on_cpu = {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}
+        weights = Weights(version, self._keep(on_cpu), transport_digest(on_cpu))
         with self.room as room:
             if version in self._versions:
                 raise WeightsError(f"version {version} was published already, and a version never changes")
@@ -49,14 +60,14 @@ class WeightStore:
             room.announce()
         return weights
 
-    def fetch(self, version: int, *, owner: str) -> Weights:
+    def fetch(self, version: int, *, owner: str, seconds: float | None = None) -> Weights:
         """The weights of exactly that version; waits until they are published."""
         with self.room as room:
             room.wait_until(
                 lambda: version in self._versions,
                 owner=owner,
                 reason=f"weights of version {version}",
-                timeout=self._wait_timeout,
+                timeout=self._wait_timeout if seconds is None else seconds,
             )
             return self._versions[version]
 

@@ -1,0 +1,38 @@
+"""A Ray cluster for one run: the one at an address, or one that is started here and ended with it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import ray
+from ray import cloudpickle
+
+pickled = cloudpickle.dumps
+"""What sends things to actors; it takes more than pickle does."""
+
+
+@contextlib.contextmanager
+def cluster(address: str | None, namespace: str) -> Iterator[None]:
+    """Connected inside; a cluster that was not there before is gone after. One that the caller has is used as it is."""
+    if ray.is_initialized():
+        yield
+        return
+    # Actors import what the driver can: rewards and tasks beside the configuration too.
+    paths = os.pathsep.join(dict.fromkeys([path or str(Path.cwd()) for path in sys.path]))
+    ray.init(
+        address=address,
+        namespace=namespace,
+        include_dashboard=None if address else False,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        runtime_env={"env_vars": {"PYTHONPATH": paths}},
+    )
+    try:
+        yield
+    finally:
+        ray.shutdown()

@@ -1,0 +1,176 @@
+"""The same run on Ray: the same weights, whatever happens to makers, and callbacks where they belong."""
+
+import json
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+from proa import CallbackManager, MakerCallback, TrainerCallback
+from proa.lifecycle.hooks import EveryMoment
+from proa.recipes import grpo, ppo
+from proa.runtime.local import RunFailedError
+
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
+
+SMALL = {
+    "total_steps": 4, "train_batch_size": 8, "sampling": {"group_size": 2, "max_new_tokens": 7},
+    "model": {"config": {
+        "model_type": "llama", "vocab_size": 16, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 24,
+    }},
+    "task": {"source": "sort_digits", "count": 64}, "reward": {"workers": 0}, "optimizer": {"learning_rate": 3e-3},
+    "wait_timeout": 60.0,
+}  # fmt: skip
+
+
+def header(tmp_path, name="run"):
+    return json.loads((tmp_path / name / "run.json").read_text())
+
+
+def digest(tmp_path, name, recipe=grpo, **changes):
+    recipe(**{**SMALL, "output_dir": tmp_path, "name": name, **changes})
+    return header(tmp_path, name)["weights_digest"]
+
+
+@pytest.mark.parametrize(("makers", "staleness"), [(1, 0), (2, 1), (3, 2)])
+def test_weights_are_those_of_the_local_run(ray_cluster, tmp_path, makers, staleness):
+    local = digest(tmp_path, "local", max_staleness=staleness)
+    on_ray = digest(tmp_path, "ray", max_staleness=staleness, makers=makers, runtime="ray")
+    assert on_ray == local
+    assert header(tmp_path, "ray")["ledger"] == header(tmp_path, "local")["ledger"]
+
+
+def test_with_lora_too_where_only_the_adapter_travels(ray_cluster, tmp_path):
+    settings = {"lora": {"rank": 2, "alpha": 4.0}, "warm_start": {"steps": 2, "batch_size": 4}, "recipe": ppo}
+    assert digest(tmp_path, "ray", runtime="ray", makers=2, **settings) == digest(tmp_path, "local", **settings)
+
+
+class KillOnce(MakerCallback):
+    """The first maker that comes here dies as if its machine had."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def on_make_experience_end(self, experience):
+        try:
+            self.marker.touch(exist_ok=False)
+        except FileExistsError:
+            return
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_maker_that_is_killed_changes_nothing(ray_cluster, tmp_path):
+    local = digest(tmp_path, "local")
+    watching = Watching()
+    killed = digest(
+        tmp_path, "ray", runtime="ray", makers=2, callbacks=[watching, KillOnce(tmp_path / "killed")]
+    )  # fmt: skip
+    assert killed == local
+    assert (tmp_path / "killed").exists()
+    # The other maker may have done all the work before a replacement is up.
+    assert [event for event, _ in watching.heard if event.startswith("maker")][0] == "maker.lost"
+
+
+class Watching(EveryMoment):
+    """Hears everything, in the driver."""
+
+    def __init__(self) -> None:
+        self.heard = []
+
+    def on_moment(self, event, payload):
+        assert os.getpid() == DRIVER
+        step = payload["state"].global_step if "state" in payload else None
+        self.heard.append((event, step))
+
+
+DRIVER = os.getpid()
+
+
+class WhereAmI(TrainerCallback):
+    """Leaves a note of the process it lives in."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def on_batch_end(self, metrics, experience):
+        assert experience is not None
+        (self.folder / f"trainer-{os.getpid()}").touch()
+
+
+class AndI(MakerCallback):
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def on_weights_loaded(self, version):
+        (self.folder / f"maker-{os.getpid()}").touch()
+
+
+def test_callbacks_live_where_they_belong_and_hear_the_documented_order(ray_cluster, tmp_path):
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    watching = Watching()
+    digest(tmp_path, "ray", runtime="ray", makers=2, callbacks=[watching, WhereAmI(notes), AndI(notes)])
+    events = [event for event, _ in watching.heard if event not in ("wait_start", "wait_end")]
+    episode = ["episode_start", "epoch_start", "step_start", "step_end", "epoch_end", "update_start", "update_end",
+               "episode_end"]  # fmt: skip
+    assert events == ["train_start", *episode * 4, "checkpoint_saved", "train_end"]
+    assert [step for event, step in watching.heard if event == "step_end"] == [1, 2, 3, 4]
+    places = {path.name for path in notes.iterdir()}
+    trainers = {name for name in places if name.startswith("trainer-")}
+    assert len(trainers) == 1
+    assert 1 <= len(places - trainers) <= 2  # the first maker may have done all the work before the second is up
+    assert f"maker-{DRIVER}" not in places
+    assert f"trainer-{DRIVER}" not in places
+    lines = (tmp_path / "ray" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [0, 1, 2, 3]
+
+
+def test_a_callback_in_the_driver_stops_the_run(ray_cluster, tmp_path):
+    manager = CallbackManager()
+    manager.on("step_end")(lambda state: state.stop_training("enough") if state.global_step == 2 else None)
+    digest(tmp_path, "ray", runtime="ray", callbacks=manager)
+    assert (header(tmp_path, "ray")["steps_run"], header(tmp_path, "ray")["stop_reason"]) == (2, "enough")
+
+
+def test_an_error_in_it_comes_out_as_it_was_raised(ray_cluster, tmp_path):
+    class Unlucky(Exception):  # noqa: N818
+        """Cannot be made again from what it keeps."""
+
+        def __init__(self, one, two):
+            super().__init__(f"{one} and {two}")
+
+    manager = CallbackManager()
+
+    @manager.on("step_end")
+    def fail(state):
+        raise Unlucky("this", "that")
+
+    with pytest.raises(Unlucky, match="this and that"):
+        digest(tmp_path, "ray", runtime="ray", callbacks=manager)
+    assert header(tmp_path, "ray")["status"] == "failed"
+
+
+def broken(completions, **_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_when_every_maker_dies_again_and_again_the_run_ends_and_says_so(ray_cluster, tmp_path):
+    with pytest.raises(RunFailedError, match="maker_0"):
+        digest(
+            tmp_path, "ray", runtime="ray", ray={"max_restarts": 2},
+            reward={"functions": [f"{__name__}:broken"], "workers": 0},
+        )  # fmt: skip
+    assert header(tmp_path, "ray")["status"] == "failed"
+
+
+def test_what_cannot_travel_is_refused_before_anything_starts(ray_cluster, tmp_path):
+    class Locked(MakerCallback):
+        def __init__(self):
+            self.door = threading.Lock()
+
+    with pytest.raises(TypeError, match="attribute 'door'"):
+        digest(tmp_path, "ray", runtime="ray", callbacks=[Locked()])
+    assert not (tmp_path / "ray").exists()

@@ -1,0 +1,51 @@
+"""The health of makers: one way to healthy, and it goes through fresh weights."""
+
+import itertools
+
+import pytest
+
+from proa.runtime.fleet import Health, Member, Sign, back_off, enough, next_health
+
+
+def test_there_is_no_way_back_to_healthy_without_fresh_weights():
+    for length in range(1, 5):
+        for signs in itertools.product([sign for sign in Sign if sign is not Sign.LOADED], repeat=length):
+            for start in (Health.RESTARTING, Health.STALE, Health.SUSPECT, Health.DEAD):
+                health = start
+                for sign in signs:
+                    health = next_health(health, sign)
+                    assert health is not Health.HEALTHY, (start, signs)
+
+
+def test_the_dead_stay_dead_until_they_are_replaced():
+    for sign in Sign:
+        expected = Health.RESTARTING if sign is Sign.REPLACED else Health.DEAD
+        assert next_health(Health.DEAD, sign) is expected
+
+
+@pytest.mark.parametrize("health", list(Health))
+def test_anyone_can_be_lost(health):
+    assert next_health(health, Sign.LOST) is Health.DEAD
+
+
+def test_a_silent_maker_is_suspected_and_heard_again_has_stale_weights():
+    member = Member("maker_0").after(Sign.STARTED).after(Sign.LOADED).after(Sign.QUIET)
+    assert member.health is Health.SUSPECT
+    assert member.after(Sign.HEARD).health is Health.STALE
+    assert member.after(Sign.HEARD).after(Sign.LOADED).health is Health.HEALTHY
+
+
+def test_replacements_are_counted_and_come_later_each_time():
+    member = Member("maker_0")
+    for count in range(1, 4):
+        member = member.after(Sign.LOST, "gone").after(Sign.REPLACED)
+        assert (member.restarts, member.reason) == (count, "gone")
+    waits = [back_off(restarts) for restarts in range(12)]
+    assert waits == sorted(waits)
+    assert waits[-1] == 30.0
+
+
+def test_enough_counts_those_who_are_not_dead():
+    fleet = [Member("a", Health.DEAD), Member("b", Health.SUSPECT), Member("c")]
+    assert enough(fleet, 2)
+    assert not enough(fleet, 3)
