@@ -48,9 +48,9 @@ def test_the_constructor_is_the_documented_one():
     names = list(parameters)[1:7]
     assert names == ["experience_maker_holder_name_list", *(name for name, _ in documented)]
     assert [(name, parameters[name].default) for name, _ in documented] == documented
-    assert [p.name for p in inspect.signature(DetachedTrainer.fit).parameters.values()][1:] == [
-        "total_steps", "update_steps", "train_epochs",
-    ]  # fmt: skip
+    fit = list(inspect.signature(DetachedTrainer.fit).parameters)[1:]
+    # Where Ray has made an actor of a subclass in this process, it has added a parameter of its own.
+    assert [name for name in fit if not name.startswith("_ray")] == ["total_steps", "update_steps", "train_epochs"]
 
 
 def test_the_order_is_the_documented_one_and_no_step_is_dropped():
