@@ -62,3 +62,12 @@ def test_the_digest_depends_on_names_shapes_types_and_bytes_alone():
     assert one == transport_digest({"b": torch.ones(1), "a": torch.zeros(2, 3)})
     assert one != transport_digest({"a": torch.zeros(3, 2), "b": torch.ones(1)})
     assert one != transport_digest({"a": torch.zeros(2, 3, dtype=torch.int32), "b": torch.ones(1)})
+
+
+def test_what_adapters_go_over_is_never_retired():
+    store = WeightStore()
+    store.publish(-1, {"base": torch.zeros(1)})
+    for version in range(3):
+        store.publish(version, {"adapter": torch.ones(1)})
+    store.retire(older_than=2)
+    assert store.versions == [-1, 2]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ..algorithms import build_algorithm
+from ..algorithms import PPO, build_algorithm
 from ..config import ConfigError, RunConfig
 from ..lifecycle.manager import CallbackManager
 from ..policy.critic import Critic, critic_from_reward_model, separate_critic, shared_critic
@@ -102,13 +102,13 @@ class TrainerSide:
             "output_dir": config.folder,
             "wait_timeout": config.wait_timeout,
         }
-        if not algorithm.needs_critic:
+        if not isinstance(algorithm, PPO):
             return DetachedGRPOTrainer(self.material.model, algorithm=algorithm, **common)
         rate = config.critic.learning_rate if config.critic else None
         return DetachedPPOTrainer(
             self.material.model,
             critic=self._critic(),
-            algorithm=algorithm,  # type: ignore[arg-type]  # the only one with a critic
+            algorithm=algorithm,
             critic_optimizer=_optimizer_settings(config, learning_rate=rate) if rate else None,
             **common,
         )

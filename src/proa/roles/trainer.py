@@ -29,7 +29,7 @@ log = logging.getLogger("proa.trainer")
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
-def _concurrency_group(name: str) -> Callable[[Method], Method]:
+def concurrency_group(name: str) -> Callable[[Method], Method]:
     """Mark a method for Ray's concurrency groups, without Ray: unmarked, an append would queue behind `fit`."""
 
     def mark(method: Method) -> Method:
@@ -94,7 +94,7 @@ class DetachedTrainer(ABC):
     def _update_remote_makers(self, fully_update: bool = False, **kwargs: Any) -> None:
         """Push the weights to the makers."""
 
-    @_concurrency_group("compute")
+    @concurrency_group("compute")
     def fit(self, total_steps: int, update_steps: int, train_epochs: int = 1) -> None:
         """Train on `total_steps` fresh batches, pushing weights after every `update_steps` of them.
 
@@ -119,20 +119,20 @@ class DetachedTrainer(ABC):
         """Push everything to the makers, outside of training; fires no hooks."""
         self._update_remote_makers(fully_update=True, **kwargs)
 
-    @_concurrency_group("buffer_length")
+    @concurrency_group("buffer_length")
     def buffer_get_length(self) -> int:
         """Whole batches in the buffer."""
         return self._pushed.buffer.get_length()
 
-    @_concurrency_group("buffer_append")
+    @concurrency_group("buffer_append")
     def buffer_append(self, experience: Experience) -> None:
         self._pushed.append(experience)
 
-    @_concurrency_group("buffer_append")
+    @concurrency_group("buffer_append")
     def buffer_extend(self, items: Sequence[BufferItem]) -> None:
         self._pushed.extend(items)
 
-    @_concurrency_group("buffer_sample")
+    @concurrency_group("buffer_sample")
     def _buffer_sample(self) -> Experience:
         return self._pushed.buffer.sample(owner=self.name)
 

@@ -72,10 +72,11 @@ class WeightStore:
             return self._versions[version]
 
     def retire(self, *, older_than: int) -> None:
-        """Let go of versions that no open lease names; the newest always stays."""
+        """Let go of versions that no open lease names. The newest stays, and so does what is below 0: the base that
+        adapters go over, which a maker that starts late still needs."""
         with self.room:
             newest = max(self._versions, default=-1)
-            for version in [v for v in self._versions if v < older_than and v != newest]:
+            for version in [v for v in self._versions if 0 <= v < older_than and v != newest]:
                 del self._versions[version]
 
     @property

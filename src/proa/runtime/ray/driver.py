@@ -204,8 +204,7 @@ class RayRuntime:
             self._raised_here = error = raised
         except BaseException as raised:  # an interrupt in a callback is an interrupt of the run
             self._interrupted.append(type(raised).__name__)
-        if question.number:
-            self._trainer.answer.remote(question.number, self._answer(before, error))
+        self._trainer.answer.remote(question.number, self._answer(before, error))
 
     def _answer(self, before: dict[str, Any], error: BaseException | None) -> Answer:
         state = self.state
@@ -229,7 +228,8 @@ class RayRuntime:
         ended, _ = ray.wait(list(working), num_returns=len(working), timeout=0) if working else ([], [])
         for reference in ended:
             self._see_off(working[reference], reference)
-        overdue: dict[int, str] = ray.get(self._trainer.overdue.remote(self._supervision.lease_timeout))
+        asked = self._trainer.overdue.remote(self._supervision.lease_timeout)
+        overdue: dict[int, str] = _get(asked, "the trainer", timeout=self._patience)
         for lease_id, name in overdue.items():
             if name in self._posts and self._posts[name].actor is not None:
                 hung = f"{name} has had lease {lease_id} for {self._supervision.lease_timeout:g} s"
@@ -305,10 +305,10 @@ class RayRuntime:
                     ray.kill(actor)
 
 
-def _get(reference: Any, who: str) -> Any:
-    """A result, or the failure in words that name its cause."""
+def _get(reference: Any, who: str, *, timeout: float | None = None) -> Any:
+    """A result, or the failure in words. Without a timeout, of a call that is known to have ended."""
     try:
-        return ray.get(reference)
+        return ray.get(reference, timeout=timeout)
     except ray.exceptions.RayTaskError as error:
         cause = error.cause or error
         raise RunFailedError(f"{type(cause).__name__}: {cause}") from cause

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import ray
 
@@ -22,7 +22,7 @@ from ...data.lease import Delivery, Lease
 from ...lifecycle.hooks import BaseCallback
 from ...roles.lease_book import LeaseBook
 from ...roles.maker import ExperienceMakerHolder
-from ...roles.trainer import DetachedTrainer
+from ...roles.trainer import DetachedTrainer, concurrency_group
 from ...roles.waiting import ClosedError, WaitTimeoutError
 from ...roles.weights import Keep, Weights, WeightStore
 from .link import Answer, Interests, Mailbox, Question, ToRemoteDriver
@@ -32,16 +32,6 @@ POLL_SECONDS = 2.0
 """How long a question stays with the trainer before it is asked again."""
 CALL_SECONDS = 30.0
 """After so long without a reply, a call counts as lost and is repeated."""
-
-Method = TypeVar("Method", bound=Callable[..., Any])
-
-
-def in_group(name: str) -> Callable[[Method], Method]:
-    def mark(method: Method) -> Method:
-        method.__ray_concurrency_group__ = name  # type: ignore[attr-defined]
-        return method
-
-    return mark
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +66,7 @@ class TrainerHost:
         self._given: dict[str, tuple[int, Reply]] = {}
         self._asking: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
-    @in_group("compute")
+    @concurrency_group("compute")
     def fit(self, total_steps: int, update_steps: int, train_epochs: int) -> dict[str, Any]:
         """Train to the end; the state that is left, as plain values."""
         try:
@@ -85,18 +75,18 @@ class TrainerHost:
         finally:
             self._parts.book.close("the run is over")
 
-    @in_group("look")
+    @concurrency_group("look")
     def summary(self) -> dict[str, Any]:
         return self._parts.summary()
 
-    @in_group("look")
+    @concurrency_group("look")
     def ready(self) -> int:
         """The process, once it is up."""
         return os.getpid()
 
     # -- makers --------------------------------------------------------------------------------------
 
-    @in_group("leases")
+    @concurrency_group("leases")
     def next_lease(self, maker: str, ticket: int) -> Reply:
         """Work for a maker. Asked again with the same ticket, because the answer was lost, it is the same again."""
         with self._asking[maker]:
@@ -112,7 +102,7 @@ class TrainerHost:
             self._given[maker] = (ticket, reply)
             return reply
 
-    @in_group("leases")
+    @concurrency_group("leases")
     def deliver(self, delivery: Delivery, maker: str) -> Reply:
         try:
             return Reply(self._parts.book.deliver(delivery, maker, seconds=POLL_SECONDS))
@@ -121,11 +111,11 @@ class TrainerHost:
         except ClosedError as over:
             return Reply(closed=str(over))
 
-    @in_group("leases")
+    @concurrency_group("leases")
     def release(self, lease_id: int, maker: str) -> None:
         self._parts.book.release(lease_id, maker)
 
-    @in_group("weights")
+    @concurrency_group("weights")
     def weights(self, version: int) -> Reply:
         """A reference to the weights of that version, with their digest; in a list, so that Ray leaves it one."""
         try:
@@ -136,34 +126,34 @@ class TrainerHost:
 
     # -- the driver ----------------------------------------------------------------------------------
 
-    @in_group("driver")
+    @concurrency_group("driver")
     def take_questions(self, seconds: float) -> list[Question]:
         return self._mailbox.take(seconds)
 
-    @in_group("driver")
+    @concurrency_group("driver")
     def answer(self, number: int, answer: Answer) -> None:
         self._mailbox.answer(number, answer)
 
-    @in_group("look")
+    @concurrency_group("look")
     def overdue(self, seconds: float) -> dict[int, str]:
         return self._parts.book.overdue(seconds)
 
-    @in_group("look")
+    @concurrency_group("look")
     def dismiss(self, maker: str, lease_id: int | None = None) -> None:
         """A maker is gone: it gets nothing more, and what it had goes to another."""
         self._parts.book.dismiss(maker)
         for held in self._parts.book.held_by(maker) if lease_id is None else [lease_id]:
             self._parts.book.release(held, maker)
 
-    @in_group("look")
+    @concurrency_group("look")
     def stop(self, reason: str, by: str) -> None:
         self._parts.trainer.state.stop_training(reason, by=by)
 
-    @in_group("look")
+    @concurrency_group("look")
     def close(self, reason: str) -> None:
         self._parts.book.close(reason, step_goes_on=True)
 
-    @in_group("look")
+    @concurrency_group("look")
     def look(self) -> dict[str, Any]:
         """Who waits for what, and where everything is."""
         book, state = self._parts.book, self._parts.trainer.state
@@ -256,18 +246,18 @@ class MakerHost:
         self._building = build(name, self._store)
         self._maker = self._building.__enter__()
 
-    @in_group("work")
+    @concurrency_group("work")
     def work(self) -> None:
         """Work on leases until there are no more."""
         with contextlib.suppress(ClosedError):  # the run is over
             self._maker.work(self._book, self._store)
         self._building.__exit__(None, None, None)
 
-    @in_group("look")
+    @concurrency_group("look")
     def ready(self) -> int:
         return os.getpid()
 
-    @in_group("look")
+    @concurrency_group("look")
     def look(self) -> dict[str, Any]:
         state = self._maker.state
         return {"leases": state.global_step, "version": state.policy_version}

@@ -11,18 +11,17 @@ import threading
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from time import monotonic
 from typing import Any
 
 from ...data.state import LoopState
 from ...lifecycle.hooks import EveryMoment
 from ...lifecycle.moments import MOMENTS, EventName, Scope
-from ...roles.waiting import ClosedError, WaitTimeoutError
+from ...roles.waiting import WaitTimeoutError
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A moment on its way to the driver. `number` 0 expects no answer."""
+    """A moment on its way to the driver, and the number that its answer will have."""
 
     number: int
     event: EventName
@@ -49,7 +48,6 @@ class Mailbox:
         self._questions: deque[Question] = deque()
         self._answers: dict[int, Answer] = {}
         self._numbers = itertools.count(1)
-        self._gone = ""
 
     def ask(self, event: EventName, payload: dict[str, Any]) -> Answer:
         """Have the driver hear a moment, and wait until it has."""
@@ -57,17 +55,9 @@ class Mailbox:
             number = next(self._numbers)
             self._questions.append(Question(number, event, payload))
             self._condition.notify_all()
-            if not self._condition.wait_for(lambda: number in self._answers or self._gone, self._patience):
+            if not self._condition.wait_for(lambda: number in self._answers, self._patience):
                 raise WaitTimeoutError(f"the driver did not answer to {event!r} within {self._patience:g} s")
-            if self._gone:
-                raise ClosedError(self._gone)
             return self._answers.pop(number)
-
-    def tell(self, event: EventName, payload: dict[str, Any]) -> None:
-        """Have the driver hear a moment, without waiting."""
-        with self._condition:
-            self._questions.append(Question(0, event, payload))
-            self._condition.notify_all()
 
     def take(self, seconds: float) -> list[Question]:
         """What is there for the driver, waiting that long for the first."""
@@ -80,12 +70,6 @@ class Mailbox:
     def answer(self, number: int, answer: Answer) -> None:
         with self._condition:
             self._answers[number] = answer
-            self._condition.notify_all()
-
-    def hang_up(self, reason: str) -> None:
-        """The driver is gone: nobody waits for it any more."""
-        with self._condition:
-            self._gone = reason
             self._condition.notify_all()
 
 
@@ -135,7 +119,3 @@ def _apply(answer: Answer, state: LoopState) -> None:
     state.metrics.update(answer.metrics)
     if answer.stop_reason is not None:
         state.stop_training(answer.stop_reason, by=answer.stopped_by)
-
-
-def seconds_left(until: float) -> float:
-    return max(0.0, until - monotonic())
