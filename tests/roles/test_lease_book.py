@@ -7,42 +7,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.roles.honest_makers import fulfil, plan, prompt
 
-from proa.data.experience import BufferItem
-from proa.data.lease import Delivery, Prompt
-from proa.roles.lease_book import LeaseBook, LeasePlan, Sifted, group_by_id
+from proa.data.lease import Delivery
+from proa.roles.lease_book import LeaseBook, Sifted, group_by_id
 from proa.roles.waiting import ClosedError, WaitTimeoutError
-
-
-def prompt(ordinal):
-    return Prompt(ordinal, (ordinal % 7,), f"prompt {ordinal}")
-
-
-def fulfil(lease):
-    """What an honest maker delivers: one item per sample, stamped with prompt, sample and version."""
-    items = []
-    for one, seeds in zip(lease.prompts, lease.seeds, strict=True):
-        for sample, _ in enumerate(seeds):
-            length = 1 + (one.ordinal + sample) % 3
-            items.append(
-                BufferItem(
-                    torch.zeros(2 + length, dtype=torch.long),
-                    torch.zeros(length),
-                    versions=torch.full((length,), lease.version),
-                    reward=torch.tensor(float((one.ordinal * 31 + sample) % 5)),
-                    uid=f"{one.ordinal}/{sample}",
-                    group_id=str(one.ordinal),
-                )
-            )
-    return Delivery(lease.id, tuple(items))
-
-
-def plan(**changes):
-    settings = {
-        "prompts_per_step": 4, "lease_prompts": 2, "group_size": 2, "total_steps": 6, "update_steps": 2,
-        "max_staleness": 1,
-    }  # fmt: skip
-    return LeasePlan(**{**settings, **changes})
 
 
 def train(book, *, before_take=lambda: None, episodes=None):

@@ -44,6 +44,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     train.add_argument("file", help="a YAML file")
     train.set_defaults(run=_train, takes_flags=True)
+    show = verbs.add_parser("show", help="show what a run has come to, also while it goes on")
+    show.add_argument("folder", metavar="RUN_DIR", help="a run's folder, <output_dir>/<name>")
+    show.add_argument("--json", action="store_true", help="print one JSON object: header, live view, last metrics")
+    show.add_argument("--follow", action="store_true", help="go on until the run ends")
+    show.set_defaults(run=_show)
     export = verbs.add_parser("export", help="write a model with its adapter merged in, as a plain Hugging Face folder")
     export.add_argument("source", help="a run's folder, or an adapter folder")
     export.add_argument("folder", help="where to write; must not exist")
@@ -71,6 +76,12 @@ def _train(options: argparse.Namespace) -> int:
     from .train import train
 
     return train(config)
+
+
+def _show(options: argparse.Namespace) -> int:
+    from .show import show
+
+    return show(options.folder, as_json=options.json, follow=options.follow)
 
 
 def _export(options: argparse.Namespace) -> int:

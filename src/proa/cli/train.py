@@ -20,6 +20,7 @@ from ..errors import ProaError, SettingError
 from ..lifecycle.hooks import BaseCallback
 from ..recipes import run
 from ..record.run_folder import RunFolderError
+from .words import curve, ledger_line, values_of
 
 
 def train(config: RunConfig) -> int:
@@ -64,22 +65,14 @@ def _show_result(console: Console, config: RunConfig) -> None:
     for name in header["evals"]:
         _show_samples(console, folder / "evals" / name)
     shown = "loss" if "ledger" not in header else "reward"
-    lines = [f"{shown} over the run: {sparkline([row[shown] for row in rows if shown in row])}"]
+    lines = [f"{shown} over the run: {curve(rows, shown)}"]
     weights = f"weights {header['weights_digest'][:16]}"
     if "ledger" in header:
-        lines.append(_ledger_line(header["ledger"]))
+        lines.append(ledger_line(header["ledger"]))
         weights += f", version {header['policy_version']}"
     lines += [weights, f"the record is in {folder}, the final weights in {folder / 'model'}"]
     for line in lines:
         console.print(line, highlight=False, soft_wrap=True)
-
-
-def _ledger_line(ledger: dict[str, Any]) -> str:
-    dropped = ", ".join(f"{count} {reason}" for reason, count in ledger["dropped"].items()) or "none"
-    return (
-        f"samples: {ledger['leased']} leased = {ledger['trained']} trained + {ledger['buffered']} buffered "
-        f"+ {ledger['in_flight']} in flight + dropped ({dropped})"
-    )
 
 
 def _show_samples(console: Console, folder: Path, count: int = 6) -> None:
@@ -105,5 +98,5 @@ def _eval_curves(rows: list[dict[str, Any]], evals: dict[str, dict[str, float]])
     for name, metrics in evals.items():
         for metric in metrics:
             key = f"{name}.{metric}"
-            curves[key] = [float(row[key]) for row in rows if key in row]
+            curves[key] = values_of(rows, key)
     return curves

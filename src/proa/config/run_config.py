@@ -167,6 +167,9 @@ class RaySection(Section):
         default_factory=dict, description="Ray's options of the trainer, e.g. {num_gpus: 1}"
     )
     maker: dict[str, Any] = Field(default_factory=dict, description="of each maker, e.g. {num_gpus: 0.5}")
+    placement: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] | None = Field(
+        None, description="reserve room for all actors at once, on few nodes or on many; none leaves it to Ray"
+    )
     min_makers: int = Field(1, ge=1, description="with fewer, the run ends")
     max_restarts: int = Field(10, ge=1, description="of one maker's place")
 
@@ -182,7 +185,7 @@ SHORT_FORMS = {"model": "path", "task": "source", "algorithm": "name", "engine":
 _DETACHED_ONLY = (
     "makers", "max_staleness", "schedule", "update_steps", "buffer_limit", "lease_prompts", "lease_timeout",
     "wait_timeout", "reward", "critic", "warm_start", "optimizer.share_prompts", "algorithm.old",
-    "algorithm.importance_cap", "runtime", "ray",
+    "algorithm.importance_cap", "runtime", "ray", "trainers",
 )  # fmt: skip
 
 
@@ -194,7 +197,7 @@ class RunConfig(Section):
     seed: int = Field(0, ge=0)
     runtime: Literal["local", "ray"] = "local"
     makers: int = Field(1, ge=1)
-    trainers: Literal[1] = 1
+    trainers: int = Field(1, ge=1, description="each computes its share of every batch; more than one needs ray")
     threads: int = Field(1, ge=1, description="torch threads per role")
     max_staleness: int = Field(1, ge=0, description="versions a sample may lag; 0 is synchronous")
     schedule: Literal["in_order", "windowed"] = "in_order"
@@ -254,6 +257,7 @@ class RunConfig(Section):
             raise ValueError(
                 f"train_batch_size={self.train_batch_size} does not hold whole groups of sampling.group_size={group}"
             )
+        self._check_trainers()
         if self.lease_timeout is not None and self.lease_timeout >= self.wait_timeout:
             raise ValueError(
                 f"lease_timeout={self.lease_timeout:g} must be less than wait_timeout={self.wait_timeout:g}: "
@@ -264,6 +268,15 @@ class RunConfig(Section):
                 f"lease_prompts={self.lease_prompts} does not divide the {self.prompts_per_step} prompts of a batch"
             )
         return self
+
+    def _check_trainers(self) -> None:
+        if self.trainers > 1 and self.runtime != "ray":
+            raise ValueError(f"trainers={self.trainers} needs processes of their own: set runtime: ray")
+        if self.prompts_per_step % self.trainers:
+            raise ValueError(
+                f"the {self.prompts_per_step} groups of a batch do not divide among trainers={self.trainers}: "
+                f"make train_batch_size a multiple of {self.trainers * self.sampling.group_size}"
+            )
 
     def _refuse_what_has_no_meaning(self, keys: tuple[str, ...]) -> None:
         for key in keys:

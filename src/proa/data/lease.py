@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .experience import BufferItem
+from ..errors import ProaError
+from .experience import ACTION_LIKE, BufferItem
+
+ROUNDING = 1e-4
+"""How far above 0 a log-probability may be: sums over a vocabulary are rounded."""
+
+
+class GarbageError(ProaError, ValueError):
+    """What was delivered is not what its lease asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +51,104 @@ class Delivery:
 
     lease_id: int
     items: tuple[BufferItem, ...]
+    made_by: str = ""
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """What its maker spent on it, by kind of activity, with the wait before it."""
+
+    @property
+    def tokens(self) -> int:
+        """Completion tokens."""
+        return sum(item.action_length for item in self.items)
+
+
+def check_delivery(lease: Lease, delivery: Delivery) -> None:
+    """Raise `GarbageError` unless the delivery is what its lease asked for, saying which sample is not, and why."""
+    if len(delivery.items) != lease.samples:
+        raise GarbageError(f"lease {lease.id} has {lease.samples} samples, {len(delivery.items)} were delivered")
+    items = iter(delivery.items)
+    for prompt, seeds in zip(lease.prompts, lease.seeds, strict=True):
+        for sample in range(len(seeds)):
+            fault = next(_faults(next(items), prompt, sample, lease.version), "")
+            if fault:
+                raise GarbageError(f"lease {lease.id}, sample {prompt.ordinal}/{sample}: {fault}")
+
+
+def _faults(item: Any, prompt: Prompt, sample: int, version: int) -> Iterator[str]:
+    """What is wrong with an item. Each check relies on those before it: only the first fault may be asked for."""
+    if not isinstance(item, BufferItem):
+        yield f"a {type(item).__name__} is no BufferItem"
+    if (item.uid, item.group_id) != (f"{prompt.ordinal}/{sample}", str(prompt.ordinal)):
+        yield f"in its place is sample {item.uid!r} of group {item.group_id!r}"
+    yield from _faults_of_tokens(item, prompt)
+    yield from _faults_of_actions(item)
+    if item.versions is None:
+        yield "it does not say which version sampled it"
+    elif bool((item.versions != version).any()):
+        others = sorted(set(item.versions.tolist()) - {version})
+        yield f"it was sampled with version {', '.join(map(str, others))}, not with version {version}"
+    if item.reward is not None and not (_is_tensor(item.reward, 0) and bool(item.reward.isfinite())):
+        yield f"its reward is {_told(item.reward)}, not a finite number in a tensor, or None where there is none"
+
+
+def _faults_of_tokens(item: BufferItem, prompt: Prompt) -> Iterator[str]:
+    tokens, log_probs, mask = item.sequences, item.action_log_probs, item.attention_mask
+    length = len(prompt.tokens)
+    if not _is_row_of_integers(tokens):
+        yield f"its tokens are {_told(tokens)}, not a row of integers"
+    if tokens[:length].tolist() != list(prompt.tokens):
+        yield f"it does not begin with the {length} tokens of its prompt"
+    if len(tokens) == length:
+        yield "it has no completion, and at least one token is always sampled"
+    if int(tokens.min()) < 0:
+        yield f"token {int(tokens.min())} is negative"
+    if not _is_tensor(log_probs, 1) or not log_probs.dtype.is_floating_point:
+        yield f"its log-probabilities are {_told(log_probs)}, not a row of floating-point numbers"
+    if len(log_probs) != len(tokens) - length:
+        yield f"it has {len(log_probs)} log-probabilities for {len(tokens) - length} sampled tokens"
+    if mask is not None and not (_is_tensor(mask, 1) and len(mask) == len(tokens)):
+        yield f"its attention_mask is {_told(mask)}, not one value for each of its {len(tokens)} tokens"
+
+
+def _faults_of_actions(item: BufferItem) -> Iterator[str]:
+    count = item.action_length
+    for name in ACTION_LIKE:
+        values = getattr(item, name)
+        if values is None:
+            continue
+        whole = name in _PER_SEQUENCE and _is_tensor(values, 0)
+        if not whole and not (_is_tensor(values, 1) and len(values) == count):
+            yield f"its {name} is {_told(values)}, not one value for each of its {count} sampled tokens"
+        if values.dtype.is_floating_point and not bool(values.isfinite().all()):
+            yield f"its {name} is not finite everywhere"
+    highest = float(item.action_log_probs.max())
+    if highest > ROUNDING:
+        yield f"a log-probability is {highest:g}, and none is above 0"
+    if item.action_mask is not None and not bool(item.action_mask.any()):
+        yield "its action_mask leaves none of its sampled tokens"
+
+
+_PER_SEQUENCE = ("values", "advantages")
+"""These may be one number for the whole sequence."""
+
+
+def _is_tensor(value: Any, dimensions: int) -> bool:
+    import torch  # slow to import, and most of this package works without it
+
+    return isinstance(value, torch.Tensor) and value.dim() == dimensions
+
+
+def _is_row_of_integers(value: Any) -> bool:
+    import torch
+
+    kinds = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+    return _is_tensor(value, 1) and value.dtype in kinds
+
+
+def _told(value: Any) -> str:
+    """A value in an error's words: numbers as they are, tensors by their shape."""
+    if not hasattr(value, "shape"):
+        return f"{value!r:.40}"
+    return f"{value.item():g}" if not value.shape else f"{value.dtype} of shape {tuple(value.shape)}"
 
 
 def sample_seed(run_seed: int, ordinal: int, sample: int) -> int:

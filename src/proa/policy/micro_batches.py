@@ -42,6 +42,25 @@ def plan_micro_batches(lengths: Sequence[int], token_budget: int) -> list[list[i
     return [sorted(batch) for batch in _fill(rows, lengths, low)]
 
 
+def deal_rows(lengths: Sequence[int], groups: Sequence[int], trainers: int) -> list[list[int]]:
+    """The rows of each trainer: whole groups, equally many where they divide, and about as many tokens.
+
+    Groups are dealt longest first, to and fro: whoever got the longer one gets the shorter one next.
+
+    >>> deal_rows([9, 9, 5, 5, 4, 4, 1, 1], [0, 0, 1, 1, 2, 2, 3, 3], trainers=2)
+    [[0, 1, 6, 7], [2, 3, 4, 5]]
+    """
+    rows_of: dict[int, list[int]] = {}
+    for row, group in enumerate(groups):
+        rows_of.setdefault(group, []).append(row)
+    dealt: list[list[int]] = [[] for _ in range(trainers)]
+    longest_first = sorted(rows_of.values(), key=lambda rows: -sum(lengths[row] for row in rows))
+    for turn, rows in enumerate(longest_first):
+        there, back = turn % trainers, trainers - 1 - turn % trainers
+        dealt[there if turn // trainers % 2 == 0 else back] += rows
+    return [sorted(rows) for rows in dealt]
+
+
 def take_rows(experience: Experience, rows: Sequence[int]) -> Experience:
     """Some rows of a batch, in that order, trimmed to their own longest prompt and longest completion."""
     if not rows:

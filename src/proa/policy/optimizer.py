@@ -112,6 +112,11 @@ class Optimizer:
         self._parameters = _trainable(parameters)
         self._adam = _adam(list(self._parameters.values()), settings)
 
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """Those that are trained, in the order of their names' first mention."""
+        return list(self._parameters.values())
+
     def zero_grad(self) -> None:
         self._adam.zero_grad()
 

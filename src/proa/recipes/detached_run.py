@@ -10,6 +10,7 @@ from ..config import ConfigError, RunConfig
 from ..data.state import TrainState
 from ..lifecycle.manager import Callbacks
 from ..policy.whole import whole_weights_over
+from ..record.live import LiveFile
 from ..record.run_folder import RunFolder
 from ..roles.maker import ExperienceMakerHolder
 from ..roles.weights import WeightStore
@@ -70,6 +71,7 @@ class DetachedRun:
                 book=book,
                 store=store,
                 supervision=Supervision(lease_timeout=config.lease_timeout or config.wait_timeout / 2),
+                watch=LiveFile(folder.path),
             )
             runtime.run(config.total_steps, config.update_steps, config.train_epochs)
         return trainer.state

@@ -79,11 +79,11 @@ def _check_columns(task: Task) -> None:
             raise TaskError(f"task {task.name!r}, row {place}: {name!r} is in some rows and not in others")
 
 
-def prepare_lora(config: RunConfig, material: Material, folder: Path) -> None:
+def prepare_lora(config: RunConfig, material: Material, folder: Path, *, save_base: bool = True) -> None:
     """Put an adapter on the model, as configured; a base that is in no folder yet is saved beside the run."""
     if config.lora is None:
         return
-    if _base_folder(config) is None and config.algorithm.name != "reward_model":  # which is saved merged
+    if save_base and _base_folder(config) is None and config.algorithm.name != "reward_model":  # which is saved merged
         save_model(material.model, material.tokenizer, folder / "base")
     if config.lora.path is not None:
         load_adapter(material.model, config.lora.path)

@@ -22,6 +22,8 @@ class Listeners:
     makers: list[Any]
     trainer: list[Any]
     """What lives with the trainer, where that is another process."""
+    every_trainer: list[Any]
+    """The same of what lives with every one of several."""
     _added: list[BaseCallback]
 
     def add(self, callback: BaseCallback) -> None:
@@ -39,6 +41,7 @@ class Listeners:
 def place_callbacks(config: RunConfig, callbacks: Callbacks, *, trainer_apart: bool = False) -> Listeners:
     """Callbacks in their places, with the record and the configured ones among them."""
     with_trainer: list[Any] = []
+    with_every_trainer: list[Any] = []
     configured = [build_callback(section.model_dump()) for section in config.callbacks]
     maker_callbacks: list[Any] = [c for c in configured if isinstance(c, MakerCallback)]
     if isinstance(callbacks, CallbackManager):
@@ -46,9 +49,10 @@ def place_callbacks(config: RunConfig, callbacks: Callbacks, *, trainer_apart: b
     else:
         placement = Placement.of(callbacks or ())
         maker_callbacks += placement.makers
-        with_trainer = [*placement.trainer, *placement.every_trainer]
-        manager = CallbackManager([*placement.driver, *([] if trainer_apart else with_trainer)])
-    listeners = Listeners(manager, maker_callbacks, with_trainer, [])
+        with_trainer, with_every_trainer = placement.trainer, placement.every_trainer
+        here = [] if trainer_apart else [*with_trainer, *with_every_trainer]
+        manager = CallbackManager([*placement.driver, *here])
+    listeners = Listeners(manager, maker_callbacks, with_trainer, with_every_trainer, [])
     listeners.add(JsonlMetrics())
     for callback in configured:
         if not isinstance(callback, MakerCallback):

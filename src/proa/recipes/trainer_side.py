@@ -20,6 +20,7 @@ from ..roles.grpo_trainer import DetachedGRPOTrainer
 from ..roles.lease_book import LeaseBook, LeasePlan
 from ..roles.policy_trainer import PolicyTrainer, StepSettings
 from ..roles.ppo_trainer import DetachedPPOTrainer
+from ..roles.replicas import Alone, Replicas, SharedSource
 from ..roles.weights import WeightStore
 from ..tasks import PromptStream, Task
 from .evaluation import evaluator_for
@@ -43,20 +44,37 @@ class TrainerSide:
         self.evaluators = [evaluator_for(section, config, self.material, self._steps_done) for section in config.eval]
         self.trainer: PolicyTrainer | None = None
 
-    def prepare(self, folder: Path) -> None:
+    def prepare(self, folder: Path, replicas: Replicas | None = None) -> None:
         """What comes before the first version of the weights: the supervised start, the adapter."""
         torch.set_num_threads(self.config.threads)
-        self._warm_start()
-        prepare_lora(self.config, self.material, folder)
+        replicas = replicas or Alone()
+        is_first = replicas.rank == 0
+        if is_first:
+            self._warm_start()
+        prepare_lora(self.config, self.material, folder, save_base=is_first)
+        replicas.copy_first_([*self.material.model.parameters()])
 
     def assemble(self, store: WeightStore, manager: CallbackManager, folder: Path) -> tuple[PolicyTrainer, LeaseBook]:
         """The trainer and its lease book, with version 0 of the weights published."""
+        return self.assemble_first(Alone(), store, manager, folder)
+
+    def assemble_first(
+        self, replicas: Replicas, store: WeightStore, manager: CallbackManager, folder: Path
+    ) -> tuple[PolicyTrainer, LeaseBook]:
+        """The same as the first of several trainers: it publishes, evaluates, saves and has the lease book."""
         store.publish(0, trained_weights(self.material.model))
-        self.trainer = trainer = self._trainer(store, manager, folder)
+        saver = final_saver(folder, lambda into: save_policy(self.config, self.material, folder, into))
+        trainer = self._trainer(store, manager, replicas, evaluators=self.evaluators, saver=saver)
         wait = self.config.wait_timeout
         book = LeaseBook(_plan(self.config), self.stream.__getitem__, sift=trainer.sift, wait_timeout=wait)
-        trainer.source = book
+        trainer.source = book if replicas.size == 1 else SharedSource(replicas, book)
         return trainer, book
+
+    def assemble_other(self, replicas: Replicas, manager: CallbackManager) -> PolicyTrainer:
+        """One of the other trainers: it computes its share of every batch."""
+        trainer = self._trainer(WeightStore(), manager, replicas)
+        trainer.source = SharedSource(replicas, None)
+        return trainer
 
     def summary(self, callback_errors: dict[str, int]) -> dict[str, Any]:
         """What the run's header says of how far it came."""
@@ -82,7 +100,15 @@ class TrainerSide:
             seed=self.config.seed,
         )
 
-    def _trainer(self, store: WeightStore, manager: CallbackManager, folder: Path) -> PolicyTrainer:
+    def _trainer(
+        self, store: WeightStore, manager: CallbackManager, replicas: Replicas, **of_the_first: Any
+    ) -> PolicyTrainer:
+        self.trainer = trainer = self._build_trainer(store, manager, replicas, of_the_first)
+        return trainer
+
+    def _build_trainer(
+        self, store: WeightStore, manager: CallbackManager, replicas: Replicas, of_the_first: dict[str, Any]
+    ) -> PolicyTrainer:
         config, algorithm = self.config, self.algorithm
         common: dict[str, Any] = {
             "sampling": sampling_of(config),
@@ -97,10 +123,11 @@ class TrainerSide:
             ),
             "callbacks": manager,
             "seed": config.seed,
-            "evaluators": self.evaluators,
-            "saver": final_saver(folder, lambda into: save_policy(config, self.material, folder, into)),
             "output_dir": config.folder,
             "wait_timeout": config.wait_timeout,
+            "replicas": replicas,
+            "name": "the trainer" if replicas.size == 1 else f"trainer_{replicas.rank}",
+            **of_the_first,
         }
         if not isinstance(algorithm, PPO):
             return DetachedGRPOTrainer(self.material.model, algorithm=algorithm, **common)

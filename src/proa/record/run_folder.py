@@ -21,6 +21,10 @@ class RunFolderError(ProaError, FileExistsError):
     """The run folder cannot be used."""
 
 
+class BrokenRecordError(ProaError, ValueError):
+    """A file of a run's record cannot be read."""
+
+
 class RunFolder:
     """`<output_dir>/<name>` with `run.json` (the header), `config.json`, `metrics.jsonl`."""
 
@@ -38,6 +42,8 @@ class RunFolder:
         folder.update(
             status="running",
             started=round(time.time(), 3),
+            host=platform.node(),
+            pid=os.getpid(),
             python=platform.python_version(),
             libraries={name: found for name in LIBRARIES if (found := _version(name))},
         )
@@ -56,8 +62,7 @@ class RunFolder:
         """Write a file so that a reader sees the old one or the new one, never half of one."""
         beside = self.path / f".{name}.new"
         with beside.open("w", encoding="utf-8") as file:
-            json.dump(_readable(content), file, indent=2, allow_nan=False)
-            file.write("\n")
+            file.write(as_json(content))
             file.flush()
             os.fsync(file.fileno())
         beside.replace(self.path / name)
@@ -69,6 +74,22 @@ def refuse_used(path: Path) -> None:
         raise RunFolderError(
             f"{path} was used by a run already: give this one another name or output_dir, or remove the folder"
         )
+
+
+def as_json(content: dict[str, Any]) -> str:
+    """As every file of a record is written that holds one object."""
+    return json.dumps(_readable(content), indent=2, allow_nan=False) + "\n"
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """What a file that holds one object says; `FileNotFoundError` if there is none."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:  # no JSON, or no text
+        raise BrokenRecordError(f"{path} is broken: {error}") from error
+    if not isinstance(content, dict):
+        raise BrokenRecordError(f"{path} is broken: it holds a {type(content).__name__}, not an object")
+    return content
 
 
 def _readable(value: Any) -> Any:

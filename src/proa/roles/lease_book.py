@@ -21,7 +21,8 @@ from time import monotonic
 from typing import Literal
 
 from ..data.experience import BufferItem
-from ..data.lease import Delivery, Lease, Prompt, sample_seed
+from ..data.lease import Delivery, GarbageError, Lease, Prompt, check_delivery, sample_seed
+from .activity import making_metrics
 from .ledger import Ledger, tokens_in
 from .waiting import ClosedError, LeaseFailedError, WaitingRoom
 
@@ -74,6 +75,8 @@ def keep_everything(group: tuple[BufferItem, ...]) -> Sifted:
 class _Assignment:
     maker: str
     since: float
+    lease: Lease
+    """What was asked for; kept until it comes, so that it can be compared."""
 
 
 class LeaseBook:
@@ -91,6 +94,8 @@ class LeaseBook:
         self.ledger = Ledger()
         self.journal: list[dict[str, int]] = []
         """Choices that the seed does not determine: which lease the schedule `windowed` took, in order."""
+        self.made: dict[str, float] = {}
+        """What makers spent on the leases that the last `take_step` consumed, as metrics; empty if on none."""
         self.room = WaitingRoom()
         self._prompt = prompt
         self._sift = sift
@@ -143,7 +148,7 @@ class LeaseBook:
         self._mark_consumed(lease_id)
         delivery = self._arrived.pop(lease_id, None)
         if delivery is not None:
-            self.ledger.drop(len(delivery.items), "stale", tokens=tokens_in(delivery.items))
+            self.ledger.drop(len(delivery.items), "stale", tokens=delivery.tokens)
         elif lease_id in self._assigned:
             self._expected_in_vain.add(lease_id)
             if lease_id in self._queue:  # given up, and nobody has it now
@@ -178,12 +183,15 @@ class LeaseBook:
             heapq.heappop(self._queue)
             if lease.id not in self._assigned:
                 self.ledger.lease(lease.samples)
-            self._assigned[lease.id] = _Assignment(maker, monotonic())
+            self._assigned[lease.id] = _Assignment(maker, monotonic(), lease)
             room.announce()
             return lease
 
     def deliver(self, delivery: Delivery, maker: str, *, seconds: float | None = None) -> bool:
-        """Bring a lease back. Bringing it twice is harmless: the second time changes nothing and says False."""
+        """Bring a lease back. Bringing it twice is harmless: the second time changes nothing and says False.
+
+        What the lease did not ask for is refused with `GarbageError`, and changes nothing either.
+        """
         with self.room as room:
             self._at_the_door.add(delivery.lease_id)  # held back is not hung
             try:
@@ -196,20 +204,19 @@ class LeaseBook:
             finally:
                 self._at_the_door.discard(delivery.lease_id)
             self._refuse_if_closed()
-            if delivery.lease_id in self._expected_in_vain:
-                self._expected_in_vain.remove(delivery.lease_id)
-                self._assigned.pop(delivery.lease_id)
-                self.ledger.deliver(len(delivery.items), tokens=tokens_in(delivery.items))
-                self.ledger.drop(len(delivery.items), "stale", tokens=tokens_in(delivery.items))
-                return False
-            if self._known(delivery.lease_id):
+            in_vain = delivery.lease_id in self._expected_in_vain
+            if self._known(delivery.lease_id) and not in_vain:
                 return False
             self._check(delivery)
-            self._assigned.pop(delivery.lease_id, None)
+            del self._assigned[delivery.lease_id]
+            self.ledger.deliver(len(delivery.items), tokens=delivery.tokens)
+            if in_vain:
+                self._expected_in_vain.remove(delivery.lease_id)
+                self.ledger.drop(len(delivery.items), "stale", tokens=delivery.tokens)
+                return False
             self._queue = [waiting for waiting in self._queue if waiting != delivery.lease_id]
             heapq.heapify(self._queue)
             self._arrived[delivery.lease_id] = delivery
-            self.ledger.deliver(len(delivery.items), tokens=tokens_in(delivery.items))
             room.announce()
             return True
 
@@ -283,11 +290,10 @@ class LeaseBook:
         return lease_id == self._next or self._next in self._queue
 
     def _check(self, delivery: Delivery) -> None:
-        expected = self.plan.lease_prompts * self.plan.group_size
-        if not 0 <= delivery.lease_id < len(self._versions):
-            raise ValueError(f"lease {delivery.lease_id} was never handed out")
-        if len(delivery.items) != expected:
-            raise ValueError(f"lease {delivery.lease_id} has {expected} samples, {len(delivery.items)} were delivered")
+        assignment = self._assigned.get(delivery.lease_id)
+        if assignment is None:
+            raise GarbageError(f"lease {delivery.lease_id} was never handed out")
+        check_delivery(assignment.lease, delivery)
 
     # -- the trainer ---------------------------------------------------------------------------------
 
@@ -297,6 +303,7 @@ class LeaseBook:
         They count as buffered until `settle` says what became of them.
         """
         plan = self.plan
+        consumed: list[Delivery] = []
         with self.room as room:
             refill_left = plan.max_refill * plan.leases_per_step
             while (short := plan.prompts_per_step - len(self._groups)) > 0:
@@ -307,12 +314,13 @@ class LeaseBook:
                     refill_left -= refill
                     self._admit(refill)
                     room.announce()
-                self._consume(self._next_to_consume(owner))
+                consumed.append(self._consume(self._next_to_consume(owner)))
                 room.announce()  # another lease is the awaited one now
             taken = min(plan.prompts_per_step, len(self._groups))
             groups = [self._groups.popleft()[1] for _ in range(taken)]
             items = [item for group in groups for item in group]
             self._steps_taken += 1
+            self.made = making_metrics(consumed)
             self._in_training = (len(items), tokens_in(items))
             return items
 
@@ -352,7 +360,7 @@ class LeaseBook:
         self.journal.append({"step": self._steps_taken, "lease": chosen})
         return chosen
 
-    def _consume(self, lease_id: int) -> None:
+    def _consume(self, lease_id: int) -> Delivery:
         delivery = self._arrived.pop(lease_id)
         self._mark_consumed(lease_id)
         size = self.plan.group_size
@@ -362,6 +370,7 @@ class LeaseBook:
                 self.ledger.drop(len(items), reason, tokens=tokens_in(items))
             if sifted.kept:
                 self._groups.append((self._versions[lease_id], sifted.kept))
+        return delivery
 
     def _mark_consumed(self, lease_id: int) -> None:
         self._consumed.add(lease_id)

@@ -17,6 +17,7 @@ from ..engines.protocol import Engine, Request
 from ..lifecycle.manager import CallbackManager, Callbacks
 from ..lifecycle.roles import Role
 from ..rewards.score import Score, add_part
+from .activity import Activity, Doing
 from .lease_book import group_by_id
 from .waiting import ClosedError, LeaseFailedError, WaitTimeoutError
 from .weights import Weights
@@ -87,6 +88,10 @@ class ExperienceMakerHolder:
         self.sampling = sampling
         self.manager = CallbackManager.of(callbacks, role=Role.MAKER)
         self.state = LoopState()
+        self.activity = Activity()
+        self.leases_made = 0
+        self.tokens_made = 0
+        """Completion tokens."""
         self._decode = decode
         self._scorer = scorer
         self._model_reward = model_reward
@@ -94,6 +99,7 @@ class ExperienceMakerHolder:
         self._seed = seed
         self._find_trainer = find_trainer
         self._version = -1
+        self._doubt = self._answered = object()
         self._turn = 0
 
     # -- leased work ---------------------------------------------------------------------------------
@@ -102,43 +108,78 @@ class ExperienceMakerHolder:
         """Take leases and deliver them until the book closes; what is raised leaves the lease to another."""
         moments, state = self.manager.moments, self.state
         moments.maker_loop_start(state)
+        self.activity.rest("working on leases")
         try:
             while True:
+                before = self.activity.look()
+                lease = self._next_lease(book)
                 try:
-                    lease = book.next_lease(self.name)
-                except WaitTimeoutError:
-                    continue  # an idle maker is no failure: the trainer's own wait is the one that counts
-                try:
-                    self._work_on(lease, book, store)
+                    self._work_on(lease, book, store, before)
                 except ClosedError:
                     raise
                 except BaseException as error:
                     book.release(lease.id, self.name)
                     raise LeaseFailedError(f"{self.name} failed on lease {lease.id}: {error}", lease.id) from error
         finally:
+            self.activity.rest("over")
             moments.maker_loop_end(state)
 
-    def _work_on(self, lease: Lease, book: Book, store: Store) -> None:
-        moments, state = self.manager.moments, self.state
-        if lease.version != self._version:
-            self.update_experience_maker(store.fetch(lease.version, owner=self.name))
+    def _next_lease(self, book: Book) -> Lease:
+        with self.activity.doing("wait", "waiting for a lease"):
+            while True:
+                try:
+                    return book.next_lease(self.name)
+                except WaitTimeoutError:
+                    continue  # an idle maker is no failure: the trainer's own wait is the one that counts
+
+    def _work_on(self, lease: Lease, book: Book, store: Store, before: Doing) -> None:
+        moments, state, what = self.manager.moments, self.state, f"lease {lease.id}"
+        if lease.version != self.loaded_version:
+            self._load(lease.version, store)
         moments.maker_batch_start(state)
         try:
-            items = self.make(lease.prompts, lease.seeds)
+            items = self.make(lease.prompts, lease.seeds, what)
+            self.leases_made += 1
+            delivery = Delivery(lease.id, tuple(items), self.name, self.activity.look().spent_since(before))
             moments.maker_send_start(state)
             try:
-                book.deliver(Delivery(lease.id, tuple(items)), self.name)
+                with self.activity.doing("send", f"delivering {what}"):
+                    book.deliver(delivery, self.name)
             finally:
                 moments.maker_send_end(state)
         finally:
             moments.maker_batch_end(state)
         state.global_step += 1
 
+    # -- weights -------------------------------------------------------------------------------------
+
+    @property
+    def loaded_version(self) -> int:
+        """The version of the weights that the engine has; -1 where there is none, or none that is trusted."""
+        return self._version if self._answered is self._doubt else -1
+
+    def distrust_weights(self) -> None:
+        """Load again before the next lease, even if its version is the one that is there; from any thread.
+
+        A lease that is being made keeps the version it was begun with.
+        """
+        self._doubt = object()  # a new one each time: a load answers the doubt there was when it began, and no later
+
+    def _load(self, version: int, store: Store) -> None:
+        doubt = self._doubt
+        with self.activity.doing("load", f"loading weights of version {version}"):
+            weights = store.fetch(version, owner=self.name)
+        self.update_experience_maker(weights)
+        self._answered = doubt  # one that came after the fetch is still open
+
     def update_experience_maker(self, weights: Weights) -> None:
         """Switch to these weights, all of them or none, after checking them."""
-        weights.check()
-        self.engine.load(self._whole_weights(weights.tensors) if self._whole_weights else weights.tensors)
+        doubt = self._doubt
+        with self.activity.doing("load", f"loading weights of version {weights.version}"):
+            weights.check()
+            self.engine.load(self._whole_weights(weights.tensors) if self._whole_weights else weights.tensors)
         self._version = self.state.policy_version = weights.version
+        self._answered = doubt
         self.manager.moments.maker_weights_loaded(self.state, weights.version)
 
     # -- pushed work ---------------------------------------------------------------------------------
@@ -153,6 +194,7 @@ class ExperienceMakerHolder:
         moments, state = self.manager.moments, self.state
         batches = itertools.chain.from_iterable(dataloader_fn() for _ in range(num_epochs))
         moments.maker_loop_start(state)
+        self.activity.rest("working on batches")
         try:
             for prompts in itertools.islice(batches, num_steps or None):
                 moments.maker_batch_start(state)
@@ -162,6 +204,7 @@ class ExperienceMakerHolder:
                     moments.maker_batch_end(state)
                 state.global_step += 1
         finally:
+            self.activity.rest("over")
             moments.maker_loop_end(state)
 
     def _send(self, items: Sequence[BufferItem]) -> None:
@@ -169,10 +212,11 @@ class ExperienceMakerHolder:
         assert self._find_trainer is not None, "a maker that pushes was given a way to find its trainers"
         moments.maker_send_start(state)
         try:
-            for group in group_by_id(items):
-                trainer = self._find_trainer(self.trainer_names[self._turn % len(self.trainer_names)])
-                self._turn += 1
-                trainer.buffer_extend(list(group))
+            with self.activity.doing("send", "delivering a batch"):
+                for group in group_by_id(items):
+                    trainer = self._find_trainer(self.trainer_names[self._turn % len(self.trainer_names)])
+                    self._turn += 1
+                    trainer.buffer_extend(list(group))
         finally:
             moments.maker_send_end(state)
 
@@ -182,15 +226,20 @@ class ExperienceMakerHolder:
 
     # -- making --------------------------------------------------------------------------------------
 
-    def make(self, prompts: Sequence[Prompt], seeds: Sequence[Sequence[int]]) -> list[BufferItem]:
-        """Generate, score and stamp: one item per sample, groups together."""
+    def make(
+        self, prompts: Sequence[Prompt], seeds: Sequence[Sequence[int]], what: str = "a batch"
+    ) -> list[BufferItem]:
+        """Generate, score and stamp: one item per sample, groups together. Whoever looks is told `what` is made."""
         moments, state = self.manager.moments, self.state
         moments.maker_make_experience_start(state)
         experience = None
         try:
             requests = [Request(prompt.tokens, tuple(own)) for prompt, own in zip(prompts, seeds, strict=True)]
-            groups = self.engine.generate(requests, self.sampling)
-            scores = self._score(prompts, groups)
+            with self.activity.doing("generate", f"generating {what}"):
+                groups = self.engine.generate(requests, self.sampling)
+            with self.activity.doing("score", f"scoring {what}"):
+                scores = self._score(prompts, groups)
+            self.tokens_made += sum(len(completion) for group in groups for completion in group)
             items = self._items(prompts, groups, scores)
             if self.manager.wants("maker.make_experience_end", "experience"):
                 experience = merge([_with_reward(item) for item in items])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,11 +19,12 @@ from ..errors import SettingError
 from ..maths.importance import truncated_importance
 from ..policy.log_probs import ActionStatistics, action_statistics
 from ..policy.lora import trained_weights
-from ..policy.micro_batches import plan_micro_batches, take_rows
+from ..policy.micro_batches import deal_rows, plan_micro_batches, take_rows
 from ..policy.optimizer import Optimizer, OptimizerSettings
 from ..policy.reference import reference_of
 from ..policy.shared_prompts import shared_lengths, shared_prompt_statistics
 from .lease_book import Sifted
+from .replicas import added_up, same_gradients
 from .trainer import DetachedTrainer
 from .weights import WeightStore
 
@@ -78,6 +80,19 @@ class PolicyTrainer(DetachedTrainer):
         mask_BA = action_mask_of(experience)
         weights_BA = self.algorithm.token_weights(mask_BA, self.sampling.max_new_tokens)
         self._zero_grad()
+        with self.activity.doing("compute", f"computing step {self.state.global_step}"):
+            own = self._gradients(experience, weights_BA)
+        loss, sums = self._with_the_others(*own)
+        tokens = max(1, int(mask_BA.sum()))
+        return {
+            "loss": loss,
+            **self._optimizer_step(math.isfinite(loss)),
+            **self._describe(experience, mask_BA),
+            **{name: value / tokens for name, value in sums.items()},
+        }
+
+    def _gradients(self, experience: Experience, weights_BA: torch.Tensor) -> tuple[float, dict[str, float]]:
+        """Those of this trainer's rows, with their share of the loss and of the statistics."""
         loss = 0.0
         sums: dict[str, float] = {}
         for rows in self._micro_batches(experience):
@@ -86,13 +101,20 @@ class PolicyTrainer(DetachedTrainer):
             for name, value in statistics.items():
                 sums[name] = sums.get(name, 0.0) + value
         loss += self._more_gradients(experience, weights_BA, sums)
-        tokens = max(1, int(mask_BA.sum()))
-        return {
-            "loss": loss,
-            **self._optimizer_step(bool(torch.isfinite(torch.tensor(loss)))),
-            **self._describe(experience, mask_BA),
-            **{name: value / tokens for name, value in sums.items()},
-        }
+        return loss, sums
+
+    def _with_the_others(self, loss: float, sums: dict[str, float]) -> tuple[float, dict[str, float]]:
+        """Loss, statistics and gradients of the whole batch, from what each trainer has of them."""
+        if self.replicas.size == 1:
+            return loss, sums
+        with self.activity.doing("meet", "adding gradients up with the other trainers"):
+            losses, reports = zip(*self.replicas.gather((loss, sums)), strict=True)
+            same_gradients([p for optimizer in self._optimizers for p in optimizer.parameters], self.replicas)
+        return sum(losses), added_up(reports)
+
+    @property
+    def _optimizers(self) -> list[Optimizer]:
+        return [self.optimizer]
 
     def sift(self, group: tuple[BufferItem, ...]) -> Sifted:
         """Leave out samples without a reward, and groups that cannot teach anything."""
@@ -112,6 +134,8 @@ class PolicyTrainer(DetachedTrainer):
 
     def _update_remote_makers(self, fully_update: bool = False, **kwargs: Any) -> None:
         """Publish the policy under the next version; makers fetch it when a lease names it."""
+        if self.replicas.rank:
+            return  # all trainers have the same weights, and rank 0 publishes them
         self.store.publish(self.state.policy_version + 1, trained_weights(self.model))
         self.store.retire(older_than=self.source.oldest_version_in_use())
 
@@ -174,20 +198,26 @@ class PolicyTrainer(DetachedTrainer):
             micro = take_rows(experience, rows)
             actions = micro.action_log_probs.shape[1]
             log_probs_BA[rows, :actions] = self._statistics(model, micro, with_entropy=False).log_probs_BA
+        self.replicas.sum_([log_probs_BA])  # each has its own rows, and 0 in the others'
         return log_probs_BA
 
     # -- one step ------------------------------------------------------------------------------------
 
     def _micro_batches(self, experience: Experience, *, may_share: bool = True) -> list[list[int]]:
+        """The rows that this trainer computes, in the pieces in which it does."""
         mask_BS, budget = attention_mask_of(experience).bool(), self.settings.token_budget
-        if not (may_share and self.settings.share_prompts):
-            return plan_micro_batches(mask_BS.sum(-1).tolist(), budget)
+        lengths = mask_BS.sum(-1).tolist()
         groups_B = group_indices(experience)
-        plan = plan_micro_batches(shared_lengths(mask_BS, experience.action_log_probs.shape[1], groups_B), budget)
+        own = deal_rows(lengths, groups_B.tolist(), self.replicas.size)[self.replicas.rank]
+        if not (may_share and self.settings.share_prompts):
+            return [[own[i] for i in rows] for rows in plan_micro_batches([lengths[row] for row in own], budget)]
         rows_of: dict[int, list[int]] = {}
-        for row, group in enumerate(groups_B.tolist()):
-            rows_of.setdefault(group, []).append(row)
-        return [sorted(row for group in groups for row in rows_of[group]) for groups in plan]
+        for row in own:
+            rows_of.setdefault(int(groups_B[row]), []).append(row)
+        shared = shared_lengths(mask_BS, experience.action_log_probs.shape[1], groups_B)
+        groups = list(rows_of)
+        plan = plan_micro_batches([shared[group] for group in groups], budget)
+        return [sorted(row for i in pieces for row in rows_of[groups[i]]) for pieces in plan]
 
     def _micro_batch(self, micro: Experience, weights_BA: torch.Tensor) -> tuple[float, dict[str, float]]:
         """The gradient of some rows, added to what is there, with their share of the loss and of the statistics."""

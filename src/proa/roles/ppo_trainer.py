@@ -103,6 +103,7 @@ class DetachedPPOTrainer(PolicyTrainer):
             mask_here_BA = action_mask_of(micro)
             values_BA[rows, :actions] = own_BA[:, :-1].masked_fill(~mask_here_BA, 0)
             after_B[rows] = own_BA.gather(1, mask_here_BA.sum(-1, keepdim=True))[:, 0]
+        self.replicas.sum_([values_BA, after_B])  # each has its own rows, and 0 in the others'
         return values_BA, after_B
 
     # -- one step ------------------------------------------------------------------------------------
@@ -149,10 +150,13 @@ class DetachedPPOTrainer(PolicyTrainer):
         described["value_loss"] = float(loss_BA.detach().sum())
         return self.algorithm.value_coefficient * (weights_BA * loss_BA).sum()
 
+    @property
+    def _optimizers(self) -> list[Optimizer]:
+        return [*super()._optimizers, *([self.critic_optimizer] if self.critic_optimizer is not None else [])]
+
     def _zero_grad(self) -> None:
-        super()._zero_grad()
-        if self.critic_optimizer is not None:
-            self.critic_optimizer.zero_grad()
+        for optimizer in self._optimizers:
+            optimizer.zero_grad()
 
     def _optimizer_step(self, loss_is_finite: bool) -> dict[str, float]:
         metrics = super()._optimizer_step(loss_is_finite)

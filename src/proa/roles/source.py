@@ -18,6 +18,10 @@ class Source(Protocol):
 
     @property
     def ready(self) -> bool: ...
+    @property
+    def made(self) -> dict[str, float]:
+        """What is known of how the last step's items were made, for the step's metrics."""
+
     def start_episode(self, episode: int) -> None: ...
     def take_step(self, owner: str) -> list[BufferItem]: ...
     def settle(self, items: Sequence[BufferItem], *, dropped: str | None = None) -> None: ...
@@ -46,6 +50,10 @@ class PushedExperience:
     @property
     def ready(self) -> bool:
         return self.buffer.get_length() > 0
+
+    @property
+    def made(self) -> dict[str, float]:
+        return {}
 
     def start_episode(self, episode: int) -> None:
         """Nothing is admitted here: makers send as they please, and the buffer's limit holds them back."""

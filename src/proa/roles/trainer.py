@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any, TypeVar
@@ -21,7 +22,9 @@ from ..lifecycle.roles import Role
 from ..lifecycle.spans import Lifecycle
 from ..loop.after_step import AfterStep, Evaluator, Saver
 from ..loop.supervised import artifacts_of
+from .activity import Activity
 from .buffer import DetachedReplayBuffer
+from .replicas import Alone, Replicas, telling_the_others
 from .source import PushedExperience, Source
 
 log = logging.getLogger("proa.trainer")
@@ -72,11 +75,14 @@ class DetachedTrainer(ABC):
         evaluators: Sequence[Evaluator] = (),
         saver: Saver | None = None,
         output_dir: Path | None = None,
+        replicas: Replicas | None = None,
     ) -> None:
         self.name = name
+        self.activity = Activity()
+        self.replicas: Replicas = replicas or Alone()
         self.maker_names = list(experience_maker_holder_name_list)  # resolved at the first push, not here
         self.manager = CallbackManager.of(callbacks, role=Role.TRAINER)
-        self.state = LoopState(output_dir=output_dir)
+        self.state = self._first_state(output_dir)
         self.seed = seed
         self.evaluators = evaluators
         self.saver = saver
@@ -105,10 +111,10 @@ class DetachedTrainer(ABC):
         life = Lifecycle(self.manager, state)
         after = AfterStep(life, self.evaluators, self.saver)
         begun = perf_counter()
-        with life.training(lambda: artifacts_of(state, self.manager, after.rows, begun)):
+        with life.training(lambda: artifacts_of(state, self.manager, after.rows, begun)), self._at_work():
             after.before_the_first()
             for episode in range(math.ceil(total_steps / update_steps)):
-                if state.should_stop:
+                if self._stopping:
                     break
                 with life.episode(episode):
                     fresh = min(update_steps, total_steps - episode * update_steps)
@@ -138,6 +144,15 @@ class DetachedTrainer(ABC):
 
     # -- one episode ---------------------------------------------------------------------------------
 
+    @contextlib.contextmanager
+    def _at_work(self) -> Iterator[None]:
+        self.activity.rest("training")
+        try:
+            with telling_the_others(self.replicas):
+                yield
+        finally:
+            self.activity.rest("over")
+
     def _run_episode(self, life: Lifecycle, after: AfterStep, episode: int, fresh: int, epochs: int) -> None:
         self.source.start_episode(episode)
         batches = self._fresh_epoch(life, after, fresh)
@@ -146,11 +161,11 @@ class DetachedTrainer(ABC):
                 with life.epoch(epoch):
                     self._epoch_again(life, after, [batches[i] for i in self._shuffled(len(batches), episode, epoch)])
         if not self._stopping:  # an episode that was cut short publishes nothing
-            with life.update(episode + 1):
+            with life.update(episode + 1), self.activity.doing("publish", f"publishing version {episode + 1}"):
                 self._update_remote_makers()
 
     def _fresh_epoch(self, life: Lifecycle, after: AfterStep, count: int) -> list[Experience]:
-        batches = []
+        batches: list[Experience] = []
         with life.epoch(0):
             for _ in range(count):
                 items = self._next_items(life)
@@ -177,6 +192,7 @@ class DetachedTrainer(ABC):
             step.experience = experience
             step.metrics = self.training_step(experience)
             if settling:
+                step.metrics = {**step.metrics, **self.source.made}
                 self.source.settle(settling, dropped="skipped_step" if step.metrics.get("skipped") else None)
         if self._debug:
             log.info("%s: step %d: %s", self.name, step.index, step.metrics)
@@ -200,12 +216,18 @@ class DetachedTrainer(ABC):
 
     @property
     def _stopping(self) -> bool:
-        return self.state.should_stop
+        """Whether to end here. What one trainer was asked, all of them do, at the same step."""
+        state = self.state
+        if self.replicas.size > 1:
+            asked = (state.stop_reason, state.stopped_by) if state.should_stop else None
+            for request in filter(None, self.replicas.gather(asked)):
+                state.stop_training(request[0], by=request[1])
+        return state.should_stop
 
     def _next_items(self, life: Lifecycle) -> list[BufferItem]:
         if self.source.ready:
             return self.source.take_step(self.name)
-        with life.waiting():
+        with life.waiting(), self.activity.doing("wait", "waiting for experience"):
             return self.source.take_step(self.name)
 
     def _batch(self, items: Sequence[BufferItem]) -> Experience:
@@ -219,13 +241,13 @@ class DetachedTrainer(ABC):
         return torch.randperm(count, generator=generator).tolist()
 
     def _new_state(self, total_steps: int, train_epochs: int) -> LoopState:
-        self.state = LoopState(
-            num_epochs=train_epochs,
-            max_steps=total_steps * train_epochs,
-            num_steps=total_steps * train_epochs,
-            output_dir=self.state.output_dir,
-        )
+        self.state = self._first_state(self.state.output_dir)
+        self.state.num_epochs = train_epochs
+        self.state.max_steps = self.state.num_steps = total_steps * train_epochs
         return self.state
+
+    def _first_state(self, output_dir: Path | None) -> LoopState:
+        return LoopState(output_dir=output_dir, rank=self.replicas.rank, world_size=self.replicas.size)
 
 
 def _check_counts(total_steps: int, update_steps: int, train_epochs: int) -> None:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import monotonic
 
 from ..errors import ProaError
 from ..lifecycle.manager import CallbackManager
+from ..record.live import ActorView, LiveFile, LiveView, WaitView
 from ..roles.lease_book import LeaseBook
 from ..roles.maker import ExperienceMakerHolder
 from ..roles.trainer import DetachedTrainer
-from ..roles.waiting import ClosedError, LeaseFailedError, WaitTimeoutError
+from ..roles.waiting import ClosedError, LeaseFailedError, Wait, WaitTimeoutError
 from ..roles.weights import WeightStore
 
 log = logging.getLogger("proa.runtime")
@@ -46,12 +48,17 @@ class _Post:
     thread: threading.Thread
     ended: threading.Event = field(default_factory=threading.Event)
     error: BaseException | None = None
+    restarts: int = 0
+    reason: str = ""
+    """Why the one before was lost; and, once this one is, why this one was."""
+    lost: bool = False
 
 
 class LocalRuntime:
     """Runs one trainer and its makers to the end, replacing makers that die or hang.
 
-    `make_maker` builds a maker by name; it is called again for each replacement.
+    `make_maker` builds a maker by name; it is called again for each replacement. `watch` is shown how things stand
+    from time to time, and once more when everyone has ended.
     """
 
     def __init__(
@@ -64,6 +71,7 @@ class LocalRuntime:
         store: WeightStore,
         callbacks: CallbackManager | None = None,
         supervision: Supervision | None = None,
+        watch: LiveFile | None = None,
     ) -> None:
         self._trainer = trainer
         self._make_maker = make_maker
@@ -72,6 +80,7 @@ class LocalRuntime:
         self._store = store
         self._callbacks = callbacks or trainer.manager
         self._supervision = supervision or Supervision()
+        self._watch = watch
         self._posts: dict[str, _Post] = {}
         self._failures: dict[int | str, int] = {}
         self._replaced = 0
@@ -96,12 +105,14 @@ class LocalRuntime:
             if supervisor.ident is not None:
                 supervisor.join(GOODBYE_SECONDS)
             self._say_goodbye()
+            if not supervisor.is_alive():  # one writer at a time
+                self._look()
 
     # -- makers --------------------------------------------------------------------------------------
 
-    def _start(self, name: str) -> None:
+    def _start(self, name: str, restarts: int = 0, reason: str = "") -> None:
         holder = self._make_maker(name)
-        post = _Post(name, holder, threading.Thread(name=name, daemon=True))
+        post = _Post(name, holder, threading.Thread(name=name, daemon=True), restarts=restarts, reason=reason)
         post.thread = threading.Thread(target=self._work, args=(post,), name=name, daemon=True)
         self._posts[name] = post
         post.thread.start()
@@ -136,6 +147,8 @@ class LocalRuntime:
                     hung = f"{name} has had lease {lease_id} for {self._supervision.lease_timeout:g} s"
                     if name in self._posts:  # else it was replaced before
                         self._replace(self._posts[name], hung, LeaseFailedError(hung, lease_id))
+                if self._watch is not None and self._watch.due():
+                    self._look()
             except BaseException as error:  # a supervisor that dies would leave the trainer waiting
                 self._give_up(error)
                 return
@@ -144,9 +157,11 @@ class LocalRuntime:
         if self._over.is_set():
             return
         self._book.dismiss(post.name)
+        post.lost, post.reason = True, reason
+        self._look()  # a new one may take a while to come up
         self._callbacks.fire("maker.lost", post.name, reason)
         # What no lease is to blame for is counted by the maker's place.
-        culprit = getattr(error, "lease_id", post.name.partition("+")[0])
+        culprit = getattr(error, "lease_id", _place(post.name))
         self._failures[culprit] = self._failures.get(culprit, 0) + 1
         if self._failures[culprit] >= self._supervision.lease_attempts:
             self._give_up(error)
@@ -155,8 +170,8 @@ class LocalRuntime:
         # Under a name of its own: what the old one may still deliver must not be taken for the new one's.
         self._replaced += 1
         del self._posts[post.name]
-        name = f"{post.name.partition('+')[0]}+{self._replaced}"
-        self._start(name)
+        name = f"{_place(post.name)}+{self._replaced}"
+        self._start(name, post.restarts + 1, reason)
         self._callbacks.fire("maker.recreated", name, reason)
 
     def _give_up(self, error: BaseException) -> None:
@@ -166,8 +181,74 @@ class LocalRuntime:
 
     def _whereabouts(self) -> str:
         """Who waited for whom, for the message that ends a run without progress."""
-        waits = [*self._book.room.waits(), *self._store.room.waits()]
-        return "; ".join(map(str, waits)) or "nobody else was waiting"
+        return "; ".join(map(str, self._waits())) or "nobody else was waiting"
+
+    # -- looking -------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        if self._watch is not None:
+            self._watch.look(self._view)
+
+    def _view(self) -> LiveView:
+        state = self._trainer.state
+        with self._book.room:  # else it might not close
+            ledger = self._book.ledger.as_dict()
+        waits = [WaitView(wait.owner, wait.reason(), monotonic() - wait.since) for wait in self._waits()]
+        posts = sorted(self._posts.values(), key=lambda post: self._names.index(_place(post.name)))
+        return LiveView(
+            time=time.time(),
+            runtime="local",
+            step=state.global_step,
+            of=max(0, state.max_steps),
+            episode=state.episode,
+            version=state.policy_version,
+            versions=self._store.versions,
+            ledger=ledger,
+            waits=waits,
+            actors=[self._trainer_view(ledger["tokens"]["trained"], waits), *map(_maker_view, posts)],
+        )
+
+    def _trainer_view(self, tokens: int, waits: list[WaitView]) -> ActorView:
+        trainer = self._trainer
+        doing = trainer.activity.look()
+        what, since = doing.what, doing.since
+        for wait in waits:
+            if wait.owner == trainer.name:
+                what, since = f"waiting for {wait.reason}", time.time() - wait.seconds
+        return ActorView(
+            trainer.name,
+            "trainer",
+            doing="ended" if self._over.is_set() else what,
+            since=since,
+            version=trainer.state.policy_version,
+            tokens=tokens,
+            spent=doing.spent,
+        )
+
+    def _waits(self) -> list[Wait]:
+        return [*self._book.room.waits(), *self._store.room.waits()]
+
+
+def _maker_view(post: _Post) -> ActorView:
+    doing = post.holder.activity.look()
+    return ActorView(
+        post.name,
+        "maker",
+        health="dead" if post.lost or post.error is not None else "healthy",
+        doing="ended" if post.ended.is_set() else doing.what,
+        since=doing.since,
+        version=post.holder.loaded_version,
+        leases=post.holder.leases_made,
+        tokens=post.holder.tokens_made,
+        restarts=post.restarts,
+        reason=post.reason,
+        spent=doing.spent,
+    )
+
+
+def _place(name: str) -> str:
+    """The place of a maker; who comes after another has a name of its own, at the same place."""
+    return name.partition("+")[0]
 
 
 def _reason(error: BaseException) -> str:

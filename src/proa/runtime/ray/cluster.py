@@ -25,12 +25,13 @@ def cluster(address: str | None, namespace: str) -> Iterator[None]:
     # Actors import what the driver can: rewards and tasks beside the configuration too.
     paths = os.pathsep.join(dict.fromkeys([path or str(Path.cwd()) for path in sys.path]))
     ray.init(
-        address=address,
+        address=address or "local",  # not one that happens to be there
         namespace=namespace,
         include_dashboard=None if address else False,
         log_to_driver=False,
         logging_level=logging.ERROR,
-        runtime_env={"env_vars": {"PYTHONPATH": paths}},
+        # c10d would tell of every look at a store.
+        runtime_env={"env_vars": {"PYTHONPATH": paths, "TORCH_CPP_LOG_LEVEL": "ERROR"}},
     )
     try:
         yield

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import logging
-import pickle
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
-from typing import Any, cast
+from typing import Any
 
 import ray
 
 from ...data.state import LoopState
+from ...errors import ProaError
 from ...lifecycle.manager import CallbackManager
-from ...lifecycle.moments import MOMENTS, EventName
-from ..fleet import Health, Member, Sign, back_off, enough
-from ..local import RunFailedError, Supervision
-from .hosts import MakerHost, TrainerHost
-from .link import COSTLY, Answer, Interests, Question
+from ...record.live import LiveFile, LiveView, WaitView
+from ...roles.replicas import ReplicaError
+from ...roles.waiting import ClosedError, WaitTimeoutError
+from ..local import RunFailedError
+from .calls import LongCall, UnreachableError, Watched, asked, in_short
+from .hosts import BuildMaker, BuildTrainer, MakerHost, Outcome, RankHost, RunLook, TrainerHost, Whereabouts
+from .link import Answer, Interests, Key
+from .listening import Listening
+from .makers import Limits, MakerFleet
+from .places import Places, RaySettings
 
 log = logging.getLogger("proa.runtime")
 _remote: Any = ray.remote  # its types do not know concurrency groups
@@ -30,252 +35,270 @@ _remote: Any = ray.remote  # its types do not know concurrency groups
 START_SECONDS = 120.0
 """How long an actor may take to come up."""
 GOODBYE_SECONDS = 20.0
-"""How long the trainer may take to end a step after an interrupt."""
+"""How long the trainer may take to end after an interrupt."""
+LAST_WORDS_SECONDS = 5.0
+"""How long makers may take to end with the run."""
 LOOK_SECONDS = 0.5
-"""How often the driver looks after its makers."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RaySettings:
-    """Where actors run, and what each of them takes up."""
-
-    namespace: str
-    trainer_resources: dict[str, Any] = field(default_factory=dict)
-    maker_resources: dict[str, Any] = field(default_factory=dict)
-    min_makers: int = 1
-    max_restarts: int = 10
-    """Of one maker's place, before it is given up."""
-
-
-@dataclass
-class _Post:
-    """A maker's place: who works there now, and since when nobody does."""
-
-    member: Member
-    actor: Any = None
-    working: Any = None
-    start_at: float = 0.0
+"""How often the driver looks after everyone."""
 
 
 class RayRuntime:
-    """Runs one trainer and its makers as named actors, replacing makers that die or hang.
+    """Runs trainers and makers as named actors, replacing makers that die or hang.
 
     `build_trainer` and `build_maker` run in the actors; they are pickled, and so is all that they hold.
     """
 
     def __init__(
         self,
-        build_trainer: Callable[..., Any],
-        build_maker: Callable[..., Any],
+        build_trainer: BuildTrainer,
+        build_maker: BuildMaker,
         *,
         makers: int,
+        trainers: int = 1,
         manager: CallbackManager,
         settings: RaySettings,
-        supervision: Supervision,
+        limits: Limits,
         patience: float,
+        backend: str = "gloo",
         output_dir: Path | None = None,
+        live: LiveFile | None = None,
     ) -> None:
         self._build_trainer = build_trainer
         self._build_maker = build_maker
+        self._counts = {"trainers": trainers, "makers": makers}
         self._manager = manager
         self._settings = settings
-        self._supervision = supervision
+        self._limits = limits
         self._patience = patience
-        self._posts = {f"maker_{number}": _Post(Member(f"maker_{number}")) for number in range(makers)}
-        self._failures: dict[int | str, int] = {}
-        self._fatal: BaseException | None = None
-        self._raised_here: BaseException | None = None
+        self._backend = backend
+        self._live = live
+        self._listening = Listening(manager, LoopState(output_dir=output_dir))
+        self._trainers: list[Any] = []
+        self._where: list[Whereabouts] = []
+        self._watched: list[Watched] = []
+        self._training: list[LongCall] = []
+        self._fleet: MakerFleet | None = None
+        self._fatal: Exception | None = None
         self._interrupted: list[str] = []
-        self._trainer: Any = None
-        self.state = LoopState(output_dir=output_dir)
-        """What the driver knows of the trainer's state; one object, in every hook."""
+        self._looked_at = 0.0
+        self.summary: dict[str, Any] = {}
+        """What the run's header says of how far it came."""
 
-    def run(self, total_steps: int, update_steps: int, train_epochs: int = 1) -> dict[str, Any]:
-        """Train to the end and return what the header says of it. Whatever happens, no actor is left."""
+    @property
+    def state(self) -> LoopState:
+        """What the driver knows of the trainer's state; one object, in every hook."""
+        return self._listening.state
+
+    def run(self, total_steps: int, update_steps: int, train_epochs: int = 1) -> None:
+        """Train to the end. Whatever happens, every moment that began has ended, and no actor is left."""
         with self._signals_noted():
+            places = Places(self._settings, **self._counts)
             try:
-                self._trainer = self._start_trainer()
-                for name in list(self._posts):
-                    self._start(name)
-                return self._drive(self._trainer.fit.remote(total_steps, update_steps, train_epochs))
+                self._start(places)
+                self._training = [
+                    LongCall(f"trainer_{rank}", self._patience, trainer.fit, total_steps, update_steps, train_epochs)
+                    for rank, trainer in enumerate(self._trainers)
+                ]
+                self._finish(self._drive())
+            except BaseException as error:
+                self._listening.end_what_began(error)
+                raise
             finally:
                 self._end_everyone()
+                places.give_back()
 
     # -- starting ------------------------------------------------------------------------------------
 
-    def _start_trainer(self) -> Any:
-        host = _remote(concurrency_groups=TrainerHost.GROUPS)(TrainerHost)
-        options = {"num_cpus": 0, **self._settings.trainer_resources, "max_restarts": 0}
-        actor = host.options(name="trainer_0", namespace=self._settings.namespace, **options).remote(
-            self._build_trainer, self._interests(), self._patience
-        )
-        self._wait_for(actor.ready.remote(), "the trainer")
-        return actor
+    def _start(self, places: Places) -> None:
+        """Everyone at once: makers get ready while trainers do."""
+        reserved = places.reserve()
+        if reserved is not None:
+            self._wait_for(lambda: bool(ray.wait([reserved], timeout=0)[0]), "the placement", START_SECONDS)
+        interests = self._listening.interests()
+        self._trainers = self._start_trainers(places, interests)
+        self._fleet = self._start_makers(places, interests)
+        self._where = self._all_of("ready", START_SECONDS)
+        first, *others = self._trainers
+        self._watched = [Watched("a trainer", self._patience, other.look_at_trainer) for other in others]
+        address = asked(first.address, who="trainer_0", seconds=START_SECONDS) if others else None
+        self._all_of("prepare", None, address)
 
-    def _start(self, name: str) -> None:
+    def _start_trainers(self, places: Places, interests: Interests) -> list[Any]:
+        first = _remote(concurrency_groups=TrainerHost.GROUPS)(TrainerHost)
+        other = _remote(concurrency_groups=RankHost.GROUPS)(RankHost)
+        size = self._counts["trainers"]
+        common = (size, self._backend, self._patience)
+        return [
+            first.options(**places.of_trainer(0)).remote(self._build_trainer, interests, *common),
+            *(
+                other.options(**places.of_trainer(rank)).remote(self._build_trainer, rank, *common)
+                for rank in range(1, size)
+            ),
+        ]
+
+    def _start_makers(self, places: Places, interests: Interests) -> MakerFleet:
         host = _remote(concurrency_groups=MakerHost.GROUPS)(MakerHost)
-        options = {"num_cpus": 0, **self._settings.maker_resources, "max_restarts": 0}
-        post = self._posts[name]
-        post.actor = host.options(name=name, namespace=self._settings.namespace, **options).remote(
-            self._build_maker, name, self._trainer, self._patience
+        trainer = self._trainers[0]
+        fleet = MakerFleet(
+            self._counts["makers"],
+            lambda name: host.options(**places.of_maker(name)).remote(
+                self._build_maker, name, trainer, interests, self._patience
+            ),
+            trainer,
+            manager=self._manager,
+            limits=self._limits,
+            patience=self._patience,
         )
-        post.working = post.actor.work.remote()
+        fleet.start()
+        return fleet
 
-    def _wait_for(self, reference: Any, who: str) -> None:
-        until = monotonic() + START_SECONDS
-        while monotonic() < until:
+    def _all_of(self, method: str, seconds: float | None, *arguments: Any) -> list[Any]:
+        """What every trainer replies. Without a deadline it is work, not a wait: one that dies ends it."""
+        calls = [
+            LongCall(f"trainer_{rank}", self._patience, getattr(trainer, method), *arguments)
+            for rank, trainer in enumerate(self._trainers)
+        ]
+        for call in calls:
+            try:
+                self._wait_for(call.ended, call.who, seconds)
+            except ray.exceptions.RayTaskError as error:
+                raise _as_it_was(error) from error
+            except ray.exceptions.RayError as error:
+                raise RunFailedError(f"{call.who} died before it was ready: {in_short(error)}") from error
+        return [call.value for call in calls]
+
+    def _wait_for(self, ready: Callable[[], bool], who: str, seconds: float | None) -> None:
+        until = None if seconds is None else monotonic() + seconds
+        while not ready():
             self._leave_if_interrupted()
-            ready, _ = ray.wait([reference], timeout=LOOK_SECONDS)
-            if ready:
-                _get(reference, who)
-                return
-        raise RunFailedError(f"{who} did not come up within {START_SECONDS:g} s: are there resources for it?")
-
-    def _interests(self) -> Interests:
-        events = cast("list[EventName]", list(MOMENTS))
-        wanted = {event for event in events if self._manager.wants(event)}
-        costly = {
-            (event, item)
-            for event in wanted
-            for item in COSTLY
-            if item in MOMENTS[event].payload and self._manager.wants(event, item)
-        }
-        return Interests(frozenset[str](wanted), frozenset[tuple[str, str]](costly))
+            if until is not None and monotonic() > until:
+                raise RunFailedError(f"{who} did not come up within {seconds:g} s: are there resources for it?")
+            time.sleep(0.05)
 
     # -- while it runs -------------------------------------------------------------------------------
 
-    def _drive(self, training: Any) -> dict[str, Any]:
-        asked_to_stop_at = 0.0
+    def _drive(self) -> Outcome:
+        """Answer to moments and look after everyone until rank 0 is through."""
+        leave_at = float("inf")
         while True:
-            questions = self._ask_for_questions(training)
-            for question in questions:
-                self._hear(question)
-            if not questions:
-                ended, _ = ray.wait([training], timeout=0)
-                if ended:
-                    return self._finish(training)
-            self._look_after_makers()
-            if self._interrupted and not asked_to_stop_at:
-                asked_to_stop_at = monotonic()
-                self._trainer.stop.remote("interrupted", self._interrupted[0])
-            if asked_to_stop_at and monotonic() - asked_to_stop_at > GOODBYE_SECONDS:
+            heard = self._exchange(LOOK_SECONDS)
+            try:
+                if not heard and self._training[0].ended():
+                    outcome: Outcome = self._training[0].value
+                    return outcome
+            except ray.exceptions.RayError as error:
+                raise self._died(0, error) from error
+            if monotonic() - self._looked_at > LOOK_SECONDS:
+                self._look()
+            if self._interrupted and leave_at == float("inf"):
+                leave_at = monotonic() + GOODBYE_SECONDS
+                for trainer in self._trainers:
+                    trainer.interrupt.remote("interrupted")
+            if monotonic() > leave_at:
                 self._leave_if_interrupted()
 
-    def _ask_for_questions(self, training: Any) -> list[Question]:
+    def _exchange(self, seconds: float) -> bool:
+        """Hear what there is to hear; whether there was anything."""
         try:
-            questions: list[Question] = ray.get(
-                self._trainer.take_questions.remote(LOOK_SECONDS), timeout=self._patience
+            questions = asked(
+                self._trainers[0].exchange, self._listening.answers, seconds, who="trainer_0", seconds=self._patience
             )
-            return questions
-        except ray.exceptions.RayActorError as gone:
-            _get(training, "the trainer")
-            raise RunFailedError(f"the trainer died: {gone}") from gone
+        except UnreachableError as error:
+            raise RunFailedError(str(error)) from error
+        except ray.exceptions.RayError as error:
+            raise self._died(0, error) from error
+        answers: dict[Key, Answer] = {question.key: self._listening.hear(question) for question in questions}
+        self._listening.answers = answers
+        self._interrupted += self._listening.interrupts()
+        return bool(questions)
 
-    def _finish(self, training: Any) -> dict[str, Any]:
+    def _look(self) -> None:
+        self._looked_at = monotonic()
+        assert self._fleet is not None
         try:
-            self._mirror(_get(training, "the trainer"))
-        except RunFailedError as failure:
-            if self._raised_here is not None:
-                raise self._raised_here from None
-            if self._fatal is not None:
-                raise RunFailedError(f"the run cannot go on: {self._fatal}") from self._fatal
-            raise failure
-        self._leave_if_interrupted()
-        summary: dict[str, Any] = ray.get(self._trainer.summary.remote(), timeout=self._patience)
-        return summary
+            look: RunLook = asked(
+                self._trainers[0].look, self._limits.supervision.lease_timeout, who="trainer_0", seconds=self._patience
+            )
+        except ray.exceptions.RayError as error:
+            raise self._died(0, error) from error
+        self._look_at_other_trainers()
+        if self._fatal is None:
+            self._fleet.look_after(look.overdue)
+            if self._fleet.fatal:
+                self._give_up(RunFailedError(f"the run cannot go on: {self._fleet.fatal}"))
+        if self._live is not None and self._live.due():
+            self._live.look(lambda: self._view(look))
 
-    def summary(self) -> dict[str, Any]:
-        """What the trainer last said of itself, if it still can."""
-        return {"steps_run": self.state.global_step} if self.state.global_step else {}
+    def _look_at_other_trainers(self) -> None:
+        """One that is gone ends the run for all: each of them has a part of every batch."""
+        with contextlib.suppress(ray.exceptions.RayError):
+            for watched in self._watched:
+                watched.look()
+        for rank, call in enumerate(self._training[1:], start=1):
+            try:
+                if call.ended() and call.value.error is not None:
+                    self._give_up(self._raised_by(rank, call.value))
+            except ray.exceptions.RayError as error:
+                self._give_up(self._died(rank, error))
 
-    # -- callbacks -----------------------------------------------------------------------------------
-
-    def _hear(self, question: Question) -> None:
-        """Call the driver's listeners for a moment of the trainer, and tell it what they did."""
-        payload = dict(question.payload)
-        if isinstance(payload.get("state"), dict):
-            self._mirror(payload["state"])
-            payload["state"] = self.state
-        before = dict(self.state.metrics)
-        error: BaseException | None = None
-        try:
-            self._manager.fire(question.event, *payload.values())
-        except Exception as raised:
-            self._raised_here = error = raised
-        except BaseException as raised:  # an interrupt in a callback is an interrupt of the run
-            self._interrupted.append(type(raised).__name__)
-        self._trainer.answer.remote(question.number, self._answer(before, error))
-
-    def _answer(self, before: dict[str, Any], error: BaseException | None) -> Answer:
-        state = self.state
-        changed = {name: value for name, value in state.metrics.items() if before.get(name, self) is not value}
-        stop = (state.stop_reason, state.stopped_by) if state.should_stop else (None, None)
-        return Answer(*stop, metrics=changed, error=None if error is None else _portable(error))
-
-    def _mirror(self, values: dict[str, Any]) -> None:
-        for name, value in values.items():
-            if name not in ("metrics", "output_dir"):
-                self.state.__dict__[name] = value
-        self.state.metrics.clear()
-        self.state.metrics.update(values.get("metrics", {}))
-
-    # -- makers --------------------------------------------------------------------------------------
-
-    def _look_after_makers(self) -> None:
-        if self._fatal is not None:
+    def _give_up(self, error: Exception) -> None:
+        if self._fatal is not None or isinstance(error, ReplicaError):  # what another trainer says of the one that did
             return
-        working = {post.working: name for name, post in self._posts.items() if post.working is not None}
-        ended, _ = ray.wait(list(working), num_returns=len(working), timeout=0) if working else ([], [])
-        for reference in ended:
-            self._see_off(working[reference], reference)
-        asked = self._trainer.overdue.remote(self._supervision.lease_timeout)
-        overdue: dict[int, str] = _get(asked, "the trainer", timeout=self._patience)
-        for lease_id, name in overdue.items():
-            if name in self._posts and self._posts[name].actor is not None:
-                hung = f"{name} has had lease {lease_id} for {self._supervision.lease_timeout:g} s"
-                self._lose(name, hung, lease_id)
-        for name, post in list(self._posts.items()):
-            if post.actor is None and post.member.health is Health.RESTARTING and monotonic() >= post.start_at:
-                self._start(name)
-                self._manager.fire("maker.recreated", name, post.member.reason)
-
-    def _see_off(self, name: str, reference: Any) -> None:
-        """A maker's work ended: because the run did, or because something happened to it."""
-        try:
-            ray.get(reference)
-            self._posts[name].working = None
-        except Exception as error:
-            cause: Any = error.cause if isinstance(error, ray.exceptions.RayTaskError) else error
-            self._lose(name, f"{name}: {_in_short(cause)}", getattr(cause, "lease_id", None))
-
-    def _lose(self, name: str, reason: str, lease_id: int | None) -> None:
-        post = self._posts.pop(name)
-        with contextlib.suppress(Exception):
-            ray.kill(post.actor)
-        self._trainer.dismiss.remote(name)
-        self._manager.fire("maker.lost", name, reason)
-        place = name.partition("+")[0]
-        culprit: int | str = place if lease_id is None else lease_id
-        self._failures[culprit] = self._failures.get(culprit, 0) + 1
-        lost = post.member.after(Sign.LOST, reason)
-        most = self._supervision.lease_attempts if lease_id is not None else self._settings.max_restarts
-        if self._failures[culprit] >= most:
-            others = [other.member for other in self._posts.values()]
-            if lease_id is not None or not enough(others, self._settings.min_makers):
-                self._give_up(RunFailedError(reason))
-            return
-        log.warning("%s is replaced: %s", name, reason)
-        member = lost.after(Sign.REPLACED)
-        again = f"{place}+{member.restarts}"
-        self._posts[again] = _Post(
-            Member(again, member.health, member.restarts, reason), start_at=monotonic() + back_off(member.restarts - 1)
-        )
-
-    def _give_up(self, error: BaseException) -> None:
         self._fatal = error
-        self._trainer.close.remote(str(error))
+        asked(self._trainers[0].close, str(error), who="trainer_0", seconds=self._patience)
+
+    def _view(self, look: RunLook) -> LiveView:
+        assert self._fleet is not None
+        trainers = [look.trainer, *(watched.said for watched in self._watched if watched.said is not None)]
+        trainers = [replace(view, log=self._where[rank].log) for rank, view in enumerate(trainers)]
+        return LiveView(
+            time.time(), "ray", look.step, look.of, look.episode, look.version, look.versions, look.ledger,
+            [WaitView(*wait) for wait in look.waits], [*trainers, *self._fleet.views()],
+        )  # fmt: skip
 
     # -- ending --------------------------------------------------------------------------------------
+
+    def _finish(self, outcome: Outcome) -> None:
+        """Everyone else's last words, then how rank 0 ended as how the run did."""
+        self._listening.mirror(outcome.state)
+        self.summary = outcome.summary
+        self._hear_last_words()
+        self._leave_if_interrupted()
+        if outcome.error is not None:
+            raise self._listening.raised or self._fatal or self._raised_by(0, outcome)
+
+    def _hear_last_words(self) -> None:
+        assert self._fleet is not None
+        until = monotonic() + LAST_WORDS_SECONDS
+        others = self._training[1:]
+        with contextlib.suppress(RunFailedError, ray.exceptions.RayError):
+            while monotonic() < until and (self._fleet.at_work or not all(call.ended() for call in others)):
+                self._exchange(0.05)
+                self._fleet.see_off()
+            look: RunLook = asked(self._trainers[0].look, 1e9, who="trainer_0", seconds=LAST_WORDS_SECONDS)
+            if self._live is not None:
+                self._live.look(lambda: self._view(look))
+
+    def _raised_by(self, rank: int, outcome: Outcome) -> Exception:
+        """A trainer's error as it is where the trainer is in the foreground."""
+        error = outcome.error
+        if isinstance(error, WaitTimeoutError):
+            error = RunFailedError(f"no progress: {error}")
+        elif isinstance(error, ClosedError) or not isinstance(error, Exception):
+            error = RunFailedError(f"the run cannot go on: {error or type(error).__name__}")
+        if not isinstance(error, ProaError):
+            error.add_note(f"in trainer_{rank}:\n{outcome.traceback}")
+        if self._where[rank].log:
+            error.add_note(f"what trainer_{rank} printed is in {self._where[rank].log} on {self._where[rank].node}")
+        return error
+
+    def _died(self, rank: int, error: Exception) -> RunFailedError:
+        if isinstance(error, ray.exceptions.RayTaskError):
+            return RunFailedError(f"trainer_{rank}: {in_short(error)}")
+        failure = RunFailedError(f"trainer_{rank} died: {in_short(error)}")
+        if rank < len(self._where) and self._where[rank].log:
+            failure.add_note(f"what it printed is in {self._where[rank].log} on {self._where[rank].node}")
+        return failure
 
     @contextlib.contextmanager
     def _signals_noted(self) -> Iterator[None]:
@@ -299,35 +322,13 @@ class RayRuntime:
             raise KeyboardInterrupt(self._interrupted[0])
 
     def _end_everyone(self) -> None:
-        for actor in [*(post.actor for post in self._posts.values()), self._trainer]:
-            if actor is not None:
-                with contextlib.suppress(Exception):
-                    ray.kill(actor)
+        if self._fleet is not None:
+            self._fleet.end()
+        for trainer in self._trainers:
+            with contextlib.suppress(Exception):
+                ray.kill(trainer)
 
 
-def _get(reference: Any, who: str, *, timeout: float | None = None) -> Any:
-    """A result, or the failure in words. Without a timeout, of a call that is known to have ended."""
-    try:
-        return ray.get(reference, timeout=timeout)
-    except ray.exceptions.RayTaskError as error:
-        cause = error.cause or error
-        raise RunFailedError(f"{type(cause).__name__}: {cause}") from cause
-    except ray.exceptions.RayError as error:
-        raise RunFailedError(f"{who} died: {error}") from error
-
-
-def _in_short(error: BaseException) -> str:
-    """Ray explains a death at length: what happened is in the first line, and why in the detail's first sentence."""
-    first, _, rest = str(error).partition("\n")
-    _, found, detail = rest.partition("Worker exit detail: ")
-    return f"{first} {detail.partition('. ')[0]}" if found else first
-
-
-def _portable(error: BaseException) -> BaseException:
-    """The error itself if it can travel, else its words."""
-    try:
-        copy.copy(error)  # some cannot be made again from what they keep
-        pickle.dumps(error)
-    except Exception:
-        return RuntimeError(f"{type(error).__name__}: {error}")
-    return error
+def _as_it_was(error: ray.exceptions.RayTaskError) -> Exception:
+    cause: Any = error.cause
+    return cause if isinstance(cause, ProaError) else RunFailedError(in_short(error))

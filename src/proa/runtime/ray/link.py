@@ -1,29 +1,33 @@
-"""Moments that the driver listens to: the trainer asks, the driver answers, and neither waits without a deadline.
+"""Moments that the driver listens to: actors ask, the driver answers, and nobody waits without a deadline.
 
-Callbacks of the run live in the driver, which is no actor and cannot be called. So it comes and takes what there is
-(`take`), calls its listeners, and answers (`answer`), while the trainer that fired the moment waits (`ask`).
+Callbacks of the run live in the driver, which is no actor and cannot be called. So it comes and takes what there is,
+calls its listeners, and brings the answers when it comes for more (`exchange`), while whoever fired the moment waits
+(`ask`). A question stays until it is answered, and an answer until the next question: a lost call loses nothing.
 """
 
 from __future__ import annotations
 
 import itertools
 import threading
-from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from ...data.state import LoopState
 from ...lifecycle.hooks import EveryMoment
 from ...lifecycle.moments import MOMENTS, EventName, Scope
 from ...roles.waiting import WaitTimeoutError
+from .calls import portable
+
+Key: TypeAlias = tuple[str, int]
+"""Who asks, and its how-manieth question that is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A moment on its way to the driver, and the number that its answer will have."""
+    """A moment on its way to the driver."""
 
-    number: int
+    key: Key
     event: EventName
     payload: dict[str, Any]
 
@@ -42,35 +46,34 @@ class Answer:
 class Mailbox:
     """Questions to the driver, and its answers; lives with trainer rank 0."""
 
-    def __init__(self, patience: float) -> None:
-        self._patience = patience
+    def __init__(self) -> None:
         self._condition = threading.Condition()
-        self._questions: deque[Question] = deque()
-        self._answers: dict[int, Answer] = {}
-        self._numbers = itertools.count(1)
+        self._open: dict[Key, Question] = {}
+        self._answered: dict[str, tuple[int, Answer]] = {}  # the last of each who asks
 
-    def ask(self, event: EventName, payload: dict[str, Any]) -> Answer:
-        """Have the driver hear a moment, and wait until it has."""
+    def ask(self, question: Question, seconds: float) -> Answer | None:
+        """The driver's answer, if it comes in that time. Asking again with the same key is asking once."""
+        asker, ticket = question.key
         with self._condition:
-            number = next(self._numbers)
-            self._questions.append(Question(number, event, payload))
+            if self._answer(asker, ticket) is None and question.key not in self._open:
+                self._open[question.key] = question
+                self._condition.notify_all()
+            self._condition.wait_for(lambda: self._answer(asker, ticket) is not None, seconds)
+            return self._answer(asker, ticket)
+
+    def exchange(self, answers: Mapping[Key, Answer], seconds: float) -> list[Question]:
+        """Take the driver's answers, and give it what is open, waiting that long for the first."""
+        with self._condition:
+            for key, answer in answers.items():
+                if self._open.pop(key, None) is not None:
+                    self._answered[key[0]] = (key[1], answer)
             self._condition.notify_all()
-            if not self._condition.wait_for(lambda: number in self._answers, self._patience):
-                raise WaitTimeoutError(f"the driver did not answer to {event!r} within {self._patience:g} s")
-            return self._answers.pop(number)
+            self._condition.wait_for(lambda: bool(self._open), seconds)
+            return list(self._open.values())
 
-    def take(self, seconds: float) -> list[Question]:
-        """What is there for the driver, waiting that long for the first."""
-        with self._condition:
-            self._condition.wait_for(lambda: bool(self._questions), seconds)
-            taken = list(self._questions)
-            self._questions.clear()
-            return taken
-
-    def answer(self, number: int, answer: Answer) -> None:
-        with self._condition:
-            self._answers[number] = answer
-            self._condition.notify_all()
+    def _answer(self, asker: str, ticket: int) -> Answer | None:
+        last, answer = self._answered.get(asker, (0, None))
+        return answer if last == ticket else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +83,20 @@ class Interests:
     events: frozenset[str]
     costly: frozenset[tuple[str, str]]
 
+    def of(self, scope: Scope) -> Interests:
+        """Those of one kind of actor."""
+        return Interests(frozenset(event for event in self.events if MOMENTS[event].scope is scope), self.costly)
+
     def lighten(self, event: str, payload: Mapping[str, Any]) -> dict[str, Any]:
         """The payload as it travels: the state as plain values, and nothing large that nobody reads."""
-        light: dict[str, Any] = {}
-        for name, value in payload.items():
-            if name in COSTLY and (event, name) not in self.costly:
-                light[name] = None
-            else:
-                light[name] = value.to_dict() if isinstance(value, LoopState) else value
-        return light
+        return {name: self._travelling(event, name, value) for name, value in payload.items()}
+
+    def _travelling(self, event: str, name: str, value: Any) -> Any:
+        if name in COSTLY and (event, name) not in self.costly:
+            return None
+        if isinstance(value, BaseException):
+            return portable(value)
+        return value.to_dict() if isinstance(value, LoopState) else value
 
 
 COSTLY = ("experience", "batch")
@@ -100,14 +108,22 @@ class ToRemoteDriver(EveryMoment):
     uses_asyncio = False
     thread_safe = True
 
-    def __init__(self, mailbox: Mailbox, interests: Interests) -> None:
-        self._mailbox = mailbox
+    def __init__(
+        self, asker: str, interests: Interests, ask: Callable[[Question, float], Answer | None], patience: float
+    ) -> None:
+        self._asker = asker
         self._interests = interests
+        self._ask = ask
+        self._patience = patience
+        self._tickets = itertools.count(1)
 
     def on_moment(self, event: EventName, payload: Mapping[str, Any]) -> None:
-        if event not in self._interests.events or MOMENTS[event].scope is Scope.MAKER:
+        if event not in self._interests.events:
             return
-        answer = self._mailbox.ask(event, self._interests.lighten(event, payload))
+        key = (self._asker, next(self._tickets))
+        answer = self._ask(Question(key, event, self._interests.lighten(event, payload)), self._patience)
+        if answer is None:
+            raise WaitTimeoutError(f"the driver did not answer to {event!r} within {self._patience:g} s")
         state = payload.get("state")
         if isinstance(state, LoopState):
             _apply(answer, state)

@@ -1,0 +1,219 @@
+"""`proa show`: what a run has come to; and while it goes on, who does what and who waits for what."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from rich.columns import Columns
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from ..record.live import ActorView, LiveView
+from ..record.reading import QUIET_SECONDS, NoRunError, Process, RunRecord, read_run
+from ..record.run_folder import BrokenRecordError
+from .words import curve, duration, ledger_line, number, values_line
+
+FOLLOW_SECONDS = 0.5
+ROW_KEYS = ("step", "epoch", "time")
+STYLES = {
+    "running": "bold cyan", "completed": "bold green", "cancelled": "bold yellow", "failed": "bold red",
+    "healthy": "green", "dead": "red", "suspect": "yellow", "stale": "yellow", "restarting": "yellow",
+}  # fmt: skip
+
+
+def show(folder: str, *, as_json: bool = False, follow: bool = False) -> int:
+    """Exit code: 0 done, 1 a broken record, 2 no run's folder."""
+    console = Console(highlight=False)
+    try:
+        record = read_run(Path(folder))
+        if as_json:
+            looks: Iterable[RunRecord] = _until_the_end(record) if follow else [record]
+            (last,) = deque(looks, maxlen=1)
+            print(json.dumps(as_object(last), indent=2))
+        elif follow:
+            _follow(record, console)
+        else:
+            for part in parts_of(record):
+                console.print(part, soft_wrap=isinstance(part, Text))
+    except NoRunError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except BrokenRecordError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+def as_object(record: RunRecord) -> dict[str, Any]:
+    """What `--json` prints."""
+    return {
+        "folder": str(record.folder),
+        "header": record.header,
+        "live": None if record.live is None else record.live.to_dict(),
+        "metrics": record.last_metrics,
+        "steps_per_second": record.steps_per_second,
+        "cut_off": record.cut_off,
+    }
+
+
+def parts_of(record: RunRecord) -> list[RenderableType]:
+    """What is shown of a run, from top to bottom."""
+    header = record.header
+    parts: list[RenderableType] = [_headline(record), _when(record)]
+    parts += [Text(warning, style="bold red") for warning in _warnings(record)]
+    ledger = header.get("ledger")
+    if record.running and record.live is not None:
+        parts += [Text(_standing(record, record.live)), _actors(record.live), *map(Text, _remarks(record.live))]
+        ledger = record.live.ledger
+    if ledger:
+        parts.append(Text(ledger_line(ledger)))
+    parts += [Text(f"eval {name}: {values_line(scores)}") for name, scores in record.evals.items()]
+    if header.get("callback_errors"):
+        parts.append(Text(f"callback errors: {values_line(header['callback_errors'])}", style="red"))
+    return [*parts, *_metrics(record)]
+
+
+# -- following ---------------------------------------------------------------------------------------
+
+
+def _follow(first: RunRecord, console: Console) -> None:
+    with Live(Group(*parts_of(first)), console=console, auto_refresh=False) as screen:
+        for record in _until_the_end(first):
+            screen.update(Group(*parts_of(record)), refresh=True)
+
+
+def _until_the_end(record: RunRecord) -> Iterator[RunRecord]:
+    """One look after the other, until the run has ended or is certainly gone."""
+    yield record
+    while record.running and not record.cut_off:
+        time.sleep(FOLLOW_SECONDS)
+        record = read_run(record.folder)
+        yield record
+
+
+# -- words -------------------------------------------------------------------------------------------
+
+
+def _headline(record: RunRecord) -> Text:
+    """`demo: running, 12 of 40 steps, 1.8 steps/s, about 16 s left`."""
+    header, rate = record.header, record.steps_per_second
+    total = (record.live.of if record.live else 0) or record.total_steps
+    status = "cut off" if record.cut_off else header["status"]
+    of = f" of {total}" if total else ""
+    words = [f"{record.steps_done}{of} steps"]
+    if rate is not None:
+        words.append(f"{rate:.3g} steps/s" if rate >= 1 else f"{duration(1 / rate)} a step")
+        if record.running and not record.cut_off and total > record.steps_done:
+            words.append(f"about {duration((total - record.steps_done) / rate)} left")
+    reason = header.get("stop_reason")
+    by = f" (by {header['stopped_by']})" if header.get("stopped_by") else ""
+    return Text.assemble(
+        (f"{record.folder.resolve().name}: ", "bold"),
+        (status, STYLES["failed"] if record.cut_off else STYLES.get(status, "")),
+        f", {', '.join(words)}",
+        f"\n{reason}{by}" if reason else "",
+    )
+
+
+def _when(record: RunRecord) -> Text:
+    header = record.header
+    words = []
+    if "started" in header:
+        begun = datetime.fromtimestamp(header["started"]).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+        last = header.get("ended", record.read_at - (record.quiet_seconds if record.cut_off else 0.0))
+        ran = duration(max(0.0, last - header["started"]))
+        words.append(f"started {begun}, {'ran' if not record.running or record.cut_off else 'running for'} {ran}")
+    if "pid" in header:
+        words.append(f"process {header['pid']} on {header.get('host', 'an unknown machine')}")
+    if "weights_digest" in header:
+        words.append(f"weights {header['weights_digest'][:16]}")
+    if "policy_version" in header:
+        words.append(f"version {header['policy_version']}")
+    return Text(", ".join(words), style="dim")
+
+
+def _warnings(record: RunRecord) -> Iterator[str]:
+    """That a run which says that it is running does not look like it."""
+    if not record.running:
+        return
+    quiet = duration(record.quiet_seconds)
+    pid = record.header.get("pid")
+    if record.cut_off:
+        yield f"no sign of life for {quiet}, and its process {pid} is gone: the run was cut off"
+    elif record.live is None:
+        if not record.rows:
+            yield f"getting ready for {quiet}: nothing is written yet"
+    elif record.quiet_seconds > QUIET_SECONDS:
+        if record.process is Process.THERE:
+            yield f"no sign of life for {quiet}, but process {pid} is there: it hangs, is stopped, or cannot write here"
+        else:
+            yield f"no sign of life for {quiet}: its process is probably gone"
+
+
+def _standing(record: RunRecord, live: LiveView) -> str:
+    kept = ", ".join(map(str, live.versions)) or "none"
+    age = duration(max(0.0, record.read_at - live.time))
+    return f"{live.runtime}, episode {live.episode}, version {live.version} (kept: {kept}), as of {age} ago"
+
+
+def _actors(live: LiveView) -> Table:
+    table = Table(title_justify="left")
+    for column in ("actor", "health", "doing"):
+        table.add_column(column)
+    for column in ("for", "version", "leases", "tokens", "restarts"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for actor in live.actors:
+        table.add_row(
+            Text(actor.name),
+            Text(actor.health, style=STYLES.get(actor.health, "")),
+            Text(actor.doing),
+            *(Text(cell) for cell in _counts(actor, live.time)),
+        )
+    return table
+
+
+def _counts(actor: ActorView, now: float) -> tuple[str, ...]:
+    made = actor.role == "maker"
+    return (
+        duration(max(0.0, now - actor.since)) if actor.since else "",
+        str(actor.version) if actor.version >= 0 else "",
+        str(actor.leases) if made else "",
+        f"{actor.tokens:,}",
+        str(actor.restarts) if made else "",
+    )
+
+
+def _remarks(live: LiveView) -> Iterator[str]:
+    """Who waits for what, longest first; who was lost and why; where what they print can be read."""
+    for wait in sorted(live.waits, key=lambda wait: -wait.seconds):
+        yield f"{wait.owner} has waited {duration(wait.seconds)} for {wait.reason}"
+    for actor in live.actors:
+        if actor.reason:
+            which = actor.name if actor.health == "dead" else f"the one before {actor.name}"
+            yield f"{which} was lost: {actor.reason}"
+        if actor.log:
+            yield f"{actor.name} prints to {actor.log}"
+
+
+def _metrics(record: RunRecord) -> Iterator[RenderableType]:
+    last = record.last_metrics
+    if last is None:
+        return
+    of_evals = tuple(f"{name}." for name in record.eval_names)
+    shown = [name for name in last if name not in ROW_KEYS and not name.startswith(of_evals)]
+    yield Text(f"step {last['step']}:")
+    yield Columns([Text(f"  {name} {number(last[name])}") for name in shown], column_first=True)
+    name = "reward" if any("reward" in row for row in record.rows) else "loss"
+    values = curve(record.rows, name)
+    if len(values) > 1:
+        span = "the run" if record.all_rows else f"the last {last['step'] - record.rows[0]['step'] + 1} steps"
+        yield Text(f"{name} over {span}: {values}")

@@ -1,0 +1,57 @@
+"""How the command line says things: samples, seconds, metrics, curves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ..callbacks.console import sparkline
+
+
+def ledger_line(ledger: Mapping[str, Any]) -> str:
+    """Where every sample is, as a sum."""
+    dropped = ", ".join(f"{count} {reason}" for reason, count in ledger.get("dropped", {}).items()) or "none"
+    return (
+        f"samples: {ledger.get('leased', 0)} leased = {ledger.get('trained', 0)} trained "
+        f"+ {ledger.get('buffered', 0)} buffered + {ledger.get('in_flight', 0)} in flight + dropped ({dropped})"
+    )
+
+
+def duration(seconds: float) -> str:
+    """As exact as anyone wants to know.
+
+    >>> [duration(n) for n in (0.44, 45.2, 200, 9000, 200_000)]
+    ['0.4 s', '45 s', '3 min', '2 h 30 min', '2 d 7 h']
+    """
+    if seconds < 120:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes, hours = int(seconds // 60), int(seconds // 3600)
+    if minutes < 120:
+        return f"{minutes} min"
+    return f"{hours} h {minutes % 60} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+
+
+def number(value: Any) -> str:
+    """Four digits of a number; anything else as it is."""
+    try:
+        return f"{float(value):.4g}"
+    except (TypeError, ValueError):
+        return str(value)
+
+
+def values_line(metrics: Mapping[str, Any]) -> str:
+    return "  ".join(f"{name} {number(value)}" for name, value in metrics.items())
+
+
+def values_of(rows: Iterable[Mapping[str, Any]], name: str) -> list[float]:
+    """One metric over the rows that have it; what stands for a NaN becomes one again."""
+    return [float(row[name]) for row in rows if row.get(name) is not None]
+
+
+def curve(rows: Sequence[Mapping[str, Any]], name: str) -> str:
+    """One metric over the rows, as a line of blocks.
+
+    >>> curve([{"loss": 3.0}, {"exact": 1.0}, {"loss": "NaN"}, {"loss": 1.0}], "loss")
+    '█ ▁'
+    """
+    return sparkline(values_of(rows, name))

@@ -1,0 +1,154 @@
+"""A look at a run while it goes on: who does what, who waits for what, where the samples are.
+
+`live.json` in the run's folder is replaced about once a second. It is a look, not a record: nothing is built on it, and
+a look that fails costs a line in the log, never the run.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from time import monotonic
+from typing import Any, Literal
+
+from .run_folder import BrokenRecordError, as_json, read_json
+
+log = logging.getLogger("proa.record")
+
+LIVE_NAME = "live.json"
+
+
+@dataclass(frozen=True, slots=True)
+class WaitView:
+    """Somebody who waits."""
+
+    owner: str
+    reason: str
+    """What for, e.g. `lease 12, which maker_0 has`."""
+    seconds: float
+    """How long already, when it was looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class ActorView:
+    """One trainer or maker."""
+
+    name: str
+    role: Literal["trainer", "maker"]
+    health: str = "healthy"
+    doing: str = ""
+    since: float = 0.0
+    """Seconds since the epoch; 0 is not known."""
+    version: int = -1
+    """Of the weights that it has; -1 is none yet."""
+    leases: int = 0
+    tokens: int = 0
+    """Completion tokens: those a maker made, those a trainer trained on."""
+    restarts: int = 0
+    """How often somebody else at this place was lost."""
+    reason: str = ""
+    """Why the last one was."""
+    log: str = ""
+    """Where what it prints goes, if that is a file of its own."""
+    spent: dict[str, float] = field(default_factory=dict)
+    """Seconds by kind of work."""
+
+
+@dataclass(frozen=True, slots=True)
+class LiveView:
+    """All of a run at one moment."""
+
+    time: float
+    """Seconds since the epoch."""
+    runtime: str = ""
+    step: int = 0
+    """Optimizer steps done, of so many."""
+    of: int = 0
+    episode: int = 0
+    version: int = 0
+    versions: list[int] = field(default_factory=list)
+    """Those whose weights are kept, because a lease may still name them."""
+    ledger: dict[str, Any] = field(default_factory=dict)
+    waits: list[WaitView] = field(default_factory=list)
+    actors: list[ActorView] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> LiveView:
+        """The view that was written. Keys that a newer version added are left out.
+
+        >>> LiveView.from_dict({"time": 5.0, "step": 3, "weather": "fine"}).step
+        3
+        """
+        known = _known(cls, content)
+        known["waits"] = [WaitView(**_known(WaitView, wait)) for wait in known.get("waits", ())]
+        known["actors"] = [ActorView(**_known(ActorView, actor)) for actor in known.get("actors", ())]
+        return cls(**known)
+
+
+class LiveFile:
+    """Keeps `live.json` in a run's folder up to date, at most once every so many seconds."""
+
+    def __init__(self, folder: Path, every: float = 1.0) -> None:
+        self.path = folder / LIVE_NAME
+        self._every = every
+        self._due_at = monotonic()
+        self._complaints: set[type[Exception]] = set()
+
+    def due(self) -> bool:
+        """Whether it is time to look again; having said so, not before the next time."""
+        now = monotonic()
+        if now < self._due_at:
+            return False
+        self._due_at = now + self._every
+        return True
+
+    def write(self, view: LiveView) -> None:
+        """Replace the file. A disk that is full does not end the run: it is logged once."""
+        self.look(lambda: view)
+
+    def look(self, at: Callable[[], LiveView]) -> None:
+        """Take a view and write it; whatever fails is logged once and dropped."""
+        try:
+            text = as_json(at().to_dict())
+            # Atomic, and not forced to the disk: after a power cut nobody needs it.
+            beside = self.path.with_name(f".{LIVE_NAME}.new")
+            beside.write_text(text, encoding="utf-8")
+            beside.replace(self.path)
+        except Exception as error:
+            if type(error) not in self._complaints:
+                self._complaints.add(type(error))
+                log.warning("%s is not up to date, and the run goes on: %s", self.path, error, exc_info=error)
+
+    @staticmethod
+    def read(folder: Path) -> LiveView | None:
+        """The last view of the run in this folder; None if there is none."""
+        path = folder / LIVE_NAME
+        try:
+            return LiveView.from_dict(read_json(path))
+        except FileNotFoundError:
+            return None
+        except TypeError as error:
+            raise BrokenRecordError(f"{path} is broken: {error}") from error
+
+
+_PLAIN: dict[str, type | tuple[type, ...]] = {"int": int, "float": (int, float), "str": str, "list": list, "dict": dict}
+
+
+def _known(kind: type[Any], content: Any) -> dict[str, Any]:
+    """Of what was read, the part that a view of this kind has, each value of its type."""
+    if not isinstance(content, Mapping):
+        raise TypeError(f"{content!r} stands where a {kind.__name__} should")
+    known = {}
+    for one in fields(kind):
+        if one.name not in content:
+            continue
+        known[one.name] = content[one.name]
+        expected = str(one.type).partition("[")[0]
+        if not isinstance(known[one.name], _PLAIN.get(expected, str)):
+            raise TypeError(f"{one.name} is {known[one.name]!r} and should be of type {expected}")
+    return known

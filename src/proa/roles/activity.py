@@ -1,0 +1,88 @@
+"""What an actor is doing, since when, and how long it has spent on each kind of thing."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from ..data.lease import Delivery
+
+_MAKING = ("generate", "score", "load", "wait")
+"""The kinds that a delivery tells of: where a maker's time goes before it sends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Doing:
+    """One look at an actor."""
+
+    what: str
+    """In words, e.g. `generating lease 12`."""
+    since: float
+    """Seconds since the epoch: it is shown on another machine's clock, or later."""
+    spent: dict[str, float] = field(default_factory=dict)
+    """Seconds by kind, of what is over."""
+
+    def spent_since(self, earlier: Doing) -> dict[str, float]:
+        """Seconds by kind, of what ended after an earlier look."""
+        spent = {kind: seconds - earlier.spent.get(kind, 0.0) for kind, seconds in self.spent.items()}
+        return {kind: seconds for kind, seconds in spent.items() if seconds > 0}
+
+
+class Activity:
+    """Kept by the thread that works, and looked at by any other.
+
+    >>> activity = Activity()
+    >>> with activity.doing("generate", "generating lease 3"):
+    ...     activity.look().what
+    'generating lease 3'
+    >>> list(activity.look().spent)
+    ['generate']
+    """
+
+    def __init__(self, what: str = "starting") -> None:
+        self._lock = threading.Lock()
+        self._what = what
+        self._since = time.time()
+        self._spent: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def doing(self, kind: str, what: str) -> Iterator[None]:
+        """While inside, this is what the actor does; afterwards it is again what it did before."""
+        before, begun = self._switch(what), time.perf_counter()
+        try:
+            yield
+        finally:
+            self._switch(before)
+            with self._lock:
+                self._spent[kind] = self._spent.get(kind, 0.0) + time.perf_counter() - begun
+
+    def rest(self, what: str) -> None:
+        """Between one thing and the next, from now on, this is what the actor does; it counts for no kind."""
+        self._switch(what)
+
+    def look(self) -> Doing:
+        with self._lock:
+            return Doing(self._what, self._since, dict(self._spent))
+
+    def _switch(self, what: str) -> str:
+        with self._lock:
+            before, self._what, self._since = self._what, what, time.time()
+            return before
+
+
+def making_metrics(deliveries: Sequence[Delivery]) -> dict[str, float]:
+    """What it took to make these, as a step's metrics: seconds summed over all, and only what is known.
+
+    >>> making_metrics([Delivery(0, (), "maker_0", {"generate": 2.0}), Delivery(1, (), "maker_1", {"generate": 1.0})])
+    {'maker.generate_seconds': 3.0, 'maker.tokens_per_second': 0.0, 'makers': 2.0}
+    """
+    spent = {kind: sum(delivery.seconds.get(kind, 0.0) for delivery in deliveries) for kind in _MAKING}
+    metrics = {f"maker.{kind}_seconds": seconds for kind, seconds in spent.items() if seconds > 0}
+    if spent["generate"] > 0:
+        tokens = sum(delivery.tokens for delivery in deliveries if delivery.seconds.get("generate", 0.0) > 0)
+        metrics["maker.tokens_per_second"] = tokens / spent["generate"]
+    makers = {delivery.made_by for delivery in deliveries if delivery.made_by}
+    return metrics | ({"makers": float(len(makers))} if makers else {})

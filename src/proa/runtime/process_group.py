@@ -1,0 +1,172 @@
+"""Trainers in processes of their own, on one machine or many: `Replicas` over torch.distributed.
+
+Data goes through gloo or NCCL. Who has come to a meeting, and who will not, goes through the store at rank 0, a server
+of its own thread: it answers while rank 0 computes an eval for an hour, and falls silent when rank 0 dies. So a wait
+here can tell the one from the other, which a collective with a timeout cannot.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from time import monotonic
+from typing import Any, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+from ..roles.replicas import ReplicaError, as_raised_elsewhere, farewell
+
+T = TypeVar("T")
+
+LOOK_SECONDS = 0.5
+"""How often a trainer that waits for the others looks whether it was told to give up."""
+JOIN_SECONDS = 120.0
+"""How long the others may take to come up."""
+BUCKET_BYTES = 64 * 2**20
+"""Gradients are added up in pieces of about this size."""
+
+
+def serve_store(host: str) -> TCPStore:
+    """The store of a new group, at rank 0; the others connect to its `host` and `port`."""
+    return TCPStore(host, 0, is_master=True, wait_for_workers=False)
+
+
+class ProcessGroup:
+    """One trainer's view of all of them."""
+
+    def __init__(
+        self, store: TCPStore, rank: int, size: int, *, backend: str = "gloo", patience: float = 600.0
+    ) -> None:
+        self.rank = rank
+        self.size = size
+        self._store = store
+        self._patience = patience
+        self._meeting = 0
+        self._said_at: list[int] = []
+        self._abandoned = ""
+        dist.init_process_group(
+            backend, store=PrefixStore("data", store), rank=rank, world_size=size,
+            timeout=timedelta(seconds=max(patience, JOIN_SECONDS)),
+        )  # fmt: skip
+
+    @classmethod
+    def connect(cls, address: tuple[str, int], rank: int, size: int, **settings: Any) -> ProcessGroup:
+        """Join the group whose store is at that address."""
+        return cls(TCPStore(*address, is_master=False), rank, size, **settings)
+
+    # -- meetings ------------------------------------------------------------------------------------
+
+    def gather(self, value: T) -> list[T]:
+        """Through the store, as JSON: a few numbers, for which a collective takes several times as long."""
+        said = f"said/{self._meeting + 1}/"
+        with _in_words():
+            self._store.set(f"{said}{self.rank}", json.dumps(value))
+        self._meet()
+        with _in_words():
+            gathered: list[Any] = self._store.multi_get([f"{said}{rank}" for rank in range(self.size)])
+            self._forget_what_was_read(self._meeting)
+        return [json.loads(one) for one in gathered]
+
+    def from_first(self, value: T) -> T:
+        self._meet()
+        box = [value if self.rank == 0 else None]
+        with _in_words():
+            dist.broadcast_object_list(box, src=0)
+        return cast("T", box[0])
+
+    def sum_(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._meet()
+        with _in_words():
+            for bucket in _buckets(tensors):
+                flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
+                dist.all_reduce(flat)
+                _put_back(flat, bucket)
+
+    def copy_first_(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._meet()
+        with _in_words(), torch.no_grad():
+            for bucket in _buckets(tensors):
+                flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
+                dist.broadcast(flat, src=0)
+                _put_back(flat, bucket)
+
+    def _forget_what_was_read(self, said_at: int) -> None:
+        """Everyone has read what was said at a meeting once everyone has come to a later one."""
+        self._said_at.append(said_at)
+        while self._said_at[0] < self._meeting:
+            self._store.delete_key(f"said/{self._said_at.pop(0)}/{self.rank}")
+
+    def leave(self, error: BaseException) -> None:
+        try:
+            self._store.set("left", json.dumps(farewell(self.rank, error)))
+            self._store.set(f"meeting/{self._meeting + 1}", "")  # whoever waits there need not wait any longer
+        except dist.DistError:
+            pass  # rank 0 is gone, and with it everyone's way of hearing of this
+
+    def abandon(self, reason: str) -> None:
+        """End every wait here, now and later: the others are known not to come. From any thread."""
+        self._abandoned = reason
+
+    def _meet(self) -> None:
+        """Come to the next meeting, and wait for the others."""
+        self._meeting += 1
+        key = f"meeting/{self._meeting}"
+        with _in_words():
+            if self._store.add(f"came/{self._meeting}", 1) == self.size:
+                self._store.set(key, "")
+                self._store.delete_key(f"came/{self._meeting - 2}")
+                self._store.delete_key(f"meeting/{self._meeting - 2}")
+            since = monotonic()
+            while not self._opened(key):
+                self._refuse_if_over()
+                # Rank 0 may be evaluating, for as long as that takes. The others only have their share of a batch.
+                if self.rank == 0 and monotonic() - since > self._patience:
+                    raise ReplicaError(f"the other trainers have not come to a step for {self._patience:g} s")
+            self._refuse_if_over()
+
+    def _opened(self, key: str) -> bool:
+        try:
+            self._store.wait([key], timedelta(seconds=LOOK_SECONDS))
+        except dist.DistStoreError:
+            return False  # not yet
+        return True
+
+    def _refuse_if_over(self) -> None:
+        if self._abandoned:
+            raise ReplicaError(self._abandoned)
+        if self._store.check(["left"]):
+            raise as_raised_elsewhere(json.loads(self._store.get("left")))
+
+
+class _in_words:  # noqa: N801 - reads as a sentence where it is used
+    """A connection that breaks is another trainer that is gone."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _type: Any, error: BaseException | None, _traceback: Any) -> None:
+        if isinstance(error, (dist.DistError, RuntimeError)) and not isinstance(error, ReplicaError):
+            raise ReplicaError(f"another trainer is gone: {str(error).splitlines()[0]}") from error
+
+
+def _buckets(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """Neighbours of one dtype and device, up to about `BUCKET_BYTES` together."""
+    bucket: list[torch.Tensor] = []
+    size = 0
+    for tensor in tensors:
+        other = bucket and (tensor.dtype, tensor.device) != (bucket[0].dtype, bucket[0].device)
+        if bucket and (other or size + tensor.nbytes > BUCKET_BYTES):
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(tensor)
+        size += tensor.nbytes
+    if bucket:
+        yield bucket
+
+
+def _put_back(flat: torch.Tensor, bucket: Sequence[torch.Tensor]) -> None:
+    for tensor, part in zip(bucket, torch.split(flat, [tensor.numel() for tensor in bucket]), strict=True):
+        tensor.copy_(part.view_as(tensor))

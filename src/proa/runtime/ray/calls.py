@@ -1,0 +1,128 @@
+"""Calls to actors. Ray runs a lost call twice or not at all, so every call here is one that may be repeated."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from time import monotonic
+from typing import Any, Generic, TypeVar
+
+import ray
+
+from ...errors import ProaError
+
+CALL_SECONDS = 30.0
+"""After so long without a reply, a call counts as lost and is repeated."""
+LOST = (ray.exceptions.ActorUnavailableError, ray.exceptions.GetTimeoutError)
+"""What Ray raises of calls that may have run, and of those that did not."""
+
+Value = TypeVar("Value")
+
+
+class UnreachableError(ProaError):
+    """An actor is there and does not reply."""
+
+
+def asked(method: Any, *arguments: Any, who: str, seconds: float) -> Any:
+    """The reply, asking again for what was lost on the way, for so many seconds."""
+    until = monotonic() + seconds
+    while True:
+        try:
+            return ray.get(method.remote(*arguments), timeout=CALL_SECONDS)
+        except LOST as lost:
+            if monotonic() > until:
+                raise UnreachableError(f"{who} has not replied for {seconds:g} s") from lost
+            time.sleep(0.02)
+
+
+class LongCall:
+    """A call that may take as long as the run: looked at, never waited for, and asked again where it was lost."""
+
+    def __init__(self, who: str, seconds: float, method: Any, *arguments: Any) -> None:
+        self.who = who
+        self.value: Any = None
+        self._seconds = seconds
+        self._ask: Callable[[], Any] = lambda: method.remote(*arguments)
+        self._reference = self._ask()
+        self._lost_since: float | None = None
+        self._has_ended = False
+
+    def ended(self) -> bool:
+        """Whether it is over, with `value` set then. Raises what Ray says of an actor that died."""
+        if self._has_ended:
+            return True
+        ready, _ = ray.wait([self._reference], timeout=0)
+        if not ready:
+            self._lost_since = None
+            return False
+        try:
+            self.value = ray.get(self._reference)
+        except LOST as lost:
+            self._ask_again(lost)
+            return False
+        self._has_ended = True
+        return True
+
+    def _ask_again(self, lost: BaseException) -> None:
+        self._lost_since = self._lost_since or monotonic()
+        if monotonic() - self._lost_since > self._seconds:
+            raise UnreachableError(f"{self.who} has not replied for {self._seconds:g} s") from lost
+        self._reference = self._ask()
+
+
+class Watched:
+    """What an actor says of itself: asked again and again, and never waited for."""
+
+    def __init__(self, who: str, seconds: float, method: Any) -> None:
+        self.said: Any = None
+        self.heard_at = monotonic()
+        self._ask: Callable[[], LongCall] = lambda: LongCall(who, seconds, method)
+        self._asked: LongCall | None = None
+
+    def look(self) -> bool:
+        """Whether it has said something since the last look."""
+        self._asked = self._asked or self._ask()
+        if not self._asked.ended():
+            return False
+        self.said, self._asked, self.heard_at = self._asked.value, None, monotonic()
+        return True
+
+
+class Once(Generic[Value]):
+    """At the actor: whatever is asked several times is done once, and everyone gets what came of it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._outcome: Future[Value] = Future()
+
+    def __call__(self, do: Callable[[], Value]) -> Value:
+        with self._lock:
+            if not self._outcome.done():
+                try:
+                    self._outcome.set_result(do())
+                except BaseException as error:
+                    self._outcome.set_exception(error)
+        return self._outcome.result()
+
+
+def in_short(error: BaseException) -> str:
+    """Ray explains a death at length: what happened is in the first line, and why in the detail's first sentence."""
+    if isinstance(error, ray.exceptions.RayTaskError) and error.cause is not None:
+        return f"{type(error.cause).__name__}: {error.cause}"
+    first, _, rest = str(error).partition("\n")
+    _, found, detail = rest.partition("Worker exit detail: ")
+    return f"{first} {detail.partition('. ')[0]}" if found else first
+
+
+def portable(error: BaseException) -> BaseException:
+    """The error itself if it can travel, else its words."""
+    try:
+        copy.copy(error)  # some cannot be made again from what they keep
+        pickle.dumps(error)
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error

@@ -1,0 +1,249 @@
+"""The makers of a run, as its driver keeps them: started, looked at, replaced when they are lost."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from time import monotonic
+from typing import Any
+
+import ray
+
+from ...lifecycle.manager import CallbackManager
+from ...record.live import ActorView
+from ..fleet import Health, Member, Sign, back_off, enough
+from ..local import Supervision
+from .calls import LongCall, Watched, asked, in_short
+from .hosts import MakerEnd, Whereabouts, this_node
+
+log = logging.getLogger("proa.runtime")
+
+GOING_SECONDS = 2.0
+"""How long a process may take to go when Ray tells it to."""
+QUIET_SECONDS = 10.0
+"""A maker that has not replied for so long is suspect."""
+
+
+@dataclass
+class _Post:
+    """A maker's place: who works there now, and since when nobody does."""
+
+    member: Member
+    actor: Any = None
+    working: LongCall | None = None
+    starting: LongCall | None = None
+    where: Whereabouts | None = None
+    watched: Watched | None = None
+    start_at: float = 0.0
+
+    def sign(self, sign: Sign) -> None:
+        self.member = self.member.after(sign)
+
+    @property
+    def view(self) -> ActorView:
+        """What it last said of itself."""
+        said: ActorView | None = self.watched.said if self.watched is not None else None
+        return said or ActorView(self.member.name, "maker", doing="starting" if self.actor is not None else "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """When a maker is given up, and when the run is."""
+
+    supervision: Supervision
+    min_makers: int = 1
+    max_restarts: int = 10
+    """Of one maker's place, before it is given up."""
+
+
+class MakerFleet:
+    """Keeps so many makers at work. `start` starts one by name; `trainer` is the actor that has the lease book."""
+
+    def __init__(
+        self,
+        count: int,
+        start: Callable[[str], Any],
+        trainer: Any,
+        *,
+        manager: CallbackManager,
+        limits: Limits,
+        patience: float,
+    ) -> None:
+        self._start_actor = start
+        self._trainer = trainer
+        self._manager = manager
+        self._limits = limits
+        self._patience = patience
+        self._posts = {f"maker_{number}": _Post(Member(f"maker_{number}")) for number in range(count)}
+        self._failures: dict[int | str, int] = {}
+        self._given_up: list[_Post] = []
+        self.fatal = ""
+        """Why the run cannot go on, once it cannot."""
+
+    def start(self) -> None:
+        for name in self._posts:
+            self._start(name)
+
+    def look_after(self, overdue: Mapping[int, str]) -> None:
+        """See who is gone, who hangs (`overdue`: leases that a maker has had for too long) and who is quiet."""
+        for name in list(self._posts):
+            self._see_whether_it_works(name)
+        for lease_id, name in overdue.items():
+            if name in self._posts and self._posts[name].actor is not None:
+                seconds = self._limits.supervision.lease_timeout
+                self._lose(name, f"{name} has had lease {lease_id} for more than {seconds:g} s", lease_id, hangs=True)
+        for name in list(self._posts):
+            self._see_how_it_is(name)
+        for name, post in self._posts.items():
+            if post.actor is None and monotonic() >= post.start_at and not self.fatal:
+                self._start(name)
+                self._manager.fire("maker.recreated", name, post.member.reason)
+
+    @property
+    def at_work(self) -> bool:
+        """Whether any maker has still to end."""
+        return any(post.working is not None for post in self._posts.values())
+
+    def see_off(self) -> None:
+        """Note who has ended with the run."""
+        for post in self._posts.values():
+            with contextlib.suppress(Exception):
+                if post.working is not None and post.working.ended():
+                    post.working = None
+
+    def end(self) -> None:
+        """Nobody is left after this."""
+        for post in self._posts.values():
+            _kill(post)
+        until = monotonic() + GOING_SECONDS
+        for post in self._posts.values():
+            while _is_alive(post) and monotonic() < until:
+                time.sleep(0.02)
+            _kill_the_process(post)
+
+    def views(self) -> list[ActorView]:
+        """Every place, with who is there or why nobody is."""
+        return [_view(post) for post in (*self._posts.values(), *self._given_up)]
+
+    # -- one maker -----------------------------------------------------------------------------------
+
+    def _start(self, name: str) -> None:
+        post = self._posts[name]
+        post.actor = actor = self._start_actor(name)
+        post.starting = LongCall(name, self._patience, actor.ready)
+        post.working = LongCall(name, self._patience, actor.work)
+        post.watched = Watched(name, self._patience, actor.look)
+
+    def _see_whether_it_works(self, name: str) -> None:
+        post = self._posts[name]
+        if post.working is None:
+            return
+        try:
+            if not post.working.ended():
+                return
+        except Exception as error:  # it died; of memory, say, which is no actor's error to Ray
+            self._lose(name, f"{name}: {in_short(error)}", None)
+            return
+        end: MakerEnd = post.working.value
+        post.working = None
+        if end.reason:
+            self._lose(name, end.reason, end.lease_id)
+
+    def _see_how_it_is(self, name: str) -> None:
+        """Take signs of life: its first, that it was heard, that it has weights, or that it is quiet."""
+        post = self._posts[name]
+        if post.working is None or post.starting is None or post.watched is None:
+            return
+        with contextlib.suppress(Exception):  # a maker that died is noticed by its work
+            if post.where is None and post.starting.ended():
+                post.where = post.starting.value
+                post.sign(Sign.STARTED)
+            if post.watched.look():
+                self._hear_of(post)
+        silent = monotonic() - post.watched.heard_at
+        if silent > QUIET_SECONDS:
+            post.sign(Sign.QUIET)
+        if post.member.health is Health.SUSPECT and silent > self._limits.supervision.lease_timeout:
+            self._lose(name, f"{name} has not been heard of for {silent:.0f} s", None, hangs=True)
+
+    def _hear_of(self, post: _Post) -> None:
+        was_suspect = post.member.health is Health.SUSPECT
+        post.sign(Sign.HEARD)
+        if was_suspect:  # what it has may be anything: it is to load and check again
+            asked(post.actor.distrust_weights, who=post.member.name, seconds=QUIET_SECONDS)
+        elif post.view.version >= 0:
+            post.sign(Sign.LOADED)
+
+    def _lose(self, name: str, reason: str, lease_id: int | None, *, hangs: bool = False) -> None:
+        post = self._posts.pop(name)
+        _kill(post)
+        if hangs:
+            _kill_the_process(post)
+        asked(self._trainer.dismiss, name, who="the trainer", seconds=self._patience)
+        self._manager.fire("maker.lost", name, reason)
+        place = name.partition("+")[0]
+        culprit: int | str = place if lease_id is None else lease_id
+        self._failures[culprit] = self._failures.get(culprit, 0) + 1
+        lost = post.member.after(Sign.LOST, reason)
+        most = self._limits.supervision.lease_attempts if lease_id is not None else self._limits.max_restarts
+        log.warning("%s is lost: %s%s", name, reason, _see_log(post))
+        if self._failures[culprit] >= most:
+            self._given_up.append(replace(post, member=lost, actor=None, working=None))
+            if lease_id is not None or not self._are_enough:
+                self.fatal = reason + _see_log(post)
+            return
+        again = lost.after(Sign.REPLACED)
+        again = replace(again, name=f"{place}+{again.restarts}")
+        self._posts[again.name] = _Post(again, start_at=monotonic() + back_off(again.restarts - 1))
+
+    @property
+    def _are_enough(self) -> bool:
+        return enough([post.member for post in self._posts.values()], self._limits.min_makers)
+
+
+def _kill(post: _Post) -> None:
+    if post.actor is not None:
+        with contextlib.suppress(Exception):
+            ray.kill(post.actor)
+
+
+def _kill_the_process(post: _Post) -> None:
+    """Ray asks a process to end; one that is stopped, or hangs in foreign code, does not hear it."""
+    if _is_alive(post):
+        assert post.where is not None
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(post.where.pid, signal.SIGKILL)
+
+
+def _is_alive(post: _Post) -> bool:
+    """Whether its process is there, as far as can be told from this machine."""
+    if post.where is None or post.where.node != this_node():
+        return False
+    try:
+        os.kill(post.where.pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _see_log(post: _Post) -> str:
+    if post.where is None or not post.where.log:
+        return ""
+    return f" (what it printed is in {post.where.log} on {post.where.node})"
+
+
+def _view(post: _Post) -> ActorView:
+    member = post.member
+    return replace(
+        post.view,
+        name=member.name,
+        health=str(member.health),
+        restarts=member.restarts,
+        reason=member.reason,
+        log=post.where.log if post.where is not None else "",
+    )

@@ -1,0 +1,72 @@
+"""Where actors go: what each takes up, and whether they go together or apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+NEXT_TO_NOTHING = 0.001
+"""Processors: a place must hold something."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RaySettings:
+    """Where actors run, and what each of them takes up."""
+
+    namespace: str
+    trainer_resources: Mapping[str, Any] = field(default_factory=dict)
+    maker_resources: Mapping[str, Any] = field(default_factory=dict)
+    placement: str | None = None
+    """PACK, SPREAD, STRICT_PACK or STRICT_SPREAD; None leaves it to Ray."""
+
+
+class Places:
+    """Ray's options for each actor of a run: reserved all at once, if a placement is asked for."""
+
+    def __init__(self, settings: RaySettings, *, trainers: int, makers: int) -> None:
+        self._settings = settings
+        self._trainers = trainers
+        self._makers = makers
+        self._group: PlacementGroup | None = None
+
+    def reserve(self) -> Any:
+        """Room for everyone: something to wait for, or None if no placement is asked for."""
+        settings = self._settings
+        if settings.placement is None:
+            return None
+        trainer, maker = _bundle(settings.trainer_resources), _bundle(settings.maker_resources)
+        self._group = placement_group(
+            [trainer] * self._trainers + [maker] * self._makers, strategy=settings.placement
+        )  # fmt: skip
+        return self._group.ready()
+
+    def of_trainer(self, rank: int) -> dict[str, Any]:
+        return self._options(f"trainer_{rank}", self._settings.trainer_resources, rank)
+
+    def of_maker(self, name: str) -> dict[str, Any]:
+        """A maker that replaces another goes where that was."""
+        number = int(name.partition("+")[0].rpartition("_")[2])
+        return self._options(name, self._settings.maker_resources, self._trainers + number)
+
+    def _options(self, name: str, resources: Mapping[str, Any], place: int) -> dict[str, Any]:
+        options = {
+            "num_cpus": 0, **resources, "name": name, "namespace": self._settings.namespace, "max_restarts": 0,
+        }  # fmt: skip
+        if self._group is not None:
+            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(self._group, place)
+        return options
+
+    def give_back(self) -> None:
+        if self._group is not None and ray.is_initialized():
+            remove_placement_group(self._group)
+
+
+def _bundle(resources: Mapping[str, Any]) -> dict[str, float]:
+    named = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}
+    bundle = {named[key]: value for key, value in resources.items() if key in named and value}
+    return {"CPU": NEXT_TO_NOTHING, **bundle, **(resources.get("resources") or {})}

@@ -1,0 +1,62 @@
+"""Trainers in real processes: they meet, wait for a busy one, and hear of one that fails, stops or dies."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+MEMBER = Path(__file__).with_name("process_group_member.py")
+
+
+@pytest.fixture
+def group(repository):
+    """Starts the members of a group; what each printed, by rank."""
+    started = []
+
+    def start(what, size):
+        environment = {**os.environ, "PYTHONPATH": str(repository / "src"), "TORCH_CPP_LOG_LEVEL": "ERROR"}
+        port = 0
+        for rank in range(size):
+            command = [sys.executable, str(MEMBER), what, str(rank), str(size), str(port)]
+            started.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
+            if rank == 0:
+                port = int(started[0].stdout.readline())
+        return [member.communicate(timeout=60)[0].splitlines() for member in started]
+
+    yield start
+    for member in started:
+        member.kill()
+        member.wait()
+        member.stdout.close()
+
+
+def test_they_gather_hand_on_add_up_and_copy(group):
+    assert group("meets", 3) == [["done"]] * 3
+
+
+def test_a_first_that_is_busy_is_waited_for_longer_than_patience(group):
+    assert group("waits_for_a_first_that_is_busy", 2) == [["heard news", "done"]] * 2
+
+
+def test_one_that_fails_says_so_to_all(group):
+    failed = "trainer_1 failed: MemoryError: too much"
+    assert group("leaves", 3) == [[failed, "done"], ["done"], [failed, "done"]]
+
+
+def test_a_stop_at_one_is_a_stop_for_all(group):
+    assert group("stops", 2) == [["done"], ["stopped: enough", "done"]]
+
+
+def test_one_that_is_killed_is_missed_within_the_deadline(group):
+    told = "within the other trainers have not come to a step for 2 s"
+    assert group("dies", 2) == [[told, "done"], []]
+
+
+def test_when_the_first_is_killed_the_others_know_at_once(group):
+    assert group("the_first_dies", 2) == [[], ["another trainer is gone", "done"]]
+
+
+def test_whoever_knows_better_ends_a_wait(group):
+    assert group("is_told_to_give_up", 2)[0] == ["within trainer_1 died", "done"]
