@@ -7,32 +7,15 @@ import threading
 from pathlib import Path
 
 import pytest
+from tests.integration.mishaps import IsKilled
+from tests.integration.small_run import digest, header
 
 from proa import CallbackManager, MakerCallback, TrainerCallback
 from proa.lifecycle.hooks import EveryMoment
-from proa.recipes import grpo, ppo
+from proa.recipes import ppo
 from proa.runtime.local import RunFailedError
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
-
-SMALL = {
-    "total_steps": 4, "train_batch_size": 8, "sampling": {"group_size": 2, "max_new_tokens": 7},
-    "model": {"config": {
-        "model_type": "llama", "vocab_size": 16, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1,
-        "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 24,
-    }},
-    "task": {"source": "sort_digits", "count": 64}, "reward": {"workers": 0}, "optimizer": {"learning_rate": 3e-3},
-    "wait_timeout": 60.0,
-}  # fmt: skip
-
-
-def header(tmp_path, name="run"):
-    return json.loads((tmp_path / name / "run.json").read_text())
-
-
-def digest(tmp_path, name, recipe=grpo, **changes):
-    recipe(**{**SMALL, "output_dir": tmp_path, "name": name, **changes})
-    return header(tmp_path, name)["weights_digest"]
 
 
 @pytest.mark.parametrize(("makers", "staleness"), [(1, 0), (2, 1), (3, 2)])
@@ -48,29 +31,13 @@ def test_with_lora_too_where_only_the_adapter_travels(ray_cluster, tmp_path):
     assert digest(tmp_path, "ray", runtime="ray", makers=2, **settings) == digest(tmp_path, "local", **settings)
 
 
-class KillOnce(MakerCallback):
-    """The first maker that comes here dies as if its machine had."""
-
-    def __init__(self, marker: Path) -> None:
-        self.marker = marker
-
-    def on_weights_loaded(self, version):
-        if version < 2:
-            return
-        try:
-            self.marker.touch(exist_ok=False)
-        except FileExistsError:
-            return
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
 @pytest.mark.parametrize("settings", [{"makers": 2}, {"makers": 1, "lora": {"rank": 2}}], ids=str)
 def test_a_maker_that_is_killed_changes_nothing(ray_cluster, tmp_path, settings):
     """With one maker and LoRA its successor starts after the first push, and needs the base all the same."""
     local = digest(tmp_path, "local", **settings)
     watching = Watching()
     killed = digest(
-        tmp_path, "ray", runtime="ray", callbacks=[watching, KillOnce(tmp_path / "killed")], **settings
+        tmp_path, "ray", runtime="ray", callbacks=[watching, IsKilled(tmp_path / "killed")], **settings
     )  # fmt: skip
     assert killed == local
     assert (tmp_path / "killed").exists()

@@ -5,6 +5,9 @@ import threading
 import pytest
 import torch
 
+from proa.data.sampling import Sampling
+from proa.engines.weights import WeightPlaces
+from proa.roles.maker import ExperienceMakerHolder
 from proa.roles.waiting import WaitTimeoutError
 from proa.roles.weights import Weights, WeightsError, WeightStore, transport_digest
 
@@ -71,3 +74,86 @@ def test_what_adapters_go_over_is_never_retired():
         store.publish(version, {"adapter": torch.ones(1)})
     store.retire(older_than=2)
     assert store.versions == [-1, 2]
+
+
+# -- in pieces ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_pieces(monkeypatch):
+    """Weights of a few bytes are hashed as large ones are: in pieces, by threads."""
+    monkeypatch.setattr("proa.roles.weights.PIECE_BYTES", 8)
+    monkeypatch.setattr("proa.roles.weights.HASHING_THREADS", 3)
+
+
+def test_a_flipped_bit_anywhere_is_found(small_pieces):
+    original = {
+        "a": torch.arange(5, dtype=torch.float32),
+        "b": torch.ones(3, dtype=torch.bfloat16),
+        "c": torch.ones(()),
+    }
+    digest = transport_digest(original)
+    for name, tensor in original.items():
+        for position in range(tensor.nbytes):
+            broken = {other: kept.clone() for other, kept in original.items()}
+            broken[name].view(-1).view(torch.uint8)[position] ^= 1
+            assert transport_digest(broken) != digest, (name, position)
+
+
+def test_pieces_that_changed_places_are_found(small_pieces):
+    one, other = torch.arange(2.0), torch.arange(2.0, 4.0)
+    assert transport_digest({"a": torch.cat([one, other])}) != transport_digest({"a": torch.cat([other, one])})
+    assert transport_digest({"a": one, "b": other}) != transport_digest({"a": other, "b": one})
+
+
+def test_the_digest_is_the_same_however_many_threads_there_are(monkeypatch, small_pieces):
+    weights = {"a": torch.arange(100.0), "empty": torch.zeros(0), "b": torch.ones(3, 3)}
+    digests = set()
+    for threads in (1, 2, 7):
+        monkeypatch.setattr("proa.roles.weights.HASHING_THREADS", threads)
+        digests |= {transport_digest(weights) for _ in range(5)}
+    assert len(digests) == 1
+
+
+# -- a push that fails -------------------------------------------------------------------------------
+
+
+class Places:
+    """An engine that has weights and nothing else."""
+
+    context_length = 8
+
+    def __init__(self):
+        self.own = {name: torch.zeros_like(tensor) for name, tensor in tensors().items()}
+        self.load = WeightPlaces(self.own, {}).fill
+
+    def generate(self, requests, sampling):
+        raise NotImplementedError
+
+
+def damaged(weights):
+    """The last byte of the last tensor, so that whoever copies as he checks has copied nearly all."""
+    broken = {name: tensor.clone() for name, tensor in weights.tensors.items()}
+    broken["b"].view(torch.uint8)[-1] ^= 1
+    return Weights(weights.version, broken, weights.digest)
+
+
+def with_another_shape(weights):
+    return WeightStore().publish(weights.version, {**weights.tensors, "b": torch.arange(5)})
+
+
+def without_one(weights):
+    return WeightStore().publish(weights.version, {"a": weights.tensors["a"]})
+
+
+@pytest.mark.parametrize("spoil", [damaged, with_another_shape, without_one])
+def test_a_push_that_fails_leaves_the_old_version_in_force(spoil, small_pieces):
+    engine = Places()
+    maker = ExperienceMakerHolder(engine=engine, decode=str, scorer=None, sampling=Sampling())
+    maker.update_experience_maker(WeightStore().publish(1, tensors(1.0)))
+    with pytest.raises((WeightsError, ValueError)):
+        maker.update_experience_maker(spoil(WeightStore().publish(2, tensors(2.0))))
+    assert engine.own["a"].unique().tolist() == [1.0]
+    assert (maker.loaded_version, maker.state.policy_version) == (1, 1)
+    maker.update_experience_maker(WeightStore().publish(2, tensors(2.0)))
+    assert (engine.own["a"].unique().tolist(), maker.loaded_version) == ([2.0], 2)

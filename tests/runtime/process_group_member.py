@@ -1,4 +1,4 @@
-"""One trainer of a group in a process of its own, for the tests beside: `process_group_member.py WHAT RANK SIZE PORT`."""
+"""One trainer of a group in a process of its own, for the tests beside: its arguments are WHAT RANK SIZE PORT."""
 
 import os
 import signal

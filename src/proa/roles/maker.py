@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -18,6 +19,8 @@ from ..lifecycle.manager import CallbackManager, Callbacks
 from ..lifecycle.roles import Role
 from ..rewards.score import Score, add_part
 from .activity import Activity, Doing
+from .concurrency import concurrency_group
+from .finding import find_actor
 from .lease_book import group_by_id
 from .waiting import ClosedError, LeaseFailedError, WaitTimeoutError
 from .weights import Weights
@@ -97,7 +100,8 @@ class ExperienceMakerHolder:
         self._model_reward = model_reward
         self._whole_weights = whole_weights  # with LoRA only the adapter travels, and is put over a base kept here
         self._seed = seed
-        self._find_trainer = find_trainer
+        self._find_trainer: Callable[[str], Any] = find_trainer or find_actor
+        self._engine_in_use = threading.Lock()  # weights are switched between batches, whoever brings them
         self._version = -1
         self._doubt = self._answered = object()
         self._turn = 0
@@ -172,10 +176,11 @@ class ExperienceMakerHolder:
         self.update_experience_maker(weights)
         self._answered = doubt  # one that came after the fetch is still open
 
+    @concurrency_group("model_io")
     def update_experience_maker(self, weights: Weights) -> None:
-        """Switch to these weights, all of them or none, after checking them."""
+        """Switch to these weights, all of them or none, after checking them; between batches, if one is being made."""
         doubt = self._doubt
-        with self.activity.doing("load", f"loading weights of version {weights.version}"):
+        with self._engine_in_use, self.activity.doing("load", f"loading weights of version {weights.version}"):
             weights.check()
             self.engine.load(self._whole_weights(weights.tensors) if self._whole_weights else weights.tensors)
         self._version = self.state.policy_version = weights.version
@@ -184,6 +189,7 @@ class ExperienceMakerHolder:
 
     # -- pushed work ---------------------------------------------------------------------------------
 
+    @concurrency_group("compute")
     def workingloop(
         self, dataloader_fn: Callable[[], Iterable[Sequence[Prompt]]], num_epochs: int = 1, num_steps: int = 0
     ) -> None:
@@ -209,7 +215,6 @@ class ExperienceMakerHolder:
 
     def _send(self, items: Sequence[BufferItem]) -> None:
         moments, state = self.manager.moments, self.state
-        assert self._find_trainer is not None, "a maker that pushes was given a way to find its trainers"
         moments.maker_send_start(state)
         try:
             with self.activity.doing("send", "delivering a batch"):
@@ -235,12 +240,13 @@ class ExperienceMakerHolder:
         experience = None
         try:
             requests = [Request(prompt.tokens, tuple(own)) for prompt, own in zip(prompts, seeds, strict=True)]
-            with self.activity.doing("generate", f"generating {what}"):
+            with self._engine_in_use, self.activity.doing("generate", f"generating {what}"):
+                version = self._version
                 groups = self.engine.generate(requests, self.sampling)
             with self.activity.doing("score", f"scoring {what}"):
                 scores = self._score(prompts, groups)
             self.tokens_made += sum(len(completion) for group in groups for completion in group)
-            items = self._items(prompts, groups, scores)
+            items = self._items(prompts, groups, scores, version)
             if self.manager.wants("maker.make_experience_end", "experience"):
                 experience = merge([_with_reward(item) for item in items])
             return items
@@ -269,16 +275,20 @@ class ExperienceMakerHolder:
         return text if isinstance(prompt.text, str) else [{"role": "assistant", "content": text}]
 
     def _items(
-        self, prompts: Sequence[Prompt], groups: Sequence[Sequence[Completion]], scores: Sequence[Score]
+        self,
+        prompts: Sequence[Prompt],
+        groups: Sequence[Sequence[Completion]],
+        scores: Sequence[Score],
+        version: int,
     ) -> list[BufferItem]:
         score = iter(scores)
         return [
-            self._item(prompt, sample, completion, next(score))
+            self._item(prompt, sample, completion, next(score), version)
             for prompt, group in zip(prompts, groups, strict=True)
             for sample, completion in enumerate(group)
         ]
 
-    def _item(self, prompt: Prompt, sample: int, completion: Completion, score: Score) -> BufferItem:
+    def _item(self, prompt: Prompt, sample: int, completion: Completion, score: Score, version: int) -> BufferItem:
         notes: dict[str, Any] = {"finish_reason": completion.finish_reason, "reward_parts": score.parts}
         if score.error is not None:
             notes |= {"error": score.error, "reward_failure": "reward_failed"}
@@ -289,7 +299,7 @@ class ExperienceMakerHolder:
             reward=None if score.value is None else torch.tensor(score.value, dtype=torch.float32),
             attention_mask=torch.ones(len(tokens), dtype=torch.bool),
             action_mask=torch.ones(len(completion), dtype=torch.bool),
-            versions=torch.full((len(completion),), self._version, dtype=torch.int32),
+            versions=torch.full((len(completion),), version, dtype=torch.int32),
             uid=f"{prompt.ordinal}/{sample}",
             group_id=str(prompt.ordinal),
             sampling=self.sampling,

@@ -6,10 +6,10 @@ import contextlib
 import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -24,23 +24,11 @@ from ..loop.after_step import AfterStep, Evaluator, Saver
 from ..loop.supervised import artifacts_of
 from .activity import Activity
 from .buffer import DetachedReplayBuffer
+from .concurrency import concurrency_group
 from .replicas import Alone, Replicas, telling_the_others
 from .source import PushedExperience, Source
 
 log = logging.getLogger("proa.trainer")
-
-Method = TypeVar("Method", bound=Callable[..., Any])
-
-
-def concurrency_group(name: str) -> Callable[[Method], Method]:
-    """Mark a method for Ray's concurrency groups, without Ray: unmarked, an append would queue behind `fit`."""
-
-    def mark(method: Method) -> Method:
-        method.__ray_concurrency_group__ = name  # type: ignore[attr-defined]
-        return method
-
-    return mark
-
 
 MAX_EMPTY_STEPS = 3
 """So many steps in a row may have nothing to train on before the run fails."""

@@ -26,14 +26,12 @@ from .calls import LongCall, UnreachableError, Watched, asked, in_short
 from .hosts import BuildMaker, BuildTrainer, MakerHost, Outcome, RankHost, RunLook, TrainerHost, Whereabouts
 from .link import Answer, Interests, Key
 from .listening import Listening
-from .makers import Limits, MakerFleet
+from .makers import START_SECONDS, Limits, MakerFleet
 from .places import Places, RaySettings
 
 log = logging.getLogger("proa.runtime")
 _remote: Any = ray.remote  # its types do not know concurrency groups
 
-START_SECONDS = 120.0
-"""How long an actor may take to come up."""
 GOODBYE_SECONDS = 20.0
 """How long the trainer may take to end after an interrupt."""
 LAST_WORDS_SECONDS = 5.0
@@ -245,7 +243,8 @@ class RayRuntime:
         if self._fatal is not None or isinstance(error, ReplicaError):  # what another trainer says of the one that did
             return
         self._fatal = error
-        asked(self._trainers[0].close, str(error), who="trainer_0", seconds=self._patience)
+        with contextlib.suppress(ray.exceptions.RayError):
+            asked(self._trainers[0].close, str(error), who="trainer_0", seconds=self._patience)
 
     def _view(self, look: RunLook) -> LiveView:
         assert self._fleet is not None
@@ -265,6 +264,7 @@ class RayRuntime:
         self._hear_last_words()
         self._leave_if_interrupted()
         if outcome.error is not None:
+            self._look_at_other_trainers()  # one of them may be why
             raise self._listening.raised or self._fatal or self._raised_by(0, outcome)
 
     def _hear_last_words(self) -> None:

@@ -26,10 +26,11 @@ from ...data.lease import Delivery, Lease
 from ...lifecycle.hooks import BaseCallback
 from ...lifecycle.moments import Scope
 from ...record.live import ActorView
+from ...roles.concurrency import concurrency_group
 from ...roles.lease_book import LeaseBook
 from ...roles.maker import ExperienceMakerHolder
 from ...roles.replicas import Alone, Replicas
-from ...roles.trainer import DetachedTrainer, concurrency_group
+from ...roles.trainer import DetachedTrainer
 from ...roles.waiting import ClosedError, WaitTimeoutError
 from ...roles.weights import Keep, Weights, WeightStore
 from ..process_group import ProcessGroup, serve_store

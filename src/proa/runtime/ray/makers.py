@@ -23,6 +23,8 @@ from .hosts import MakerEnd, Whereabouts, this_node
 
 log = logging.getLogger("proa.runtime")
 
+START_SECONDS = 120.0
+"""How long an actor may take to come up."""
 GOING_SECONDS = 2.0
 """How long a process may take to go when Ray tells it to."""
 QUIET_SECONDS = 10.0
@@ -161,14 +163,16 @@ class MakerFleet:
             return
         with contextlib.suppress(Exception):  # a maker that died is noticed by its work
             if post.where is None and post.starting.ended():
-                post.where = post.starting.value
+                post.where, post.watched.heard_at = post.starting.value, monotonic()
                 post.sign(Sign.STARTED)
             if post.watched.look():
                 self._hear_of(post)
         silent = monotonic() - post.watched.heard_at
         if silent > QUIET_SECONDS:
             post.sign(Sign.QUIET)
-        if post.member.health is Health.SUSPECT and silent > self._limits.supervision.lease_timeout:
+        if post.member.health is Health.RESTARTING and silent > START_SECONDS:
+            self._lose(name, f"{name} did not come up within {START_SECONDS:g} s: are there resources for it?", None)
+        elif post.member.health is Health.SUSPECT and silent > QUIET_SECONDS + self._limits.supervision.lease_timeout:
             self._lose(name, f"{name} has not been heard of for {silent:.0f} s", None, hangs=True)
 
     def _hear_of(self, post: _Post) -> None:

@@ -1,7 +1,8 @@
 """Weights through Ray's object store: written once, read in place by every maker on a machine.
 
-Tensors through Ray's own serializer cost several times what numpy views cost, so views it is. An array that arrives is
-read-only memory of the store: it is checked and copied into the engine, and never written to.
+Tensors through Ray's own serializer cost several times what numpy views cost, so views it is: of the bytes, since numpy
+does not have all of torch's dtypes. An array that arrives is read-only memory of the store: it is checked and copied
+into the engine, and never written to.
 """
 
 from __future__ import annotations
@@ -9,31 +10,25 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
 import torch
 
-_NUMPY = {torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8}
+from ...roles.weights import Bytes, bytes_of
 
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
-    """Tensors as arrays; what numpy has no dtype for travels as bytes."""
+    """Tensors by name, as their bytes, and what the bytes mean."""
 
-    arrays: dict[str, np.ndarray[Any, Any]]
+    arrays: dict[str, Bytes]
     shapes: dict[str, tuple[int, ...]]
     dtypes: dict[str, str]
 
 
 def wrap(tensors: Mapping[str, torch.Tensor]) -> Parcel:
     """Views where tensors are contiguous on the CPU, copies elsewhere. Put it away before the tensors change."""
-    arrays: dict[str, np.ndarray[Any, Any]] = {}
-    for name, tensor in tensors.items():
-        flat = tensor.detach().to("cpu").contiguous()
-        arrays[name] = flat.numpy() if flat.dtype in _NUMPY else flat.reshape(-1).view(torch.uint8).numpy()
     return Parcel(
-        arrays,
+        {name: bytes_of(tensor.to("cpu").contiguous()) for name, tensor in tensors.items()},
         {name: tuple(tensor.shape) for name, tensor in tensors.items()},
         {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in tensors.items()},
     )
@@ -43,8 +38,13 @@ def unwrap(parcel: Parcel) -> dict[str, torch.Tensor]:
     """The tensors, as views of the parcel's memory."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # nobody writes
-        tensors = {name: torch.from_numpy(array) for name, array in parcel.arrays.items()}
-    return {
-        name: tensor.view(getattr(torch, parcel.dtypes[name])).reshape(parcel.shapes[name])
-        for name, tensor in tensors.items()
-    }
+        return {
+            name: _tensor(array, getattr(torch, parcel.dtypes[name]), parcel.shapes[name])
+            for name, array in parcel.arrays.items()
+        }
+
+
+def _tensor(array: Bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    if not array.size:  # an empty array has no strides that another dtype could be made of
+        return torch.empty(shape, dtype=dtype)
+    return torch.from_numpy(array).view(dtype).reshape(shape)

@@ -1,0 +1,123 @@
+"""What happens to makers changes nothing, and what happens to trainers ends the run, in time and by its name."""
+
+from pathlib import Path
+
+import pytest
+from tests.integration.mishaps import Hangs, IsKilled, IsStopped, ReturnsGarbage, TrainerFails, TrainerIsKilled
+from tests.integration.small_run import digest, header
+
+from proa import CallbackManager
+from proa.lifecycle.hooks import EveryMoment
+from proa.runtime.local import RunFailedError
+
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
+
+
+class Watching(EveryMoment):
+    """What the driver hears of makers that come and go, of errors, and of the end."""
+
+    def __init__(self):
+        self.events, self.lost, self.recreated = [], [], []
+
+    def on_moment(self, event, payload):
+        self.events.append(event)
+        if event == "maker.lost":
+            self.lost.append(payload["reason"])
+        elif event == "maker.recreated":
+            self.recreated.append(payload["maker"])
+
+
+def is_there(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("mishap", "reason"),
+    [(IsKilled, "died"), (Hangs, "has had lease"), (IsStopped, "has had lease"), (ReturnsGarbage, "GarbageError")],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_maker_that_comes_to_grief_is_replaced_and_changes_nothing(ray_cluster, tmp_path, mishap, reason):
+    local = digest(tmp_path, "local")
+    watching, marker = Watching(), tmp_path / "happened"
+    on_ray = digest(tmp_path, "ray", runtime="ray", lease_timeout=4.0, callbacks=[watching, mishap(marker)])
+    assert on_ray == local
+    assert header(tmp_path, "ray")["ledger"] == header(tmp_path, "local")["ledger"]
+    assert len(watching.lost) == 1
+    assert reason in watching.lost[0]
+    assert watching.recreated == ["maker_0+1"]
+    assert not is_there(int(marker.read_text()))
+
+
+def test_with_several_makers_and_trainers_too(ray_cluster, tmp_path):
+    """Uneven ones: three makers, two trainers; and two makers, three trainers, of which one maker is killed."""
+    settings = {"train_batch_size": 12, "runtime": "ray"}
+    quiet = digest(tmp_path, "quiet", makers=2, trainers=2, **settings)
+    killed = digest(
+        tmp_path, "killed", makers=3, trainers=2, callbacks=[IsKilled(tmp_path / "killed-once")], **settings
+    )  # fmt: skip
+    assert (tmp_path / "killed-once").exists()
+    assert killed == quiet
+    digest(tmp_path, "uneven", makers=2, trainers=3, **settings)
+    assert header(tmp_path, "uneven")["steps_run"] == 4
+    assert header(tmp_path, "uneven")["ledger"]["trained"] == 4 * 12
+
+
+@pytest.mark.parametrize(("trainers", "rank"), [(1, 0), (2, 0), (2, 1)])
+def test_a_trainer_that_is_killed_ends_the_run_which_says_so(ray_cluster, tmp_path, trainers, rank):
+    watching = Watching()
+    with pytest.raises(RunFailedError, match=f"trainer_{rank} died"):
+        digest(
+            tmp_path, "ray", runtime="ray", trainers=trainers, callbacks=[watching, TrainerIsKilled(rank=rank)]
+        )  # fmt: skip
+    told = header(tmp_path, "ray")
+    assert (told["status"], told["steps_run"]) == ("failed", 2)
+    assert f"trainer_{rank} died" in told["stop_reason"]
+    assert_paired(watching.events)
+    assert watching.events[-2:] == ["error", "train_end"]
+
+
+def assert_paired(events):
+    """Every start of the trainer's moments has its end."""
+    open_ = []
+    for event in events:
+        if event.startswith("maker."):
+            continue
+        name, _, side = event.rpartition("_")
+        if side == "start":
+            open_.append(name)
+        elif side == "end":
+            assert open_.pop() == name
+    assert not open_
+
+
+@pytest.mark.parametrize(("trainers", "rank"), [(1, 0), (2, 1)])
+def test_an_error_in_a_trainer_comes_out_with_where_it_was(ray_cluster, tmp_path, trainers, rank):
+    with pytest.raises(OSError, match="the disk is full") as raised:
+        digest(tmp_path, "ray", runtime="ray", trainers=trainers, callbacks=[TrainerFails(rank=rank)])
+    notes = "\n".join(raised.value.__notes__)
+    assert f"in trainer_{rank}" in notes
+    assert "raise OSError" in notes
+    assert f"what trainer_{rank} printed is in " in notes
+
+
+def test_a_stop_in_the_driver_stops_every_trainer(ray_cluster, tmp_path):
+    manager = CallbackManager()
+    manager.on("step_end")(lambda state: state.stop_training("enough") if state.global_step == 2 else None)
+    digest(tmp_path, "ray", runtime="ray", trainers=2, callbacks=manager)
+    told = header(tmp_path, "ray")
+    assert (told["status"], told["steps_run"], told["stop_reason"]) == ("completed", 2, "enough")
+
+
+def test_functions_in_the_driver_hear_what_makers_do(ray_cluster, tmp_path):
+    manager = CallbackManager()
+    versions, lengths, ends = [], [], []
+    manager.on("maker.weights_loaded")(lambda state, version: versions.append(version))
+    manager.on("maker.make_experience_end")(lambda experience: lengths.append(len(experience)))
+    manager.on("maker.loop_end")(lambda state: ends.append(state.global_step))
+    digest(tmp_path, "ray", runtime="ray", callbacks=manager)
+    assert versions == [0, 1, 2]
+    assert lengths == [2] * 16
+    assert ends == [16]
