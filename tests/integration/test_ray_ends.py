@@ -38,29 +38,77 @@ def children_of(pid):
     return found
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
-def test_a_signal_ends_the_run_with_130_and_no_process_is_left(tmp_path, repository, number):
-    (tmp_path / "endless.yaml").write_text(ENDLESS)
-    environment = {**os.environ, "PYTHONPATH": str(repository / "src")}
-    run = subprocess.Popen(
-        [sys.executable, "-m", "proa", "train", "endless.yaml", "--output_dir", "runs"],
-        cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
-    metrics = tmp_path / "runs" / "endless" / "metrics.jsonl"
-    until = time.monotonic() + 120
-    while time.monotonic() < until and not (metrics.exists() and metrics.read_text().count("\n") > 2):
-        assert run.poll() is None, run.communicate()[0]
+@pytest.fixture
+def endless(tmp_path, repository):
+    """Starts a run from the command line that goes on until it is ended."""
+    started = []
+
+    def start(**flags):
+        (tmp_path / "endless.yaml").write_text(ENDLESS)
+        environment = {**os.environ, "PYTHONPATH": str(repository / "src")}
+        more = [part for name, value in flags.items() for part in (f"--{name}", str(value))]
+        run = subprocess.Popen(
+            [sys.executable, "-m", "proa", "train", "endless.yaml", "--output_dir", "runs", *more],
+            cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            start_new_session=True,
+        )  # fmt: skip
+        started.append(run)
+        metrics, live = (tmp_path / "runs" / "endless" / name for name in ("metrics.jsonl", "live.json"))
+        until = time.monotonic() + 120
+        while time.monotonic() < until and not (live.exists() and metrics.read_text().count("\n") > 2):
+            assert run.poll() is None, run.communicate()[0]
+            time.sleep(0.2)
+        return run
+
+    yield start
+    for run in started:
+        run.kill()
+        run.communicate()
+
+
+def header(tmp_path):
+    return json.loads((tmp_path / "runs" / "endless" / "run.json").read_text())
+
+
+def nobody_is_left(pids):
+    until = time.monotonic() + 20
+    while time.monotonic() < until and any(_alive(pid) for pid in pids):
         time.sleep(0.2)
+    return not [pid for pid in pids if _alive(pid)]
+
+
+@pytest.mark.parametrize(
+    ("number", "to_all", "trainers"),
+    [(signal.SIGINT, False, 1), (signal.SIGINT, True, 2), (signal.SIGTERM, False, 1)],
+    ids=["SIGINT", "SIGINT to the whole terminal, two trainers", "SIGTERM"],
+)
+def test_a_signal_ends_the_run_with_130_and_no_process_is_left(tmp_path, endless, number, to_all, trainers):
+    run = endless(trainers=trainers)
     below = children_of(run.pid)
-    run.send_signal(number)
+    if to_all:
+        os.killpg(run.pid, number)
+    else:
+        run.send_signal(number)
     out, _ = run.communicate(timeout=60)
     assert run.returncode == 130, out
-    header = json.loads((tmp_path / "runs" / "endless" / "run.json").read_text())
-    assert (header["status"], header["stop_reason"]) == ("cancelled", "interrupted")
-    until = time.monotonic() + 20
-    while time.monotonic() < until and any(_alive(pid) for pid in below):
-        time.sleep(0.2)
-    assert not [pid for pid in below if _alive(pid)]
+    assert (header(tmp_path)["status"], header(tmp_path)["stop_reason"]) == ("cancelled", "interrupted")
+    assert nobody_is_left(below)
+
+
+def test_a_trainer_that_is_killed_ends_the_run_with_1_and_no_process_is_left(tmp_path, endless):
+    run = endless()
+    below = children_of(run.pid)
+    live = json.loads((tmp_path / "runs" / "endless" / "live.json").read_text())
+    trainer = next(actor for actor in live["actors"] if actor["role"] == "trainer")
+    os.kill(int(Path(trainer["log"]).stem.rpartition("-")[2]), signal.SIGKILL)
+    out, _ = run.communicate(timeout=60)
+    assert run.returncode == 1, out
+    assert "RunFailedError: trainer_0 died" in out
+    assert f"what it printed is in {trainer['log']}" in out
+    assert "Traceback" not in out
+    assert header(tmp_path)["status"] == "failed"
+    assert header(tmp_path)["steps_run"] > 0
+    assert nobody_is_left(below)
 
 
 def _alive(pid):

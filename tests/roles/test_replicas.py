@@ -100,7 +100,7 @@ class Metrics(TrainerCallback):
         self.rows = []
 
     def on_batch_end(self, metrics, experience):
-        self.rows.append(dict(metrics))
+        self.rows.append({name: value for name, value in metrics.items() if not name.startswith("trainer.")})
 
 
 def fit(model, replicas, steps, algorithm, *, epochs=1, callbacks=(), **settings):

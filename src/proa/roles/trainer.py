@@ -79,6 +79,7 @@ class DetachedTrainer(ABC):
         self._pushed = PushedExperience(DetachedReplayBuffer(train_batch_size, buffer_limit, wait_timeout=wait_timeout))
         self.source: Source = source or self._pushed
         self._empty_in_a_row = 0
+        self._looked = self.activity.look()
 
     @abstractmethod
     def training_step(self, experience: Experience) -> dict[str, Any]:
@@ -179,12 +180,19 @@ class DetachedTrainer(ABC):
         with life.step() as step:
             step.experience = experience
             step.metrics = self.training_step(experience)
+            if isinstance(step.metrics, dict):
+                step.metrics = {**step.metrics, **self._where_time_went(), **(self.source.made if settling else {})}
             if settling:
-                step.metrics = {**step.metrics, **self.source.made}
                 self.source.settle(settling, dropped="skipped_step" if step.metrics.get("skipped") else None)
         if self._debug:
             log.info("%s: step %d: %s", self.name, step.index, step.metrics)
         after.what_is_due()
+
+    def _where_time_went(self) -> dict[str, float]:
+        """Seconds by kind of work since the step before."""
+        now, before = self.activity.look(), self._looked
+        self._looked = now
+        return {f"trainer.{kind}_seconds": seconds for kind, seconds in now.spent_since(before).items()}
 
     def _step_without_data(self, life: Lifecycle, after: AfterStep) -> None:
         """Filtering left nothing to train on, and no more may be asked for: the step counts, and says so."""
