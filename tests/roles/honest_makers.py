@@ -9,7 +9,7 @@ import torch
 
 from proa.data.experience import BufferItem
 from proa.data.lease import Delivery, Lease, Prompt
-from proa.roles.lease_book import LeasePlan
+from proa.roles.lease_plan import LeasePlan
 
 
 def prompt(ordinal: int) -> Prompt:

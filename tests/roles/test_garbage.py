@@ -5,7 +5,8 @@ import torch
 from tests.roles.honest_makers import fulfil, plan, prompt, with_item
 
 from proa.data.lease import Delivery, GarbageError
-from proa.roles.lease_book import LeaseBook, Sifted
+from proa.roles.lease_book import LeaseBook
+from proa.roles.lease_plan import Sifted
 
 
 def opened(**changes):

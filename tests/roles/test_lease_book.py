@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from tests.roles.honest_makers import fulfil, plan, prompt
 
 from proa.data.lease import Delivery
-from proa.roles.lease_book import LeaseBook, Sifted, group_by_id
+from proa.roles.lease_book import LeaseBook
+from proa.roles.lease_plan import Sifted, group_by_id
 from proa.roles.waiting import ClosedError, WaitTimeoutError
 
 
@@ -295,7 +296,7 @@ def test_a_lease_must_divide_a_batch():
         plan(lease_prompts=3)
 
 
-def test_the_oldest_version_in_use_is_what_open_leases_name():
+def test_the_versions_in_use_are_what_open_leases_name_and_this_episodes():
     book = LeaseBook(plan(prompts_per_step=2, lease_prompts=1, update_steps=1), prompt)
     book.start_episode(0)
     first = [book.next_lease("m") for _ in range(2)]
@@ -303,10 +304,10 @@ def test_the_oldest_version_in_use_is_what_open_leases_name():
         book.deliver(fulfil(lease), "m")
     book.settle(book.take_step())
     book.start_episode(1)
-    assert book.oldest_version_in_use() == 0
+    assert book.versions_in_use() == {0, 1}
     for _ in range(2):
         book.deliver(fulfil(book.next_lease("m")), "m")
-    assert book.oldest_version_in_use() == 1
+    assert book.versions_in_use() == {1}
 
 
 def test_leases_that_come_in_order_fill_the_buffer_to_its_limit_and_no_further():
@@ -356,7 +357,7 @@ def test_a_stale_lease_that_is_given_up_is_let_go_and_counted_once():
     book.release(late.id, "slow")
     assert book.deliver(fulfil(late), "slow") is False
     assert (book.ledger.in_flight, book.ledger.dropped, book.ledger.closes) == (0, {"stale": 4}, True)
-    assert book.oldest_version_in_use() == 1
+    assert book.versions_in_use() == {1}
 
 
 def test_a_step_that_goes_on_while_the_book_closes_settles_what_it_has():

@@ -69,8 +69,8 @@ class Given:
     def settle(self, taken, *, dropped=None):
         self.settled.append(len(taken))
 
-    def oldest_version_in_use(self):
-        return 0
+    def versions_in_use(self):
+        return None
 
     def close(self, reason):
         pass

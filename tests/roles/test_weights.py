@@ -54,9 +54,11 @@ def test_old_versions_are_let_go_and_the_newest_stays():
     store = WeightStore()
     for version in range(4):
         store.publish(version, tensors(float(version)))
-    store.retire(older_than=2)
-    assert store.versions == [2, 3]
-    store.retire(older_than=99)
+    store.retire(but=None)
+    assert store.versions == [0, 1, 2, 3]
+    store.retire(but={1, 7})
+    assert store.versions == [1, 3]
+    store.retire(but=set())
     assert store.versions == [3]
 
 
@@ -72,7 +74,7 @@ def test_what_adapters_go_over_is_never_retired():
     store.publish(-1, {"base": torch.zeros(1)})
     for version in range(3):
         store.publish(version, {"adapter": torch.ones(1)})
-    store.retire(older_than=2)
+    store.retire(but=set())
     assert store.versions == [-1, 2]
 
 
@@ -81,23 +83,21 @@ def test_what_adapters_go_over_is_never_retired():
 
 @pytest.fixture
 def small_pieces(monkeypatch):
-    """Weights of a few bytes are hashed as large ones are: in pieces, by threads."""
+    """Weights of a few bytes are hashed as large ones are: in pieces, by threads where they are published."""
     monkeypatch.setattr("proa.roles.weights.PIECE_BYTES", 8)
-    monkeypatch.setattr("proa.roles.weights.HASHING_THREADS", 3)
+    monkeypatch.setattr("proa.roles.weights.PUBLISHING_THREADS", 3)
 
 
 def test_a_flipped_bit_anywhere_is_found(small_pieces):
-    original = {
-        "a": torch.arange(5, dtype=torch.float32),
-        "b": torch.ones(3, dtype=torch.bfloat16),
-        "c": torch.ones(()),
-    }
-    digest = transport_digest(original)
+    original = {"a": torch.arange(5.0), "b": torch.ones(3, dtype=torch.bfloat16), "c": torch.ones(())}
+    published = WeightStore().publish(1, original)
+    published.check()
     for name, tensor in original.items():
         for position in range(tensor.nbytes):
             broken = {other: kept.clone() for other, kept in original.items()}
             broken[name].view(-1).view(torch.uint8)[position] ^= 1
-            assert transport_digest(broken) != digest, (name, position)
+            with pytest.raises(WeightsError, match="version 1 were damaged"):
+                Weights(1, broken, published.digest).check()
 
 
 def test_pieces_that_changed_places_are_found(small_pieces):
@@ -106,13 +106,9 @@ def test_pieces_that_changed_places_are_found(small_pieces):
     assert transport_digest({"a": one, "b": other}) != transport_digest({"a": other, "b": one})
 
 
-def test_the_digest_is_the_same_however_many_threads_there_are(monkeypatch, small_pieces):
+def test_the_digest_is_the_same_however_many_threads_there_are(small_pieces):
     weights = {"a": torch.arange(100.0), "empty": torch.zeros(0), "b": torch.ones(3, 3)}
-    digests = set()
-    for threads in (1, 2, 7):
-        monkeypatch.setattr("proa.roles.weights.HASHING_THREADS", threads)
-        digests |= {transport_digest(weights) for _ in range(5)}
-    assert len(digests) == 1
+    assert len({transport_digest(weights, threads=threads) for threads in (1, 2, 2, 2, 7, 7, 7)}) == 1
 
 
 # -- a push that fails -------------------------------------------------------------------------------

@@ -20,7 +20,8 @@ from proa.policy.optimizer import OptimizerSettings
 from proa.policy.whole import whole_weights_over
 from proa.rewards import InlineRewards
 from proa.roles.grpo_trainer import DetachedGRPOTrainer
-from proa.roles.lease_book import LeaseBook, LeasePlan
+from proa.roles.lease_book import LeaseBook
+from proa.roles.lease_plan import LeasePlan
 from proa.roles.maker import ExperienceMakerHolder
 from proa.roles.policy_trainer import PolicyTrainer, StepSettings
 from proa.roles.ppo_trainer import DetachedPPOTrainer

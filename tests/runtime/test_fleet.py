@@ -45,6 +45,15 @@ def test_replacements_are_counted_and_come_later_each_time():
     assert waits[-1] == 30.0
 
 
+def test_only_those_lost_before_they_made_anything_count_in_vain():
+    member = Member("maker_0")
+    for _ in range(3):
+        member = member.after(Sign.LOST).after(Sign.LOST).after(Sign.REPLACED)  # that it is lost is said twice
+    assert member.in_vain == 3
+    member = member.after(Sign.STARTED).after(Sign.LOADED).after(Sign.MADE).after(Sign.LOST).after(Sign.REPLACED)
+    assert (member.in_vain, member.restarts) == (1, 4)
+
+
 def test_enough_counts_those_who_are_not_dead():
     fleet = [Member("a", Health.DEAD), Member("b", Health.SUSPECT), Member("c")]
     assert enough(fleet, 2)

@@ -171,7 +171,7 @@ class RaySection(Section):
         None, description="reserve room for all actors at once, on few nodes or on many; none leaves it to Ray"
     )
     min_makers: int = Field(1, ge=1, description="with fewer, the run ends")
-    max_restarts: int = Field(10, ge=1, description="of one maker's place")
+    max_restarts: int = Field(10, ge=1, description="in a row, of one maker's place, before anything was made there")
 
 
 class CallbackSection(Section):

@@ -17,7 +17,8 @@ from ..policy.models import weights_digest
 from ..policy.optimizer import OptimizerSettings
 from ..policy.whole import all_parameters
 from ..roles.grpo_trainer import DetachedGRPOTrainer
-from ..roles.lease_book import LeaseBook, LeasePlan
+from ..roles.lease_book import LeaseBook
+from ..roles.lease_plan import LeasePlan
 from ..roles.policy_trainer import PolicyTrainer, StepSettings
 from ..roles.ppo_trainer import DetachedPPOTrainer
 from ..roles.replicas import Alone, Replicas, SharedSource

@@ -18,57 +18,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import monotonic
-from typing import Literal
 
 from ..data.experience import BufferItem
 from ..data.lease import Delivery, GarbageError, Lease, Prompt, check_delivery, sample_seed
 from .activity import making_metrics
+from .lease_plan import LeasePlan, Sift, keep_everything
 from .ledger import Ledger, tokens_in
 from .waiting import ClosedError, LeaseFailedError, WaitingRoom
-
-Schedule = Literal["in_order", "windowed"]
-
-
-@dataclass(frozen=True, slots=True)
-class LeasePlan:
-    """How a run's work is cut up."""
-
-    prompts_per_step: int
-    lease_prompts: int
-    group_size: int
-    total_steps: int
-    update_steps: int = 1
-    max_staleness: int = 1
-    schedule: Schedule = "in_order"
-    max_refill: int = 3
-    """How many times its own leases a step that filtering left short may admit on top."""
-    buffer_limit: int = 0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.prompts_per_step % self.lease_prompts:
-            raise ValueError(
-                f"lease_prompts={self.lease_prompts} does not divide the {self.prompts_per_step} prompts of a batch"
-            )
-
-    @property
-    def leases_per_step(self) -> int:
-        return self.prompts_per_step // self.lease_prompts
-
-
-@dataclass(frozen=True, slots=True)
-class Sifted:
-    """A group after sifting: what is kept, and what is not, by reason."""
-
-    kept: tuple[BufferItem, ...]
-    dropped: dict[str, tuple[BufferItem, ...]]
-
-
-Sift = Callable[[tuple[BufferItem, ...]], Sifted]
-
-
-def keep_everything(group: tuple[BufferItem, ...]) -> Sifted:
-    return Sifted(group, {})
 
 
 @dataclass(slots=True)
@@ -385,11 +341,10 @@ class LeaseBook:
 
     # -- looking and ending --------------------------------------------------------------------------
 
-    def oldest_version_in_use(self) -> int:
-        """No lease that is still to be made names an older version than this."""
+    def versions_in_use(self) -> set[int]:
+        """The versions that leases still to be made name, and that of this episode, which more may be admitted with."""
         with self.room:
-            to_make = [*self._queue, *self._assigned]
-            return min((self._versions[lease_id] for lease_id in to_make), default=self._episode)
+            return {self._episode, *(self._versions[lease_id] for lease_id in (*self._queue, *self._assigned))}
 
     def close(self, reason: str, *, step_goes_on: bool = False) -> None:
         """The run is over: whoever waits is told, and what is left is dropped.
@@ -405,14 +360,3 @@ class LeaseBook:
     def _refuse_if_closed(self) -> None:
         if self._closed:
             raise ClosedError(self._closed)
-
-
-def group_by_id(items: Sequence[BufferItem]) -> list[tuple[BufferItem, ...]]:
-    """Neighbouring items of one group together; an item without a group is one by itself."""
-    groups: list[list[BufferItem]] = []
-    for item in items:
-        if groups and item.group_id and groups[-1][0].group_id == item.group_id:
-            groups[-1].append(item)
-        else:
-            groups.append([item])
-    return [tuple(group) for group in groups]

@@ -21,7 +21,7 @@ from ..rewards.score import Score, add_part
 from .activity import Activity, Doing
 from .concurrency import concurrency_group
 from .finding import find_actor
-from .lease_book import group_by_id
+from .lease_plan import group_by_id
 from .waiting import ClosedError, LeaseFailedError, WaitTimeoutError
 from .weights import Weights
 

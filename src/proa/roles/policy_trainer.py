@@ -23,7 +23,7 @@ from ..policy.micro_batches import deal_rows, plan_micro_batches, take_rows
 from ..policy.optimizer import Optimizer, OptimizerSettings
 from ..policy.reference import reference_of
 from ..policy.shared_prompts import shared_lengths, shared_prompt_statistics
-from .lease_book import Sifted
+from .lease_plan import Sifted
 from .replicas import added_up, same_gradients
 from .trainer import DetachedTrainer
 from .weights import WeightStore
@@ -137,7 +137,7 @@ class PolicyTrainer(DetachedTrainer):
         if self.replicas.rank:
             return  # all trainers have the same weights, and rank 0 publishes them
         self.store.publish(self.state.policy_version + 1, trained_weights(self.model))
-        self.store.retire(older_than=self.source.oldest_version_in_use())
+        self.store.retire(but=self.source.versions_in_use())
 
     def _why_empty(self) -> str:
         if self._last_reward_error:

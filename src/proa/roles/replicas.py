@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from ..data.experience import BufferItem
+from ..data.packed_items import pack_items, unpack_items
 from ..data.state import StopTraining
 from ..errors import ProaError
 from .ledger import Ledger
@@ -118,15 +119,18 @@ class SharedSource:
             self._source.start_episode(episode)
 
     def take_step(self, owner: str) -> list[BufferItem]:
-        taken = self._source.take_step(owner) if self._source is not None else []
-        return self._replicas.from_first(taken)
+        if self._source is None:
+            return list(unpack_items(self._replicas.from_first(pack_items([]))))
+        taken = self._source.take_step(owner)
+        self._replicas.from_first(pack_items(taken))
+        return taken
 
     def settle(self, items: Sequence[BufferItem], *, dropped: str | None = None) -> None:
         if self._source is not None:
             self._source.settle(items, dropped=dropped)
 
-    def oldest_version_in_use(self) -> int:
-        return self._source.oldest_version_in_use() if self._source is not None else 0
+    def versions_in_use(self) -> set[int] | None:
+        return self._source.versions_in_use() if self._source is not None else None
 
     def close(self, reason: str) -> None:
         if self._source is not None:

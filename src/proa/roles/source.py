@@ -25,7 +25,9 @@ class Source(Protocol):
     def start_episode(self, episode: int) -> None: ...
     def take_step(self, owner: str) -> list[BufferItem]: ...
     def settle(self, items: Sequence[BufferItem], *, dropped: str | None = None) -> None: ...
-    def oldest_version_in_use(self) -> int: ...
+    def versions_in_use(self) -> set[int] | None:
+        """The versions of weights that work still to be done may name; None if nobody knows."""
+
     def close(self, reason: str) -> None: ...
 
 
@@ -68,8 +70,8 @@ class PushedExperience:
             else:
                 self.ledger.drop(len(items), dropped, tokens=tokens_in(items))
 
-    def oldest_version_in_use(self) -> int:
-        return 0  # makers that push switch weights when they like, so none is known to be out of use
+    def versions_in_use(self) -> set[int] | None:
+        return None  # makers that push switch weights when they like
 
     def close(self, reason: str) -> None:
         self.buffer.close(reason)

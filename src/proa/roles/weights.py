@@ -19,8 +19,8 @@ Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
 
 PIECE_BYTES = 8 * 2**20
 """What one thread hashes at a time: long enough to be worth a thread's while."""
-HASHING_THREADS = min(4, os.cpu_count() or 1)
-"""Two hash nearly twice as fast as one; the other cores have work of their own."""
+PUBLISHING_THREADS = min(4, os.cpu_count() or 1)
+"""Everybody waits for the digest of a new version. Those who check it do so at the same time, one thread each."""
 
 
 class WeightsError(ProaError):
@@ -68,7 +68,7 @@ class WeightStore:
     def publish(self, version: int, tensors: Mapping[str, torch.Tensor]) -> Weights:
         """Copy the tensors and offer them under that version; the trainer may go on changing its own."""
         on_cpu = {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}
-        weights = Weights(version, self._keep(on_cpu), transport_digest(on_cpu))
+        weights = Weights(version, self._keep(on_cpu), transport_digest(on_cpu, threads=PUBLISHING_THREADS))
         with self.room as room:
             if version in self._versions:
                 raise WeightsError(f"version {version} was published already, and a version never changes")
@@ -87,12 +87,14 @@ class WeightStore:
             )
             return self._versions[version]
 
-    def retire(self, *, older_than: int) -> None:
-        """Let go of versions that no open lease names. The newest stays, and so does what is below 0: the base that
-        adapters go over, which a maker that starts late still needs."""
+    def retire(self, *, but: set[int] | None) -> None:
+        """Let go of versions but those in use (None: it is not known which are). The newest stays, and so does what is
+        below 0: the base that adapters go over, which a maker that starts late still needs."""
+        if but is None:
+            return
         with self.room:
             newest = max(self._versions, default=-1)
-            for version in [v for v in self._versions if 0 <= v < older_than and v != newest]:
+            for version in [v for v in self._versions if v >= 0 and v != newest and v not in but]:
                 del self._versions[version]
 
     @property
@@ -101,10 +103,10 @@ class WeightStore:
             return sorted(self._versions)
 
 
-def transport_digest(tensors: Mapping[str, torch.Tensor]) -> str:
+def transport_digest(tensors: Mapping[str, torch.Tensor], *, threads: int = 1) -> str:
     """xxh3 over names, shapes, dtypes and bytes in the order of names: fast, against accidents, not attacks.
 
-    The bytes are hashed in pieces, by several threads where there are many, and the digest is of what came out.
+    The bytes are hashed in pieces, by as many threads as are given, and the digest is of what came out.
     """
     digest = xxhash.xxh3_128()
     pieces: list[memoryview] = []
@@ -113,7 +115,7 @@ def transport_digest(tensors: Mapping[str, torch.Tensor]) -> str:
         digest.update(f"{name}:{tuple(tensor.shape)}:{tensor.dtype};".encode())
         memory = bytes_of(tensor).data
         pieces += [memory[first : first + PIECE_BYTES] for first in range(0, len(memory), PIECE_BYTES)]
-    for hashed in _hashed(pieces):
+    for hashed in _hashed(pieces, threads):
         digest.update(hashed)
     return digest.hexdigest()
 
@@ -123,8 +125,8 @@ def bytes_of(tensor: torch.Tensor) -> Bytes:
     return tensor.reshape(-1).view(torch.uint8).numpy()
 
 
-def _hashed(pieces: Sequence[memoryview]) -> list[bytes]:
-    if sum(map(len, pieces)) <= PIECE_BYTES:
+def _hashed(pieces: Sequence[memoryview], threads: int) -> list[bytes]:
+    if threads == 1 or len(pieces) < 2:
         return [xxhash.xxh3_128_digest(piece) for piece in pieces]
-    with ThreadPoolExecutor(HASHING_THREADS, "proa hashing") as threads:  # xxhash lets go of the interpreter's lock
-        return list(threads.map(xxhash.xxh3_128_digest, pieces))
+    with ThreadPoolExecutor(threads, "proa hashing") as pool:  # xxhash lets go of the interpreter's lock
+        return list(pool.map(xxhash.xxh3_128_digest, pieces))

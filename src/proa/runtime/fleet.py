@@ -31,6 +31,8 @@ class Sign(StrEnum):
     LOADED = "loaded"
     """It switched to the weights that its lease names."""
     HEARD = "heard"
+    MADE = "made"
+    """It has made a lease, so its place is one where work gets done."""
     QUIET = "quiet"
     LOST = "lost"
     REPLACED = "replaced"
@@ -72,22 +74,25 @@ class Member:
     name: str
     health: Health = Health.RESTARTING
     restarts: int = 0
+    in_vain: int = 0
+    """How many in a row were lost here before they had made anything."""
     reason: str = ""
     """Why it was last lost."""
 
     def after(self, sign: Sign, reason: str = "") -> Member:
         health = next_health(self.health, sign)
         restarts = self.restarts + (sign is Sign.REPLACED and self.health is Health.DEAD)
-        return replace(self, health=health, restarts=restarts, reason=reason or self.reason)
+        in_vain = 0 if sign is Sign.MADE else self.in_vain + (sign is Sign.LOST and self.health is not Health.DEAD)
+        return replace(self, health=health, restarts=restarts, in_vain=in_vain, reason=reason or self.reason)
 
 
-def back_off(restarts: int, *, first: float = 0.5, longest: float = 30.0) -> float:
+def back_off(in_vain: int, *, first: float = 0.5, longest: float = 30.0) -> float:
     """Seconds to wait before a maker is started again: twice as long each time.
 
     >>> [back_off(n) for n in range(4)], back_off(50)
     ([0.5, 1.0, 2.0, 4.0], 30.0)
     """
-    return min(longest, first * 2.0 ** min(restarts, 30))
+    return min(longest, first * 2.0 ** min(in_vain, 30))
 
 
 def enough(members: list[Member], minimum: int) -> bool:

@@ -23,6 +23,7 @@ from typing import Any, ClassVar
 import ray
 
 from ...data.lease import Delivery, Lease
+from ...data.packed_items import PackedItems
 from ...lifecycle.hooks import BaseCallback
 from ...lifecycle.moments import Scope
 from ...record.live import ActorView
@@ -36,7 +37,7 @@ from ...roles.weights import Keep, Weights, WeightStore
 from ..process_group import ProcessGroup, serve_store
 from .calls import Once, asked, portable
 from .link import Answer, Interests, Key, Mailbox, Question, ToRemoteDriver
-from .transport import unwrap, wrap
+from .transport import unwrap, unwrap_delivery, wrap, wrap_delivery
 
 POLL_SECONDS = 2.0
 """How long a question stays with the trainer before it is asked again."""
@@ -255,9 +256,9 @@ class TrainerHost(RankHost):
             return reply
 
     @concurrency_group("leases")
-    def deliver(self, delivery: Delivery, maker: str) -> Reply:
+    def deliver(self, packed: PackedItems, rest: Delivery, maker: str) -> Reply:
         try:
-            return Reply(self._book.deliver(delivery, maker, seconds=POLL_SECONDS))
+            return Reply(self._book.deliver(unwrap_delivery(packed, rest), maker, seconds=POLL_SECONDS))
         except WaitTimeoutError:
             return Reply()
         except ClosedError as over:
@@ -290,11 +291,12 @@ class TrainerHost(RankHost):
         return self._mailbox.exchange(answers, seconds)
 
     @concurrency_group("look")
-    def dismiss(self, maker: str) -> None:
-        """A maker is gone: it gets nothing more, and what it had goes to another."""
+    def dismiss(self, maker: str) -> list[int]:
+        """A maker is gone: it gets nothing more, and the leases that it had, which are returned, go to others."""
         self._book.dismiss(maker)
-        for held in self._book.held_by(maker):
-            self._book.release(held, maker)
+        for lease_id in (held := self._book.held_by(maker)):
+            self._book.release(lease_id, maker)
+        return held
 
     @concurrency_group("look")
     def look(self, lease_timeout: float) -> RunLook:
@@ -343,8 +345,9 @@ class RemoteBook:
                 return lease
 
     def deliver(self, delivery: Delivery, maker: str) -> bool:
+        parts = wrap_delivery(delivery)
         while True:  # held back is no failure either
-            taken: bool | None = _replied(self._trainer.deliver, delivery, maker, patience=self._patience)
+            taken: bool | None = _replied(self._trainer.deliver, *parts, maker, patience=self._patience)
             if taken is not None:
                 return taken
 

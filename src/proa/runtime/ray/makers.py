@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any
@@ -60,7 +60,7 @@ class Limits:
     supervision: Supervision
     min_makers: int = 1
     max_restarts: int = 10
-    """Of one maker's place, before it is given up."""
+    """So many in a row may be lost at one maker's place, before they made anything, until it is given up."""
 
 
 class MakerFleet:
@@ -82,7 +82,7 @@ class MakerFleet:
         self._limits = limits
         self._patience = patience
         self._posts = {f"maker_{number}": _Post(Member(f"maker_{number}")) for number in range(count)}
-        self._failures: dict[int | str, int] = {}
+        self._failures: dict[int, int] = {}
         self._given_up: list[_Post] = []
         self.fatal = ""
         """Why the run cannot go on, once it cannot."""
@@ -182,28 +182,40 @@ class MakerFleet:
             asked(post.actor.distrust_weights, who=post.member.name, seconds=QUIET_SECONDS)
         elif post.view.version >= 0:
             post.sign(Sign.LOADED)
+        if post.view.leases:
+            post.sign(Sign.MADE)
 
     def _lose(self, name: str, reason: str, lease_id: int | None, *, hangs: bool = False) -> None:
         post = self._posts.pop(name)
         _kill(post)
         if hangs:
             _kill_the_process(post)
-        asked(self._trainer.dismiss, name, who="the trainer", seconds=self._patience)
+        held = asked(self._trainer.dismiss, name, who="the trainer", seconds=self._patience)
         self._manager.fire("maker.lost", name, reason)
-        place = name.partition("+")[0]
-        culprit: int | str = place if lease_id is None else lease_id
-        self._failures[culprit] = self._failures.get(culprit, 0) + 1
-        lost = post.member.after(Sign.LOST, reason)
-        most = self._limits.supervision.lease_attempts if lease_id is not None else self._limits.max_restarts
         log.warning("%s is lost: %s%s", name, reason, _see_log(post))
-        if self._failures[culprit] >= most:
+        lost = post.member.after(Sign.LOST, reason)
+        if lost.in_vain >= self._limits.max_restarts:
             self._given_up.append(replace(post, member=lost, actor=None, working=None))
-            if lease_id is not None or not self._are_enough:
+            if not self._are_enough:
                 self.fatal = reason + _see_log(post)
-            return
+        else:
+            self._replace(lost)
+        self._blame(held, reason, lease_id, post)
+
+    def _replace(self, lost: Member) -> None:
         again = lost.after(Sign.REPLACED)
-        again = replace(again, name=f"{place}+{again.restarts}")
-        self._posts[again.name] = _Post(again, start_at=monotonic() + back_off(again.restarts - 1))
+        again = replace(again, name=f"{lost.name.partition('+')[0]}+{again.restarts}")
+        self._posts[again.name] = _Post(again, start_at=monotonic() + back_off(max(0, again.in_vain - 1)))
+
+    def _blame(self, held: Sequence[int], reason: str, failed: int | None, post: _Post) -> None:
+        """Count failures by lease: one that no maker gets done is the run's end, whatever else gets done."""
+        for lease_id in held if failed is None else [failed]:
+            count = self._failures[lease_id] = self._failures.get(lease_id, 0) + 1
+            # That a maker died is less its lease's doing than that it failed on it.
+            most = self._limits.supervision.lease_attempts * (1 if failed is not None else 2)
+            if count >= most:
+                again = f"; lease {lease_id} was given to {count} makers" if failed is None else ""
+                self.fatal = f"{reason}{again}{_see_log(post)}"
 
     @property
     def _are_enough(self) -> bool:

@@ -9,11 +9,22 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
+from ...data.lease import Delivery
+from ...data.packed_items import PackedItems, pack_items, unpack_items
 from ...roles.weights import Bytes, bytes_of
+
+
+def wrap_delivery(delivery: Delivery) -> tuple[PackedItems, Delivery]:
+    """Its items as a few flat arrays, and the rest of it."""
+    return pack_items(delivery.items), replace(delivery, items=())
+
+
+def unwrap_delivery(packed: PackedItems, rest: Delivery) -> Delivery:
+    return replace(rest, items=unpack_items(packed))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,64 @@
+"""How a run's work is cut into leases, and what of it is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ..data.experience import BufferItem
+
+Schedule = Literal["in_order", "windowed"]
+
+
+@dataclass(frozen=True, slots=True)
+class LeasePlan:
+    """How a run's work is cut up."""
+
+    prompts_per_step: int
+    lease_prompts: int
+    group_size: int
+    total_steps: int
+    update_steps: int = 1
+    max_staleness: int = 1
+    schedule: Schedule = "in_order"
+    max_refill: int = 3
+    """How many times its own leases a step that filtering left short may admit on top."""
+    buffer_limit: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.prompts_per_step % self.lease_prompts:
+            raise ValueError(
+                f"lease_prompts={self.lease_prompts} does not divide the {self.prompts_per_step} prompts of a batch"
+            )
+
+    @property
+    def leases_per_step(self) -> int:
+        return self.prompts_per_step // self.lease_prompts
+
+
+@dataclass(frozen=True, slots=True)
+class Sifted:
+    """A group after sifting: what is kept, and what is not, by reason."""
+
+    kept: tuple[BufferItem, ...]
+    dropped: dict[str, tuple[BufferItem, ...]]
+
+
+Sift = Callable[[tuple[BufferItem, ...]], Sifted]
+
+
+def keep_everything(group: tuple[BufferItem, ...]) -> Sifted:
+    return Sifted(group, {})
+
+
+def group_by_id(items: Sequence[BufferItem]) -> list[tuple[BufferItem, ...]]:
+    """Neighbouring items of one group together; an item without a group is one by itself."""
+    groups: list[list[BufferItem]] = []
+    for item in items:
+        if groups and item.group_id and groups[-1][0].group_id == item.group_id:
+            groups[-1].append(item)
+        else:
+            groups.append([item])
+    return [tuple(group) for group in groups]

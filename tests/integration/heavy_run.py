@@ -1,0 +1,99 @@
+"""A run whose experience is heavy and whose trainer is slow, for tests of what is held back where."""
+
+import os
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from proa import CallbackManager, DetachedTrainer
+from proa.data.lease import Prompt
+from proa.data.sampling import Completion, Sampling
+from proa.rewards import InlineRewards
+from proa.roles.lease_book import LeaseBook
+from proa.roles.lease_plan import LeasePlan
+from proa.roles.maker import ExperienceMakerHolder
+from proa.roles.weights import WeightStore
+from proa.runtime.local import Supervision
+from proa.runtime.ray.driver import RayRuntime
+from proa.runtime.ray.hosts import TrainerParts
+from proa.runtime.ray.makers import Limits
+from proa.runtime.ray.places import RaySettings
+
+TOKENS = 50_000
+"""Of one completion: a sample is then about a megabyte."""
+
+
+def resident_bytes():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+class HeavyEngine:
+    """Makes long completions at once."""
+
+    def load(self, weights):
+        pass
+
+    def generate(self, requests, sampling):
+        one = Completion(torch.ones(TOKENS, dtype=torch.long), torch.full((TOKENS,), -0.5), "length")
+        return [[one for _ in request.seeds] for request in requests]
+
+
+class SlowTrainer(DetachedTrainer):
+    """Takes its time for each step, and notes how much memory it has by then."""
+
+    def __init__(self, step_seconds, store, source):
+        super().__init__([], source=source, dataloader_pin_memory=False)
+        self.step_seconds, self.store, self.resident = step_seconds, store, []
+
+    def training_step(self, experience):
+        time.sleep(self.step_seconds)
+        self.resident.append(resident_bytes())
+        return {"loss": 0.0}
+
+    def _update_remote_makers(self, fully_update=False, **kwargs):
+        version = self.state.policy_version + 1
+        self.store.publish(version, {"weight": torch.full((1_000_000,), float(version))})
+        self.store.retire(but=self.source.versions_in_use())
+
+
+def half(completions, **_):
+    return [0.5] * len(completions)
+
+
+@dataclass(frozen=True)
+class Heavy:
+    steps: int
+    step_seconds: float
+    buffer_limit: int = 2
+
+    def trainer(self, link, keep, replicas):
+        plan = LeasePlan(
+            prompts_per_step=4, lease_prompts=1, group_size=2, total_steps=self.steps, max_staleness=1000,
+            buffer_limit=self.buffer_limit,
+        )  # fmt: skip
+        store = WeightStore(keep=keep)
+        store.publish(0, {"weight": torch.zeros(1_000_000)})
+        book = LeaseBook(plan, lambda ordinal: Prompt(ordinal, (1, 2), "text"))
+        trainer = SlowTrainer(self.step_seconds, store, book)
+        most = []
+        trainer.manager.on("step_start")(lambda state: most.append(book.ledger.buffered))
+        return TrainerParts(trainer, book, store, lambda: {"resident": trainer.resident, "buffered": most})
+
+    @contextmanager
+    def maker(self, name, store, link):
+        yield ExperienceMakerHolder(
+            engine=HeavyEngine(), decode=lambda ids: "", scorer=InlineRewards([half]),
+            sampling=Sampling(group_size=2, max_new_tokens=TOKENS), name=name,
+        )  # fmt: skip
+
+    def run(self, *, makers=3):
+        """What the trainer noted."""
+        runtime = RayRuntime(
+            self.trainer, self.maker, makers=makers, manager=CallbackManager(), patience=120.0,
+            settings=RaySettings(namespace="heavy"), limits=Limits(supervision=Supervision()),
+        )  # fmt: skip
+        runtime.run(self.steps, 1)
+        return runtime.summary
