@@ -50,9 +50,7 @@ def train(repository, tmp_path, name, **changes):
 def test_the_demo_task_is_the_same_on_ray_with_makers_killed_at_random(ray_cluster, tmp_path, repository):
     local, _ = train(repository, tmp_path, "local")
     for makers in (1, 2, 3):
-        on_ray, killed = train(
-            repository, tmp_path, f"ray-{makers}", runtime="ray", makers=makers, ray={"max_restarts": 1000}
-        )
+        on_ray, killed = train(repository, tmp_path, f"ray-{makers}", runtime="ray", makers=makers)
         print(f"{makers} makers: {len(killed)} killed ({', '.join(killed)}), {on_ray['weights_digest'][:16]}")
         assert on_ray["weights_digest"] == local["weights_digest"]
         assert on_ray["ledger"] == local["ledger"]
