@@ -75,7 +75,7 @@ def proa_step(new_tokens: int) -> Callable[[], None]:
         trainer.training_step(merge(maker.make(prompts, seeds)))
         batch += 1
         store.publish(batch, weights_of(model))
-        store.retire(older_than=batch)
+        store.retire(but=set())
         maker.update_experience_maker(store.fetch(batch, owner="maker"))
 
     return step

@@ -39,10 +39,12 @@ def test_memory_and_disk_stay_flat_while_the_trainer_is_slow(ray_cluster, steps,
     watch.over.set()
     watch.join()
     assert time.monotonic() - begun > steps * step_seconds
-    settled = noted["resident"][3:]  # its working memory is there by then
-    print("resident MB:", [round(r / 2**20) for r in noted["resident"]])
+    own, shared = zip(*noted["resident"], strict=True)
+    print("resident MB:", [round(r / 2**20) for r in own], "shared:", [round(r / 2**20) for r in shared])
     print("buffered:", noted["buffered"], "stored MB:", [round(s / 2**20, 1) for s in watch.stored])
-    assert max(settled) - min(settled) < 40 * 2**20  # two batches are 8 MB each; unlimited, it would be 8 MB a step
+    # A batch is 8 MB: unlimited, that is what it would grow by in each step. Working memory is there after a few.
+    third = len(own) // 3
+    assert max(own[2 * third :]) - max(own[third : 2 * third]) < 20 * 2**20
     assert max(noted["buffered"]) <= 2 * 8 + 8  # the limit, and the batch that is being trained on
     assert max(watch.stored, default=0) < 100 * 2**20
     assert spilled_bytes(ray_cluster) == 0
