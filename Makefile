@@ -43,6 +43,8 @@ prove: setup         ## the long proofs, the demo and the benchmark bounds
 	$(BIN)/python examples/lifecycle_demo.py
 	$(BIN)/python benchmarks/callbacks.py
 	$(BIN)/python benchmarks/rollout.py
+	$(BIN)/python benchmarks/weights.py
+	$(BIN)/python benchmarks/pipeline.py
 
 bench:               ## the cost of callbacks beside other libraries, in an environment of their own
 	benchmarks/set_up_peers .venv-bench

@@ -91,3 +91,21 @@ def test_packed_rows_give_the_numbers_of_each_sample_alone():
         action_statistics(model, sample[None].cuda(), None, len(sample) - 1).log_probs_BA[0] for sample in samples
     ]  # fmt: skip
     assert (together - torch.cat(alone)).abs().max() < 1e-4
+
+
+def test_on_ray_actors_share_a_gpu_and_several_trainers_make_the_steps_of_one(tmp_path):
+    """Two trainers and two makers on one device; float32 sums differ in their last bits, no more."""
+    ray = pytest.importorskip("ray", reason="needs ray: pip install 'proa[ray]'")
+    assert not ray.is_initialized()
+    settings = {
+        "total_steps": 4, "train_batch_size": 32, "sampling": {"group_size": 4, "max_new_tokens": 7}, "makers": 2,
+        "model": {"config": {**CONFIG, "vocab_size": 16}, "device": "cuda"}, "runtime": "ray",
+        "task": {"source": "sort_digits", "count": 64}, "reward": {"workers": 0}, "max_staleness": 0,
+        "ray": {"trainer": {"num_gpus": 0.2}, "maker": {"num_gpus": 0.2}}, "output_dir": tmp_path,
+    }  # fmt: skip
+    one = grpo(name="one", **settings)
+    two = grpo(name="two", trainers=2, **settings)
+    assert one.global_step == two.global_step == 4
+    assert two.metrics["loss"] == pytest.approx(one.metrics["loss"], abs=1e-3)
+    assert two.metrics["reward"] == pytest.approx(one.metrics["reward"], abs=0.2)
+    assert two.world_size == 2

@@ -104,6 +104,7 @@ if __name__ == "__main__":
         group = ProcessGroup(store, 0, size, patience=patience)
     else:
         group = ProcessGroup.connect(("127.0.0.1", port), rank, size, patience=patience)
+    group.gather("all here")  # one that dies while others still join keeps them waiting for the join
     globals()[what](group)
     said("done")
     time.sleep(0.5)  # rank 0 has the store
