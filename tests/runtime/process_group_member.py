@@ -107,5 +107,9 @@ if __name__ == "__main__":
     group.gather("all here")  # one that dies while others still join keeps them waiting for the join
     globals()[what](group)
     said("done")
-    time.sleep(0.5)  # rank 0 has the store
+    over = group._store.add("over", 1) if rank else 0
+    until = time.monotonic() + 5
+    while rank == 0 and over < size - 1 and time.monotonic() < until:  # rank 0 has the store
+        time.sleep(0.05)
+        over = group._store.add("over", 0)
     os._exit(0)

@@ -13,7 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ProaError
+from .durable import Disk
 
+LOCK_NAME = ".lock"
+"""Held by the process that runs; a folder that holds only this was not used."""
 LIBRARIES = ("proa", "torch", "transformers", "tokenizers", "numpy")
 
 
@@ -60,17 +63,13 @@ class RunFolder:
 
     def write_json(self, name: str, content: dict[str, Any]) -> None:
         """Write a file so that a reader sees the old one or the new one, never half of one."""
-        beside = self.path / f".{name}.new"
-        with beside.open("w", encoding="utf-8") as file:
-            file.write(as_json(content))
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(self.path / name)
+        Disk().replace_file(self.path / name, as_json(content).encode("utf-8"))
 
 
 def refuse_used(path: Path) -> None:
     """Raise if a run's folder holds anything already."""
-    if path.exists() and any(path.iterdir() if path.is_dir() else [path]):
+    inside = (path.iterdir() if path.is_dir() else [path]) if path.exists() else ()
+    if any(one.name != LOCK_NAME for one in inside):
         raise RunFolderError(
             f"{path} was used by a run already: give this one another name or output_dir, or remove the folder"
         )
@@ -79,6 +78,11 @@ def refuse_used(path: Path) -> None:
 def as_json(content: dict[str, Any]) -> str:
     """As every file of a record is written that holds one object."""
     return json.dumps(_readable(content), indent=2, allow_nan=False) + "\n"
+
+
+def as_json_line(content: dict[str, Any]) -> str:
+    """As every line of a record is written."""
+    return json.dumps(_readable(content), allow_nan=False) + "\n"
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -96,7 +100,7 @@ def _readable(value: Any) -> Any:
     """Numbers that JSON has no name for as strings, so that every parser reads the file and a NaN stays visible."""
     if isinstance(value, dict):
         return {str(key): _readable(inner) for key, inner in value.items()}
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [_readable(inner) for inner in value]
     return value if not isinstance(value, float) or math.isfinite(value) else str(value)
 

@@ -15,12 +15,16 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
+from typing import Any
+
+import torch
 
 from ..data.experience import BufferItem
 from ..data.lease import Delivery, GarbageError, Lease, Prompt, check_delivery, sample_seed
+from ..data.saved_items import delivery_from, delivery_tree, items_from, items_tree
 from .activity import making_metrics
 from .lease_plan import LeasePlan, Sift, keep_everything
 from .ledger import Ledger, tokens_in
@@ -338,6 +342,43 @@ class LeaseBook:
             return ", which no maker has taken"
         assignment = self._assigned.get(lease_id)
         return f", which {assignment.maker} has" if assignment else ""
+
+    # -- saving --------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Between two steps, all that does not follow from the seed: what was admitted with which version, what has
+        come, what is open, and the ledger."""
+        with self.room:
+            return {
+                "episode": self._episode,
+                "steps_taken": self._steps_taken,
+                "versions": torch.tensor(self._versions, dtype=torch.int64),
+                "next": self._next,
+                "consumed_ahead": sorted(lease_id for lease_id in self._consumed if lease_id > self._next),
+                "handed_out": sorted(self._assigned),
+                "in_vain": sorted(self._expected_in_vain),
+                "arrived": [delivery_tree(delivery) for delivery in self._arrived.values()],
+                "groups": [{"version": version, "items": items_tree(group)} for version, group in self._groups],
+                "ledger": self.ledger.as_dict(),
+            }
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Go on from there. What makers had is with nobody now, and is handed out again."""
+        with self.room as room:
+            self._episode, self._steps_taken, self._next = saved["episode"], saved["steps_taken"], saved["next"]
+            self._versions = saved["versions"].tolist()
+            self._consumed = {*range(self._next), *saved["consumed_ahead"]}
+            self._arrived = {one["lease_id"]: delivery_from(one) for one in saved["arrived"]}
+            self._groups = deque((one["version"], items_from(one["items"])) for one in saved["groups"])
+            self.ledger.load(saved["ledger"])
+            self._assigned = {
+                lease_id: _Assignment("nobody", monotonic(), self._lease(lease_id)) for lease_id in saved["handed_out"]
+            }
+            for lease_id in saved["in_vain"]:
+                self._let_go(lease_id)
+            open_ = set(range(len(self._versions))) - self._consumed - self._arrived.keys()
+            self._queue = sorted(open_)
+            room.announce()
 
     # -- looking and ending --------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ leased = trained + buffered + in_flight + sum(dropped.values())
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -76,6 +76,12 @@ class Ledger:
         samples = self.trained + self.buffered + self.in_flight + sum(self.dropped.values())
         tokens = self.tokens["trained"] + self.tokens["buffered"] + self.tokens["dropped"]
         return self.leased == samples and self.tokens["made"] == tokens
+
+    def load(self, saved: Mapping[str, Any]) -> None:
+        """Go on from counts that `as_dict` gave."""
+        for name in ("leased", "trained", "buffered", "in_flight"):
+            setattr(self, name, saved[name])
+        self.dropped, self.tokens = dict(saved["dropped"]), dict(saved["tokens"])
 
     def as_dict(self) -> dict[str, Any]:
         return {

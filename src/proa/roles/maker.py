@@ -121,6 +121,9 @@ class ExperienceMakerHolder:
                     self._work_on(lease, book, store, before)
                 except ClosedError:
                     raise
+                except LeaseFailedError:  # an earlier one's delivery
+                    book.release(lease.id, self.name)
+                    raise
                 except BaseException as error:
                     book.release(lease.id, self.name)
                     raise LeaseFailedError(f"{self.name} failed on lease {lease.id}: {error}", lease.id) from error

@@ -14,6 +14,7 @@ import threading
 import traceback
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,13 +33,15 @@ from ...roles.lease_book import LeaseBook
 from ...roles.maker import ExperienceMakerHolder
 from ...roles.replicas import Alone, Replicas
 from ...roles.trainer import DetachedTrainer
-from ...roles.waiting import ClosedError, WaitTimeoutError
+from ...roles.waiting import ClosedError, LeaseFailedError, WaitTimeoutError
 from ...roles.weights import Keep, Weights, WeightStore
 from ..process_group import ProcessGroup, serve_store
 from .calls import Once, asked, portable
 from .link import Answer, Interests, Key, Mailbox, Question, ToRemoteDriver
 from .transport import unwrap, unwrap_delivery, wrap, wrap_delivery
 
+NO_VERSION = -2
+"""Below the base that adapters go over, which is -1."""
 POLL_SECONDS = 2.0
 """How long a question stays with the trainer before it is asked again."""
 
@@ -49,6 +52,8 @@ class Reply:
 
     value: Any = None
     closed: str = ""
+    weights: Any = None
+    """With a lease whose weights the maker has not: where they are, and their digest. It saves a call for each."""
 
 
 def this_node() -> str:
@@ -240,14 +245,17 @@ class TrainerHost(RankHost):
         return Reply(self._is_prepared.wait(POLL_SECONDS))
 
     @concurrency_group("leases")
-    def next_lease(self, maker: str, ticket: int) -> Reply:
+    def next_lease(self, maker: str, ticket: int, has_version: int) -> Reply:
         """Work for a maker. Asked again with the same ticket, because the answer was lost, it is the same again."""
         with self._asking[maker]:
             last, reply = self._given.get(maker, (0, Reply()))
             if last == ticket:
                 return reply
             try:
-                reply = Reply(self._book.next_lease(maker, seconds=POLL_SECONDS))
+                lease = self._book.next_lease(maker, seconds=POLL_SECONDS)
+                reply = Reply(
+                    lease, weights=None if lease.version == has_version else self.weights(lease.version).value
+                )
             except WaitTimeoutError:
                 return Reply()
             except ClosedError as over:
@@ -330,26 +338,50 @@ def put_away(tensors: Any) -> Any:
 
 
 class RemoteBook:
-    """The lease book as a maker sees it."""
+    """The lease book as a maker sees it.
 
-    def __init__(self, trainer: Any, patience: float) -> None:
+    A delivery is on its way while the maker makes the next lease, and no longer: it has arrived before that one is
+    handed over. So the way costs the maker nothing, and a full buffer still holds it back.
+    """
+
+    def __init__(self, trainer: Any, store: RemoteStore, patience: float) -> None:
         self._trainer = trainer
+        self._store = store
         self._patience = patience
         self._ticket = 0
+        self._sender = ThreadPoolExecutor(1, "proa delivery")
+        self._on_its_way: Future[bool] | None = None
 
     def next_lease(self, maker: str) -> Lease:
         self._ticket += 1
         while True:  # an idle maker is no failure: the trainer's own wait is the one that counts
-            lease: Lease | None = _replied(self._trainer.next_lease, maker, self._ticket, patience=self._patience)
-            if lease is not None:
+            if self._on_its_way is not None and self._on_its_way.done():
+                self._on_its_way.result()  # it may have been refused
+            arguments = (maker, self._ticket, self._store.last_fetched)
+            reply = _reply(self._trainer.next_lease, *arguments, patience=self._patience)
+            if reply.value is not None:
+                lease: Lease = reply.value
+                if reply.weights is not None:
+                    self._store.at_hand = (lease.version, reply.weights)
                 return lease
 
     def deliver(self, delivery: Delivery, maker: str) -> bool:
+        last_arrived = self._on_its_way.result() if self._on_its_way is not None else True
+        self._on_its_way = self._sender.submit(self._deliver, delivery, maker)
+        return last_arrived
+
+    def _deliver(self, delivery: Delivery, maker: str) -> bool:
         parts = wrap_delivery(delivery)
-        while True:  # held back is no failure either
-            taken: bool | None = _replied(self._trainer.deliver, *parts, maker, patience=self._patience)
-            if taken is not None:
-                return taken
+        try:
+            while True:  # held back is no failure either
+                taken: bool | None = _replied(self._trainer.deliver, *parts, maker, patience=self._patience)
+                if taken is not None:
+                    return taken
+        except ClosedError:
+            raise
+        except Exception as error:
+            lease_id = delivery.lease_id
+            raise LeaseFailedError(f"{maker} failed on lease {lease_id}: {error}", lease_id) from error
 
     def release(self, lease_id: int, maker: str) -> None:
         self._trainer.release.remote(lease_id, maker)
@@ -361,6 +393,9 @@ class RemoteStore:
     def __init__(self, trainer: Any, patience: float) -> None:
         self._trainer = trainer
         self._patience = patience
+        self.last_fetched = NO_VERSION
+        self.at_hand: tuple[int, Any] = (NO_VERSION, None)
+        """A version, and where it is: what came with a lease."""
 
     def wait_for_trainer(self) -> None:
         """Until it is prepared, which is work and takes as long as it takes."""
@@ -368,18 +403,31 @@ class RemoteStore:
             pass
 
     def fetch(self, version: int, *, owner: str) -> Weights:
+        reference, digest = self._found(version, owner)
+        weights = Weights(version, unwrap(ray.get(reference, timeout=self._patience)), digest)
+        self.last_fetched = version
+        return weights
+
+    def _found(self, version: int, owner: str) -> Any:
+        known, found = self.at_hand
+        self.at_hand = (NO_VERSION, None)
+        if known == version:
+            return found
         self.wait_for_trainer()
         until = monotonic() + self._patience
         while monotonic() < until:
             found = _replied(self._trainer.weights, version, patience=self._patience)
             if found is not None:
-                reference, digest = found
-                return Weights(version, unwrap(ray.get(reference, timeout=self._patience)), digest)
+                return found
         raise WaitTimeoutError(f"{owner} waited {self._patience:g} s for weights of version {version}")
 
 
 def _replied(method: Any, *arguments: Any, patience: float) -> Any:
-    """The reply's value; raises `ClosedError` when the run is over, however that is said."""
+    return _reply(method, *arguments, patience=patience).value
+
+
+def _reply(method: Any, *arguments: Any, patience: float) -> Reply:
+    """What the trainer says; raises `ClosedError` when the run is over, however that is said."""
     try:
         reply: Reply = asked(method, *arguments, who="the trainer", seconds=patience)
     except ray.exceptions.ActorDiedError as died:
@@ -388,7 +436,7 @@ def _replied(method: Any, *arguments: Any, patience: float) -> Any:
         raise error.cause or error from None
     if reply.closed:
         raise ClosedError(reply.closed)
-    return reply.value
+    return reply
 
 
 @dataclass(frozen=True, slots=True)
@@ -422,7 +470,8 @@ class MakerHost:
         return self.worked(self._work)
 
     def _work(self) -> MakerEnd:
-        book, store = RemoteBook(self.trainer, self.patience), RemoteStore(self.trainer, self.patience)
+        store = RemoteStore(self.trainer, self.patience)
+        book = RemoteBook(self.trainer, store, self.patience)
         own = self.interests.of(Scope.MAKER)
         link = ToRemoteDriver(self.name, own, self._ask, self.patience) if own.events else None
         try:

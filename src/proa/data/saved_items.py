@@ -1,0 +1,57 @@
+"""Experience in a checkpoint: trees of plain values, tensors and arrays, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
+from typing import Any
+
+import torch
+
+from .experience import BufferItem, Experience
+from .lease import Delivery
+from .packed_items import Column, PackedItems, pack_items, unpack_items
+from .sampling import Sampling
+
+
+def items_tree(items: Sequence[BufferItem]) -> dict[str, Any]:
+    """Items as a few arrays; their settings are plain values."""
+    packed = pack_items(items)
+    plain = dict(packed.plain)
+    if "sampling" in plain:
+        plain["sampling"] = tuple(None if one is None else asdict(one) for one in plain["sampling"])
+    columns = [{f.name: getattr(column, f.name) for f in fields(Column)} for column in packed.columns]
+    return {"count": packed.count, "columns": columns, "plain": plain}
+
+
+def items_from(tree: Mapping[str, Any]) -> tuple[BufferItem, ...]:
+    plain = dict(tree["plain"])
+    if "sampling" in plain:
+        plain["sampling"] = tuple(None if one is None else Sampling(**one) for one in plain["sampling"])
+    return unpack_items(PackedItems(tree["count"], tuple(Column(**column) for column in tree["columns"]), plain))
+
+
+def delivery_tree(delivery: Delivery) -> dict[str, Any]:
+    return {
+        "lease_id": delivery.lease_id,
+        "items": items_tree(delivery.items),
+        "made_by": delivery.made_by,
+        "seconds": dict(delivery.seconds),
+    }
+
+
+def delivery_from(tree: Mapping[str, Any]) -> Delivery:
+    return Delivery(tree["lease_id"], items_from(tree["items"]), tree["made_by"], tree["seconds"])
+
+
+def experience_tree(experience: Experience) -> dict[str, Any]:
+    """A batch with all that was computed of it."""
+    tree = {f.name: getattr(experience, f.name) for f in fields(Experience)}
+    return tree | {"sampling": None if experience.sampling is None else asdict(experience.sampling)}
+
+
+def experience_from(tree: Mapping[str, Any], device: torch.device | str) -> Experience:
+    sampling = None if tree["sampling"] is None else Sampling(**tree["sampling"])
+    experience = Experience(**{**tree, "sampling": sampling})
+    experience.to_device(device)
+    return experience

@@ -1,0 +1,133 @@
+"""`checkpoints.jsonl`: which checkpoints there are. What it does not name does not exist.
+
+Lines are only ever added, and a line counts once its end is on the disk. So every beginning of the file is a manifest
+that was true once, and a crash can only leave one of them, with perhaps a piece of a line behind it, which is passed
+over when reading and cut off before the next line is added. Rewriting the file for every change would be as safe only
+with a second copy, a rename and a folder to be synced, each of them one more thing that can fail.
+
+A line is a row, or `{"name": …, "removed": true}`. The last line of a name counts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import NoneType
+from typing import Any
+
+from ..data.loop import ManifestRow
+from .checkpoint_files import check_name
+from .durable import CheckpointError, Disk
+from .run_folder import BrokenRecordError, as_json_line
+
+MANIFEST_NAME = "checkpoints.jsonl"
+
+
+class BrokenManifestError(CheckpointError, BrokenRecordError):
+    """A line of the manifest, other than one that was just being written, cannot be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """The line that says that a checkpoint is no more."""
+
+    name: str
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"name": self.name, "removed": True}
+
+
+class Manifest:
+    """The manifest of one run's folder. It is read anew each time: the file is the truth."""
+
+    def __init__(self, run_folder: Path, disk: Disk) -> None:
+        self.path = run_folder / MANIFEST_NAME
+        self._disk = disk
+
+    def rows(self) -> list[ManifestRow]:
+        """The checkpoints that there are, in the order in which they were written."""
+        live: dict[str, ManifestRow] = {}
+        for number, line in enumerate(self._whole_lines(), start=1):
+            try:
+                _apply(live, _content(line))
+            except (ValueError, TypeError, RecursionError) as error:
+                raise BrokenManifestError(f"{self.path} is broken at line {number}: {error}") from error
+        return list(live.values())
+
+    def append(self, lines: Iterable[ManifestRow | Removal]) -> None:
+        """Add lines, on the disk before this returns. If that fails the file is as it was, as far as it can be."""
+        data = b"".join(as_json_line(line.as_dict()).encode("ascii") for line in lines)
+        length = sum(len(line) for line in self._whole_lines())
+        try:
+            self._disk.append(self.path, data, after=length)
+        except Exception:
+            self._take_back(length)
+            raise
+
+    def _take_back(self, length: int) -> None:
+        # If even that fails: half a line is passed over, and a whole one names a checkpoint that is whole.
+        with suppress(OSError, CheckpointError):
+            self._disk.cut_file(self.path, length)
+
+    def _whole_lines(self) -> list[bytes]:
+        try:
+            data = b"".join(self._disk.chunks(self.path))
+        except FileNotFoundError:
+            return []
+        *lines, _torn = data.split(b"\n")  # what follows the last line break was not written to its end
+        if lines and not _is_json(lines[-1]):  # a crash may leave the end of a line without its beginning, too
+            lines.pop()
+        return [line + b"\n" for line in lines]
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _content(line: bytes) -> dict[str, Any]:
+    content = json.loads(line)
+    if not isinstance(content, dict):
+        raise TypeError(f"it holds a {type(content).__name__}, not an object")
+    for key, kinds in _KINDS.items():
+        if key in content and not isinstance(content[key], kinds):
+            raise TypeError(f"{key} cannot be {content[key]!r}")
+    if "name" not in content:
+        raise TypeError("it has no name")
+    check_name(content["name"])
+    return content
+
+
+_KINDS: dict[str, type | tuple[type, ...]] = {
+    "name": str, "batch": int, "epoch": int, "state_path": (str, NoneType), "sampler_path": (str, NoneType),
+    "final": bool, "step": int, "policy_version": int, "metrics": dict, "sizes": dict, "digests": dict,
+}  # fmt: skip
+
+
+def _apply(live: dict[str, ManifestRow], content: dict[str, Any]) -> None:
+    """One line more. A final row is final only until training goes on, so that none is ever stale."""
+    if content.get("removed") is True:
+        live.pop(content["name"], None)
+        return
+    missing = [key for key in ("batch", "epoch") if key not in content]
+    if missing:
+        raise TypeError(f"it has no {' and no '.join(missing)}")
+    row = ManifestRow.from_dict({"step": content["batch"] + 1} | content)
+    another = not _is_same_checkpoint(live.get(row.name), row)
+    if another or row.final:
+        for other in live.values():
+            other.final = False
+    if another:
+        live.pop(row.name, None)  # so that it stands at the end
+    live[row.name] = row
+
+
+def _is_same_checkpoint(old: ManifestRow | None, new: ManifestRow) -> bool:
+    """Whether a row only says more of a checkpoint that is there; one that replaces it lies elsewhere."""
+    return old is not None and (old.state_path, old.sampler_path) == (new.state_path, new.sampler_path)
