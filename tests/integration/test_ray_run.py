@@ -18,7 +18,7 @@ from proa.runtime.local import RunFailedError
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 
 
-@pytest.mark.parametrize(("makers", "staleness"), [(1, 0), (2, 1), (3, 2)])
+@pytest.mark.parametrize(("makers", "staleness"), [(1, 0), (3, 2), pytest.param(2, 1, marks=pytest.mark.prove)])
 def test_weights_are_those_of_the_local_run(ray_cluster, tmp_path, makers, staleness):
     local = digest(tmp_path, "local", max_staleness=staleness)
     on_ray = digest(tmp_path, "ray", max_staleness=staleness, makers=makers, runtime="ray")
@@ -31,7 +31,11 @@ def test_with_lora_too_where_only_the_adapter_travels(ray_cluster, tmp_path):
     assert digest(tmp_path, "ray", runtime="ray", makers=2, **settings) == digest(tmp_path, "local", **settings)
 
 
-@pytest.mark.parametrize("settings", [{"makers": 2}, {"makers": 1, "lora": {"rank": 2}}], ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    [pytest.param({"makers": 2}, marks=pytest.mark.prove), {"makers": 1, "lora": {"rank": 2}}],
+    ids=str,
+)
 def test_a_maker_that_is_killed_changes_nothing(ray_cluster, tmp_path, settings):
     """With one maker and LoRA its successor starts after the first push, and needs the base all the same."""
     local = digest(tmp_path, "local", **settings)

@@ -199,7 +199,7 @@ class Moments:
 
     @_moment(Scope.MAKER)
     def maker_send_end(self, state: LoopState) -> None:
-        """The trainers have the experience."""
+        """The experience is handed over."""
 
     @_moment(Scope.MAKER)
     def maker_weights_loaded(self, state: LoopState, version: int) -> None:

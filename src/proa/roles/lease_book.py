@@ -81,6 +81,8 @@ class LeaseBook:
         """Admit what this episode may admit; the newly admitted carry its version."""
         plan = self.plan
         with self.room as room:
+            if self._versions and episode == self._episode:
+                return  # a run that goes on in the middle of it
             self._episode = episode
             self._drop_stale()
             ahead = (1 + plan.max_staleness) * plan.update_steps * plan.leases_per_step

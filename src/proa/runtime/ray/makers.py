@@ -108,8 +108,8 @@ class MakerFleet:
 
     @property
     def at_work(self) -> bool:
-        """Whether any maker has still to end."""
-        return any(post.working is not None for post in self._posts.values())
+        """Whether any maker that had begun has still to end; one that was still getting ready has nothing to say."""
+        return any(post.working is not None and post.view.since > 0 for post in self._posts.values())
 
     def see_off(self) -> None:
         """Note who has ended with the run."""
