@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -324,7 +323,6 @@ def measure_all(runtime: str, play: Play, rounds: int) -> tuple[list[Speed], lis
 def measure_on_ray(rounds: int) -> tuple[list[Speed], list[Gain]]:
     from proa.runtime.ray.cluster import cluster
 
-    os.environ.setdefault("RAY_worker_niceness", "0")  # else actors give way to whatever else the machine does
     with cluster(None, "proa-benchmark"):
         return measure_all("ray", play_on_ray, rounds)
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -239,7 +238,6 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=20, help="rounds over copies and pushes; the fastest count")
     parser.add_argument("--megabytes", type=int, default=500, help="of float32 parameters")
     options = parser.parse_args()
-    os.environ.setdefault("RAY_worker_niceness", "0")  # else actors give way to whatever else the machine does
     with cluster(None, "proa-benchmark"):
         found = Bench(options.megabytes).run(options.rounds)
     checks = verdicts(found)

@@ -13,6 +13,7 @@ import torch
 
 from ..config import ConfigError, RunConfig
 from ..data.state import TrainState
+from ..errors import SettingError
 from ..lifecycle.hooks import BaseCallback
 from ..lifecycle.manager import CallbackManager, Callbacks
 from ..lifecycle.placement import refuse_unportable
@@ -30,7 +31,7 @@ from ..runtime.ray.cluster import cluster, pickled
 from ..runtime.ray.driver import RayRuntime
 from ..runtime.ray.hosts import TrainerParts
 from ..runtime.ray.makers import Limits
-from ..runtime.ray.places import RaySettings
+from ..runtime.ray.places import RaySettings, check_options
 from .given import Given
 from .maker_side import MakerSide
 from .material import Material, load_material, load_training_task, lora_settings
@@ -111,7 +112,12 @@ class RayRun:
 
 
 def _check_devices(config: RunConfig) -> None:
-    """Ray hides GPUs from actors that did not ask for any."""
+    """Options that Ray knows; and it hides GPUs from actors that did not ask for any."""
+    for role, options in (("trainer", config.ray.trainer), ("maker", config.ray.maker)):
+        try:
+            check_options(options)
+        except SettingError as error:
+            raise ConfigError(f"ray.{role}: {error}") from None
     if config.model.device.partition(":")[0] != "cuda":
         return
     for role, options in (("trainer", config.ray.trainer), ("maker", config.ray.maker)):

@@ -12,8 +12,14 @@ from pathlib import Path
 import ray
 from ray import cloudpickle
 
+from ...errors import ProaError
+
 pickled = cloudpickle.dumps
 """What sends things to actors; it takes more than pickle does."""
+
+
+class ClusterError(ProaError):
+    """The cluster that was named cannot be used."""
 
 
 @contextlib.contextmanager
@@ -24,15 +30,20 @@ def cluster(address: str | None, namespace: str) -> Iterator[None]:
         return
     # Actors import what the driver can: rewards and tasks beside the configuration too.
     paths = os.pathsep.join(dict.fromkeys([path or str(Path.cwd()) for path in sys.path]))
-    ray.init(
-        address=address or "local",  # not one that happens to be there
-        namespace=namespace,
-        include_dashboard=None if address else False,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        # c10d would tell of every look at a store.
-        runtime_env={"env_vars": {"PYTHONPATH": paths, "TORCH_CPP_LOG_LEVEL": "ERROR"}},
-    )
+    try:
+        ray.init(
+            address=address or "local",  # not one that happens to be there
+            namespace=namespace,
+            include_dashboard=None if address else False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            # c10d would tell of every look at a store.
+            runtime_env={"env_vars": {"PYTHONPATH": paths, "TORCH_CPP_LOG_LEVEL": "ERROR"}},
+        )
+    except ConnectionError as error:
+        raise ClusterError(
+            f"no Ray cluster answers at ray.address={address}: is it running, and can this machine reach it?"
+        ) from error
     try:
         yield
     finally:

@@ -10,6 +10,8 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from ...errors import SettingError
+
 NEXT_TO_NOTHING = 0.001
 """Processors: a place must hold something."""
 
@@ -23,6 +25,24 @@ class RaySettings:
     maker_resources: Mapping[str, Any] = field(default_factory=dict)
     placement: str | None = None
     """PACK, SPREAD, STRICT_PACK or STRICT_SPREAD; None leaves it to Ray."""
+
+
+OURS = ("name", "namespace", "max_restarts")
+"""Options of Ray that a run sets itself."""
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Raise `SettingError` for options of an actor that Ray does not know, or that are not the user's to set."""
+    if taken := [name for name in OURS if name in options]:
+        raise SettingError(f"{taken[0]} is set by the run itself: leave it out")
+    try:
+        ray.remote(_Nobody).options(**options)
+    except (ValueError, TypeError) as error:
+        raise SettingError(str(error).splitlines()[0]) from None
+
+
+class _Nobody:
+    """An actor that is never started."""
 
 
 class Places:
