@@ -234,7 +234,7 @@ class BuildTrainer:
     case: Case
 
     def __call__(self, link: Any, keep: Any, replicas: Any) -> Any:
-        from proa.runtime.ray.hosts import TrainerParts
+        from proa.runtime.ray.trainer_host import TrainerParts
 
         trainer, book, store = build_trainer(self.case, keep=keep)
         return TrainerParts(trainer, book, store, lambda: {"ends": trainer.ends})

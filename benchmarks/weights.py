@@ -28,12 +28,14 @@ import torch
 from proa.data.sampling import Completion, Sampling
 from proa.engines.protocol import Request
 from proa.engines.weights import WeightPlaces
+from proa.roles.concurrency import concurrency_group
 from proa.roles.maker import ExperienceMakerHolder
-from proa.roles.trainer import concurrency_group
 from proa.roles.waiting import WaitTimeoutError
 from proa.roles.weights import WeightStore
 from proa.runtime.ray.cluster import cluster
-from proa.runtime.ray.hosts import RemoteStore, Reply, put_away
+from proa.runtime.ray.maker_host import RemoteStore
+from proa.runtime.ray.replies import Reply
+from proa.runtime.ray.trainer_host import put_away
 
 MAKERS = 2
 FIRST_PUSHES = 4

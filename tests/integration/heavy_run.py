@@ -17,9 +17,9 @@ from proa.roles.maker import ExperienceMakerHolder
 from proa.roles.weights import WeightStore
 from proa.runtime.local import Supervision
 from proa.runtime.ray.driver import RayRuntime
-from proa.runtime.ray.hosts import TrainerParts
 from proa.runtime.ray.makers import Limits
 from proa.runtime.ray.places import RaySettings
+from proa.runtime.ray.trainer_host import TrainerParts
 
 TOKENS = 50_000
 """Of one completion: a sample is then about a megabyte."""

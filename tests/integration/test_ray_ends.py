@@ -111,6 +111,19 @@ def test_a_trainer_that_is_killed_ends_the_run_with_1_and_no_process_is_left(tmp
     assert nobody_is_left(below)
 
 
+def test_a_cluster_that_does_not_answer_is_told_in_a_line_and_leaves_no_folder(tmp_path, repository):
+    (tmp_path / "endless.yaml").write_text(ENDLESS)
+    run = subprocess.run(
+        [sys.executable, "-m", "proa", "train", "endless.yaml", "--output_dir", "runs", "--ray.address", "127.0.0.1:1"],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(repository / "src")}, capture_output=True, text=True,
+        check=False, timeout=100,
+    )  # fmt: skip
+    assert run.returncode == 1
+    assert "no Ray cluster answers at ray.address=127.0.0.1:1" in run.stderr
+    assert "Traceback" not in run.stderr
+    assert not (tmp_path / "runs" / "endless").exists()
+
+
 def _alive(pid):
     try:
         with Path(f"/proc/{pid}/stat").open() as file:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 from tests.integration.mishaps import IsKilled
-from tests.integration.small_run import digest, header
+from tests.integration.small_run import SMALL, digest, header
 
 from proa import CallbackManager, MakerCallback, TrainerCallback
+from proa.config import ConfigError
 from proa.lifecycle.hooks import EveryMoment
 from proa.recipes import ppo
 from proa.runtime.local import RunFailedError
@@ -149,3 +150,23 @@ def test_what_cannot_travel_is_refused_before_anything_starts(ray_cluster, tmp_p
     with pytest.raises(TypeError, match="attribute 'door'"):
         digest(tmp_path, "ray", runtime="ray", callbacks=[Locked()])
     assert not (tmp_path / "ray").exists()
+
+
+@pytest.mark.parametrize(
+    ("section", "told"),
+    [
+        ({"maker": {"num_gpu": 1}}, "ray.maker: Invalid option keyword num_gpu"),
+        ({"trainer": {"name": "mine"}}, "ray.trainer: name is set by the run itself"),
+        ({"trainer": {"num_cpus": -1}}, "ray.trainer: .*num_cpus"),
+    ],
+)
+def test_options_that_ray_does_not_know_are_told_before_anything_starts(tmp_path, section, told):
+    with pytest.raises(ConfigError, match=told):
+        digest(tmp_path, "ray", runtime="ray", ray=section)
+    assert not (tmp_path / "ray").exists()
+
+
+def test_on_ray_actors_say_which_gpu_they_take(tmp_path):
+    model = {**SMALL["model"], "device": "cuda"}
+    with pytest.raises(ConfigError, match=r"set ray.trainer, e.g. \{num_gpus: 1\}"):
+        digest(tmp_path, "ray", runtime="ray", model=model)

@@ -29,9 +29,9 @@ from ..roles.weights import Keep, WeightStore
 from ..runtime.local import Supervision
 from ..runtime.ray.cluster import cluster, pickled
 from ..runtime.ray.driver import RayRuntime
-from ..runtime.ray.hosts import TrainerParts
 from ..runtime.ray.makers import Limits
 from ..runtime.ray.places import RaySettings, check_options
+from ..runtime.ray.trainer_host import TrainerParts
 from .given import Given
 from .maker_side import MakerSide
 from .material import Material, load_material, load_training_task, lora_settings

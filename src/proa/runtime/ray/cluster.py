@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,9 @@ pickled = cloudpickle.dumps
 """What sends things to actors; it takes more than pickle does."""
 
 
+KNOCK_SECONDS = 10.0
+
+
 class ClusterError(ProaError):
     """The cluster that was named cannot be used."""
 
@@ -28,6 +32,7 @@ def cluster(address: str | None, namespace: str) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
+    _knock(address)
     # Actors import what the driver can: rewards and tasks beside the configuration too.
     paths = os.pathsep.join(dict.fromkeys([path or str(Path.cwd()) for path in sys.path]))
     try:
@@ -41,10 +46,25 @@ def cluster(address: str | None, namespace: str) -> Iterator[None]:
             runtime_env={"env_vars": {"PYTHONPATH": paths, "TORCH_CPP_LOG_LEVEL": "ERROR"}},
         )
     except ConnectionError as error:
-        raise ClusterError(
-            f"no Ray cluster answers at ray.address={address}: is it running, and can this machine reach it?"
-        ) from error
+        raise _nobody_at(address) from error
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def _knock(address: str | None) -> None:
+    """Whether anybody is there at all: Ray would try for minutes."""
+    host, _, port = (address or "").rpartition(":")
+    if not host or not port.isdigit() or "://" in host:
+        return  # none, `auto`, or an address of another kind
+    try:
+        socket.create_connection((host, int(port)), timeout=KNOCK_SECONDS).close()
+    except OSError as error:
+        raise _nobody_at(address) from error
+
+
+def _nobody_at(address: str | None) -> ClusterError:
+    return ClusterError(
+        f"no Ray cluster answers at ray.address={address}: is it running, and can this machine reach it?"
+    )

@@ -23,11 +23,13 @@ from ...roles.replicas import ReplicaError
 from ...roles.waiting import ClosedError, WaitTimeoutError
 from ..local import RunFailedError
 from .calls import LongCall, UnreachableError, Watched, asked, in_short
-from .hosts import BuildMaker, BuildTrainer, MakerHost, Outcome, RankHost, RunLook, TrainerHost, Whereabouts
 from .link import Answer, Interests, Key
 from .listening import Listening
+from .maker_host import BuildMaker, MakerHost
 from .makers import START_SECONDS, Limits, MakerFleet
 from .places import Places, RaySettings
+from .replies import Whereabouts
+from .trainer_host import BuildTrainer, Outcome, RankHost, RunLook, TrainerHost
 
 log = logging.getLogger("proa.runtime")
 _remote: Any = ray.remote  # its types do not know concurrency groups

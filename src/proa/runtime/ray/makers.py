@@ -19,7 +19,8 @@ from ...record.live import ActorView
 from ..fleet import Health, Member, Sign, back_off, enough
 from ..local import Supervision
 from .calls import LongCall, Watched, asked, in_short
-from .hosts import MakerEnd, Whereabouts, this_node
+from .maker_host import MakerEnd
+from .replies import Whereabouts, this_node
 
 log = logging.getLogger("proa.runtime")
 

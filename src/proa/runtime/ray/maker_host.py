@@ -1,0 +1,213 @@
+"""A maker as an actor: it knows the trainer by its handle, and asks again for whatever is lost on the way."""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any, ClassVar
+
+import ray
+
+from ...data.lease import Delivery, Lease
+from ...lifecycle.hooks import BaseCallback
+from ...lifecycle.moments import Scope
+from ...record.live import ActorView
+from ...roles.concurrency import concurrency_group
+from ...roles.maker import ExperienceMakerHolder
+from ...roles.waiting import ClosedError, LeaseFailedError, WaitTimeoutError
+from ...roles.weights import Weights
+from .calls import Once, asked
+from .link import Answer, Interests, Question, ToRemoteDriver
+from .replies import NO_VERSION, Reply, Whereabouts
+from .transport import unwrap, wrap_delivery
+
+
+class RemoteBook:
+    """The lease book as a maker sees it.
+
+    A delivery is on its way while the maker makes the next lease, and no longer: it has arrived before that one is
+    handed over. So the way costs the maker nothing, and a full buffer still holds it back.
+    """
+
+    def __init__(self, trainer: Any, store: RemoteStore, patience: float) -> None:
+        self._trainer = trainer
+        self._store = store
+        self._patience = patience
+        self._ticket = 0
+        self._sender = ThreadPoolExecutor(1, "proa delivery")
+        self._on_its_way: Future[bool] | None = None
+
+    def next_lease(self, maker: str) -> Lease:
+        self._ticket += 1
+        while True:  # an idle maker is no failure: the trainer's own wait is the one that counts
+            if self._on_its_way is not None and self._on_its_way.done():
+                self._on_its_way.result()  # it may have been refused
+            arguments = (maker, self._ticket, self._store.last_fetched)
+            reply = _reply(self._trainer.next_lease, *arguments, patience=self._patience)
+            if reply.value is not None:
+                lease: Lease = reply.value
+                if reply.weights is not None:
+                    self._store.at_hand = (lease.version, reply.weights)
+                return lease
+
+    def deliver(self, delivery: Delivery, maker: str) -> bool:
+        last_arrived = self._on_its_way.result() if self._on_its_way is not None else True
+        self._on_its_way = self._sender.submit(self._deliver, delivery, maker)
+        return last_arrived
+
+    def _deliver(self, delivery: Delivery, maker: str) -> bool:
+        parts = wrap_delivery(delivery)
+        try:
+            while True:  # held back is no failure either
+                taken: bool | None = _replied(self._trainer.deliver, *parts, maker, patience=self._patience)
+                if taken is not None:
+                    return taken
+        except ClosedError:
+            raise
+        except Exception as error:
+            lease_id = delivery.lease_id
+            raise LeaseFailedError(f"{maker} failed on lease {lease_id}: {error}", lease_id) from error
+
+    def release(self, lease_id: int, maker: str) -> None:
+        self._trainer.release.remote(lease_id, maker)
+
+
+class RemoteStore:
+    """The weights by version, as a maker sees them."""
+
+    def __init__(self, trainer: Any, patience: float) -> None:
+        self._trainer = trainer
+        self._patience = patience
+        self.last_fetched = NO_VERSION
+        self.at_hand: tuple[int, Any] = (NO_VERSION, None)
+        """A version, and where it is: what came with a lease."""
+
+    def wait_for_trainer(self) -> None:
+        """Until it is prepared, which is work and takes as long as it takes."""
+        while not _replied(self._trainer.prepared, patience=self._patience):
+            pass
+
+    def fetch(self, version: int, *, owner: str) -> Weights:
+        reference, digest = self._found(version, owner)
+        weights = Weights(version, unwrap(ray.get(reference, timeout=self._patience)), digest)
+        self.last_fetched = version
+        return weights
+
+    def _found(self, version: int, owner: str) -> Any:
+        known, found = self.at_hand
+        self.at_hand = (NO_VERSION, None)
+        if known == version:
+            return found
+        self.wait_for_trainer()
+        until = monotonic() + self._patience
+        while monotonic() < until:
+            found = _replied(self._trainer.weights, version, patience=self._patience)
+            if found is not None:
+                return found
+        raise WaitTimeoutError(f"{owner} waited {self._patience:g} s for weights of version {version}")
+
+
+def _replied(method: Any, *arguments: Any, patience: float) -> Any:
+    return _reply(method, *arguments, patience=patience).value
+
+
+def _reply(method: Any, *arguments: Any, patience: float) -> Reply:
+    """What the trainer says; raises `ClosedError` when the run is over, however that is said."""
+    try:
+        reply: Reply = asked(method, *arguments, who="the trainer", seconds=patience)
+    except ray.exceptions.ActorDiedError as died:
+        raise ClosedError("the trainer is gone") from died
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause or error from None
+    if reply.closed:
+        raise ClosedError(reply.closed)
+    return reply
+
+
+@dataclass(frozen=True, slots=True)
+class MakerEnd:
+    """How a maker's work ended: with the run, or because of something."""
+
+    reason: str = ""
+    lease_id: int | None = None
+
+
+BuildMaker = Callable[[str, RemoteStore, BaseCallback | None], AbstractContextManager[ExperienceMakerHolder]]
+
+
+@dataclass
+class MakerHost:
+    """One maker."""
+
+    build: BuildMaker
+    name: str
+    trainer: Any
+    interests: Interests
+    patience: float
+    maker: ExperienceMakerHolder | None = None
+    worked: Once[MakerEnd] = field(default_factory=Once)
+
+    GROUPS: ClassVar = {"work": 1, "look": 2}
+
+    @concurrency_group("work")
+    def work(self) -> MakerEnd:
+        """Work on leases until there are no more."""
+        return self.worked(self._work)
+
+    def _work(self) -> MakerEnd:
+        store = RemoteStore(self.trainer, self.patience)
+        book = RemoteBook(self.trainer, store, self.patience)
+        own = self.interests.of(Scope.MAKER)
+        link = ToRemoteDriver(self.name, own, self._ask, self.patience) if own.events else None
+        try:
+            with self.build(self.name, store, link) as maker:
+                self.maker = maker
+                store.wait_for_trainer()
+                maker.work(book, store)
+        except ClosedError:
+            pass  # the run is over
+        except BaseException as error:
+            traceback.print_exc()  # into this actor's log
+            cause = f" ({type(error.__cause__).__name__})" if error.__cause__ is not None else ""
+            return MakerEnd(f"{error}{cause}", getattr(error, "lease_id", None))
+        return MakerEnd()
+
+    def _ask(self, question: Question, seconds: float) -> Answer | None:
+        until = monotonic() + seconds
+        answer: Answer | None = None
+        with contextlib.suppress(ClosedError):  # the driver has gone home
+            while answer is None and monotonic() < until:
+                answer = _replied(self.trainer.ask_driver, question, patience=seconds)
+            return answer
+        return Answer()
+
+    @concurrency_group("look")
+    def ready(self) -> Whereabouts:
+        return Whereabouts.here()
+
+    @concurrency_group("look")
+    def look(self) -> ActorView:
+        if self.maker is None:
+            return ActorView(self.name, "maker", doing="getting ready")
+        maker, doing = self.maker, self.maker.activity.look()
+        return ActorView(
+            self.name,
+            "maker",
+            doing=doing.what,
+            since=doing.since,
+            version=maker.loaded_version,
+            leases=maker.leases_made,
+            tokens=maker.tokens_made,
+            spent=doing.spent,
+        )
+
+    @concurrency_group("look")
+    def distrust_weights(self) -> None:
+        """It was silent, and may have missed something: load and check again before the next lease."""
+        if self.maker is not None:
+            self.maker.distrust_weights()
