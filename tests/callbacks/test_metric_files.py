@@ -3,6 +3,8 @@
 import csv
 import json
 import math
+import os
+import stat
 
 import pytest
 import torch
@@ -128,3 +130,32 @@ def test_a_disk_that_fails_does_not_hurt_the_run(tmp_path, caplog):
     state = SupervisedLoop(step, callbacks=manager).fit(lambda epoch: [TrainingBatch(0)] * 5)
     assert state.global_step == 5
     assert manager.errors == {"JsonlMetrics": 3}
+
+
+@pytest.mark.parametrize("kind", [JsonlMetrics, CsvMetrics])
+def test_a_secret_is_not_written_by_its_key_nor_by_its_value(tmp_path, kind, monkeypatch):
+    monkeypatch.setenv("PLANTED_TOKEN", "planted-by-env-7")
+    train(tmp_path, kind(tmp_path / "metrics"), [2.0, 1.0], api_key="planted-key-7", note="401 for planted-by-env-7!")
+    written = (tmp_path / "metrics").read_text()
+    assert "planted" not in written
+    assert "401 for REDACTED!" in written
+    assert "1.0" in written
+
+
+@pytest.mark.parametrize("kind", [JsonlMetrics, CsvMetrics])
+def test_the_file_and_the_folders_made_for_it_are_their_owners_alone(tmp_path, kind):
+    def rights(path):
+        return stat.S_IMODE(path.stat().st_mode)
+
+    folder, before = tmp_path / "new" / "folder", os.umask(0)
+    try:
+        train(tmp_path, kind(folder / "metrics"), [2.0, 1.0], late=1.0)  # a late column writes the file anew
+        assert (rights(folder.parent), rights(folder), rights(folder / "metrics")) == (0o700, 0o700, 0o600)
+        (folder / "metrics").chmod(0o644)
+        manager = CallbackManager([kind(folder / "metrics")])
+        manager.fire("train_start", LoopState(resumed_from="step_1", global_step=1))
+        manager.fire("step_end", LoopState(), 1, metrics={"loss": 1.0, "another": 2.0})
+        manager.fire("train_end", LoopState())
+    finally:
+        os.umask(before)
+    assert rights(folder / "metrics") == 0o600

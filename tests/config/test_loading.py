@@ -109,3 +109,27 @@ def test_a_missing_file_is_told(tmp_path):
 @pytest.mark.parametrize(("prompts", "lease"), [(64, 16), (6, 1), (7, 1), (10, 2), (1, 1), (4, 1), (36, 9)])
 def test_a_lease_is_about_a_quarter_of_a_batch_and_divides_it(file, prompts, lease):
     assert load_run_config(file(), train_batch_size=4 * prompts).prompts_per_lease == lease
+
+
+@pytest.mark.parametrize(
+    "name", ["..", "../out", "/tmp/out", "a/b", "", ".hidden", "-x", "a b", "é", "a\\0", "a" * 201]
+)
+@pytest.mark.parametrize("key", ["name", "eval"])
+def test_a_name_that_is_no_plain_folder_name_is_refused_in_words(file, key, name):
+    changes = {"name": name} if key == "name" else {"eval": [{"name": name}]}
+    with pytest.raises(ConfigError) as refused:
+        load_run_config(file(), **changes)
+    words = "a folder gets this name: use letters, digits, dots, dashes and underscores"
+    assert f"{'name' if key == 'name' else 'eval.0.name'}: {words}" in str(refused.value)
+    assert str(refused.value).endswith(f", and is {name!r}")
+
+
+@pytest.mark.parametrize("name", ["a", "Sort_digits-2.1", "0", "a" * 200])
+def test_a_plain_folder_name_is_taken_for_runs_and_evals(file, name):
+    config = load_run_config(file(), name=name, eval=[{"name": name}])
+    assert (config.name, config.eval[0].name) == (name, name)
+
+
+def test_the_line_of_an_evals_wrong_name_is_told(file):
+    with pytest.raises(ConfigError, match=r"line 13: eval\.0\.name: a folder gets this name"):
+        load_run_config(file(GOOD.replace("  - name: sort_digits", "  - name: ../sort_digits")))

@@ -86,11 +86,11 @@ def test_a_full_disk_is_logged_once_and_leaves_the_old_view(tmp_path, monkeypatc
     live = LiveFile(tmp_path)
     live.write(VIEW)
 
-    def full(self, *_, **__):
+    def full(path, text):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "write_text", full)
+        patch.setattr("proa.record.live.write_private", full)
         for _ in range(3):
             live.write(LiveView(time=2000.0))
     assert LiveFile.read(tmp_path) == VIEW

@@ -188,7 +188,10 @@ def test_the_schedule_windowed_takes_what_comes_first_and_writes_it_down():
     for lease in reversed(leases):
         book.deliver(fulfil(lease), "m")
     assert [item.uid for item in book.take_step()] == ["3/0", "3/1", "2/0", "2/1"]
-    assert book.journal == [{"step": 0, "lease": 3}, {"step": 0, "lease": 2}]
+    assert book.take_journal() == [
+        {"kind": "lease", "step": 0, "lease": 3},
+        {"kind": "lease", "step": 0, "lease": 2},
+    ]
 
 
 def test_a_full_buffer_holds_makers_back_but_not_with_what_the_trainer_waits_for():

@@ -166,5 +166,5 @@ def test_the_trainers_log_probabilities_are_the_samplers_after_each_push():
 def test_windowed_trains_to_the_end_and_writes_its_choices_down():
     run = SmallRun(schedule="windowed", max_staleness=1)
     run.run(3, disturb=with_random_delays(3))
-    assert len(run.book.journal) == 20
+    assert len(run.book.take_journal()) == 20
     assert run.book.ledger.trained == 80

@@ -2,7 +2,6 @@
 
 import errno
 import time
-from pathlib import Path
 
 import pytest
 from tests.runtime.small_run import SmallRun, failing_once
@@ -152,10 +151,10 @@ def test_looking_changes_nothing(tmp_path, digest):
 
 
 def test_a_full_disk_does_not_end_the_run(tmp_path, monkeypatch, caplog, digest):
-    def full(self, *_, **__):
+    def full(path, text):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr("proa.record.live.write_private", full)
     run = SmallRun(total_steps=2)
     watched(run, LiveFile(tmp_path, every=0.0))
     assert run.digest == digest

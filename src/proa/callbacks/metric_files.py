@@ -14,10 +14,12 @@ from ..data.state import LoopState
 from ..errors import CallbackConfigError
 from ..lifecycle.hooks import Callback
 from ..lifecycle.policy import ErrorPolicy, Priority
+from ..private_files import make_private_folder, open_private, write_private
+from ..record.secrets import redact
 
 
 class _MetricFile(Callback):
-    """One row per step, and one per eval with the eval's name; written as each happens."""
+    """One row per step, and one per eval with the eval's name; written as each happens, for its owner's eyes alone."""
 
     priority = Priority.RECORD
     error_policy = ErrorPolicy.DISABLE
@@ -30,10 +32,10 @@ class _MetricFile(Callback):
     def on_train_start(self, state: LoopState) -> None:
         self._close()
         self.path = self._given_path or self._path_in_run_folder(state)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        make_private_folder(self.path.parent)
         if state.resumed_from and self.path.exists():
             self._cut_back(state.global_step)
-        self._file = self.path.open("a" if state.resumed_from else "w", encoding="utf-8", newline="")
+        self._file = open_private(self.path, "a" if state.resumed_from else "w")
 
     def on_step_end(self, state: LoopState, step_idx: int, batch: TrainingBatch, metrics: dict[str, float]) -> None:
         if state.exception is None:  # a step that was cut short has no metrics
@@ -54,7 +56,7 @@ class _MetricFile(Callback):
         lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
         kept = [line for line in lines if line.endswith("\n") and self._belongs_to_first(steps, line)]
         beside = self.path.with_name(self.path.name + ".new")
-        beside.write_text("".join(kept), encoding="utf-8", newline="")
+        write_private(beside, "".join(kept))
         beside.replace(self.path)
 
     def _belongs_to_first(self, steps: int, line: str) -> bool:
@@ -120,20 +122,21 @@ class CsvMetrics(_MetricFile):
         with self.path.open(encoding="utf-8", newline="") as file:
             rows = list(csv.DictReader(file))
         beside = self.path.with_name(self.path.name + ".new")
-        with beside.open("w", encoding="utf-8", newline="") as file:
+        with open_private(beside, "w") as file:
             writer = csv.DictWriter(file, columns, restval="")
             writer.writeheader()
             writer.writerows(rows)
         self._close()
         beside.replace(self.path)
-        self._file = self.path.open("a", encoding="utf-8", newline="")
+        self._file = open_private(self.path, "a")
         self._columns = columns
 
 
 def _row(state: LoopState, step_idx: int, metrics: dict[str, Any]) -> dict[str, Any]:
-    """What is written for a step or an eval; a metric cannot take the place of the row's own keys."""
+    """What is written for a step or an eval, without secrets; a metric cannot take the place of the row's own keys."""
     own = {"step": step_idx, "epoch": state.epoch, "time": round(time.time(), 3)}
-    return own | {name: _plain_value(value) for name, value in metrics.items()} | own
+    row: dict[str, Any] = redact({name: _plain_value(value) for name, value in metrics.items()})
+    return own | row | own
 
 
 def _plain_value(value: Any) -> int | float | str | None:

@@ -44,6 +44,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     train.add_argument("file", help="a YAML file")
     train.set_defaults(run=_train, takes_flags=True)
+    resume = verbs.add_parser(
+        "resume",
+        help="go on with a run from its newest checkpoint",
+        usage="proa resume RUN_DIR [--checkpoint NAME] [--key value ...]",
+        epilog="Flags may change what does not change the result, e.g. --makers 4 --runtime ray.",
+    )
+    resume.add_argument("folder", metavar="RUN_DIR", help="a run's folder, <output_dir>/<name>")
+    resume.add_argument("--checkpoint", metavar="NAME", help="that one, e.g. step_40; what came after it is dropped")
+    resume.set_defaults(run=_resume, takes_flags=True)
     show = verbs.add_parser("show", help="show what a run has come to, also while it goes on")
     show.add_argument("folder", metavar="RUN_DIR", help="a run's folder, <output_dir>/<name>")
     show.add_argument("--json", action="store_true", help="print one JSON object: header, live view, last metrics")
@@ -76,6 +85,12 @@ def _train(options: argparse.Namespace) -> int:
     from .train import train
 
     return train(config)
+
+
+def _resume(options: argparse.Namespace) -> int:
+    from .resume import resume
+
+    return resume(options.folder, options.flags, options.checkpoint)
 
 
 def _show(options: argparse.Namespace) -> int:

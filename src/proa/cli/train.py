@@ -19,12 +19,18 @@ from ..config import ConfigError, RunConfig
 from ..errors import ProaError, SettingError
 from ..lifecycle.hooks import BaseCallback
 from ..recipes import run
+from ..record.checkpoints import CheckpointManager
 from ..record.run_folder import RunFolderError
 from .words import curve, ledger_line, values_of
 
 
 def train(config: RunConfig) -> int:
     """Exit code: 0 done, 1 failed, 2 wrong use."""
+    return carry_through(config)
+
+
+def carry_through(config: RunConfig, resume: str | None = None) -> int:
+    """Begin a run, or go on with one, and show what comes of it."""
     sys.path.insert(0, str(Path.cwd()))  # so that rewards and tasks beside the configuration can be named
     # A progress bar for writing one file would stand among the results.
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
@@ -33,7 +39,7 @@ def train(config: RunConfig) -> int:
     if not any(section.kind == "console" for section in config.callbacks):
         shown.append(ConsoleProgress(every=max(1, config.total_steps // 30), console=console))
     try:
-        run(config, callbacks=shown)
+        run(config, callbacks=shown, resume=resume)
     except (RunFolderError, ConfigError, SettingError) as error:
         print(error, file=sys.stderr)
         return 2
@@ -45,8 +51,17 @@ def train(config: RunConfig) -> int:
     except Exception:
         traceback.print_exc()
         return 1
+    except KeyboardInterrupt:
+        _say_how_to_go_on(config)
+        raise
     _show_result(console, config)
     return 0
+
+
+def _say_how_to_go_on(config: RunConfig) -> None:
+    last = CheckpointManager(config.folder).latest() if config.folder.exists() else None
+    if last is not None:
+        print(f"{last.step} steps are saved: go on with proa resume {config.folder}", file=sys.stderr)
 
 
 def _show_result(console: Console, config: RunConfig) -> None:

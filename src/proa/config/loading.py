@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -38,6 +39,11 @@ def change_run_config(config: RunConfig, *, its_algorithm: str | None = None, **
     if "name" not in config.algorithm.model_fields_set:
         del content["algorithm"]["name"]  # nobody named it
     return _validated(content, (), changes, {}, "", its_algorithm)
+
+
+def restore_run_config(content: Mapping[str, Any], flags: Sequence[str] = ()) -> RunConfig:
+    """A configuration that was written down, changed by flags; those may also name places in lists."""
+    return _validated(copy.deepcopy(dict(content)), flags, {}, {}, "", None)
 
 
 def _validated(
@@ -121,11 +127,20 @@ def _put(content: dict[str, Any], dotted: str, value: Any) -> None:
     *sections, name = dotted.split(".")
     place: Any = content
     for section in sections:
+        if isinstance(place, list):
+            place = place[_index(section, place, dotted)]
+            continue
         inner = place.get(section)
-        if not isinstance(inner, dict):
+        if not isinstance(inner, dict | list):
             inner = place[section] = {} if inner is None else _spread(section, inner)
         place = inner
-    place[name] = value
+    place[_index(name, place, dotted) if isinstance(place, list) else name] = value
+
+
+def _index(name: str, place: list[Any], dotted: str) -> int:
+    if not name.isdecimal() or int(name) >= len(place):
+        raise ConfigError(f"{dotted}: {name!r} is no place in a list of {len(place)}, which are counted from 0")
+    return int(name)
 
 
 def _spread(section: str, short: Any) -> dict[str, Any]:

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 
 class Section(BaseModel):
     """Part of a configuration."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def _folder_name(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}", name):
+        raise ValueError(
+            "a folder gets this name: use letters, digits, dots, dashes and underscores, a letter or digit first, "
+            "200 at most"
+        )
+    return name
+
+
+FolderName = Annotated[str, AfterValidator(_folder_name)]
 
 
 class SamplingSection(Section):
@@ -139,7 +152,7 @@ class OptimizerSection(Section):
 
 
 class EvalSection(Section):
-    name: str
+    name: FolderName
     kind: Literal["auto", "generate", "loss"] = Field(
         "auto", description="score greedy completions, or measure on data as it is; auto: what the algorithm trains"
     )
@@ -149,6 +162,17 @@ class EvalSection(Section):
     baseline: bool = True
     metric: str | None = Field(None, description="dotted path of a scoring function; by default the task's own")
     max_new_tokens: int | None = Field(None, ge=1)
+
+
+class CheckpointSection(Section):
+    """When the run is saved, and what is kept of it."""
+
+    save_every: int = Field(100, ge=0, description="optimizer steps; 0 is at the end only")
+    keep: int | None = Field(2, ge=1, description="so many of the newest; null keeps all")
+    best: str | None = Field(None, description="a metric whose best checkpoint is kept besides, e.g. held_out.exact")
+    mode: Literal["max", "min"] = Field("max", description="which value of it is best")
+    background: bool = Field(False, description="write beside the training, at the cost of a copy in memory")
+    grace: float = Field(60.0, ge=0, description="seconds that Ctrl-C and SIGTERM leave for a last one")
 
 
 class WarmStartSection(Section):
@@ -172,6 +196,7 @@ class RaySection(Section):
     )
     min_makers: int = Field(1, ge=1, description="with fewer, the run ends")
     max_restarts: int = Field(10, ge=1, description="in a row, of one maker's place, before anything was made there")
+    trainer_restarts: int = Field(2, ge=0, description="how often a trainer that died is started from its checkpoint")
 
 
 class CallbackSection(Section):
@@ -192,7 +217,7 @@ _DETACHED_ONLY = (
 class RunConfig(Section):
     """One run."""
 
-    name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    name: FolderName = "run"
     output_dir: Path = Path("runs")
     seed: int = Field(0, ge=0)
     runtime: Literal["local", "ray"] = "local"
@@ -224,6 +249,7 @@ class RunConfig(Section):
     ray: RaySection = RaySection()
     optimizer: OptimizerSection = OptimizerSection()
     warm_start: WarmStartSection | None = None
+    checkpoint: CheckpointSection = CheckpointSection()
     eval: list[EvalSection] = Field(default_factory=list)
     callbacks: list[CallbackSection] = Field(default_factory=list)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 from ..data.loop import ManifestRow
 from ..data.state import LoopState
@@ -21,46 +22,134 @@ class Evaluator:
     """Also before the first step."""
 
 
+LoopStateDict: TypeAlias = Callable[[], dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """The checkpoint that a loop goes on from: what the loop had saved in it, and its row."""
+
+    state: Mapping[str, Any]
+    row: ManifestRow | None = None
+
+    @property
+    def name(self) -> str:
+        """What `state.resumed_from` says."""
+        return self.row.name if self.row is not None else f"step_{self.state['loop']['global_step']}"
+
+
+_OF_THIS_RUN = ("output_dir", "rank", "world_size", "resumed_from")
+"""What of a state is not gone on with. That a stop was asked for is: the run would have ended there."""
+
+
+def go_on_with(state: LoopState, resumed: Resumed) -> None:
+    """Make a fresh state what it was when the checkpoint was written."""
+    for name, value in resumed.state["loop"].items():
+        if name not in _OF_THIS_RUN:
+            setattr(state, name, value)
+    state.resumed_from = resumed.name
+
+
 @dataclass(frozen=True)
 class Saver:
-    """Writes a checkpoint by name and returns its row; due when `(step_idx + 1) % save_every == 0`."""
+    """Writes a checkpoint by name and returns its row; due when `(step_idx + 1) % save_every == 0`.
 
-    save: Callable[[str, LoopState], ManifestRow]
+    One that writes in the background returns None, and its rows come later.
+    """
+
+    save: Callable[[str, LoopState], ManifestRow | None]
     save_every: int = 0
+    finished: Callable[[], list[ManifestRow]] = list
+    """The rows that were written in the background since this was last asked."""
+    drain: Callable[[], None] = lambda: None
+    """Wait for what is being written."""
+    mark_final: Callable[[str, dict[str, Any]], ManifestRow] | None = None
+    """Make the checkpoint of that name the final one, with these metrics."""
+    attach: Callable[[LoopStateDict], None] = lambda _: None
+    """Told before the first step how to ask for what the loop needs to go on from a checkpoint."""
+    resumed: Resumed | None = None
+    """What the loop goes on from."""
+    asked_to_leave: Callable[[], str] = str
+    """Why the loop is to save and leave now; empty while it is not."""
 
 
 class AfterStep:
     """Runs evals and checkpoints of one loop, and knows which it has had."""
 
-    def __init__(self, life: Lifecycle, evaluators: Sequence[Evaluator], saver: Saver | None) -> None:
+    def __init__(
+        self,
+        life: Lifecycle,
+        evaluators: Sequence[Evaluator],
+        saver: Saver | None,
+        loop_state: LoopStateDict = dict,
+    ) -> None:
         self.rows: list[ManifestRow] = []
         self._life = life
         self._state = life.state
         self._evaluators = evaluators
         self._saver = saver
         self._saved_at = -1
+        self._saved_as = ""
         self._evaluated_at: dict[str, int] = {}
+        self._untold: ManifestRow | None = None
+        if saver is not None:
+            saver.attach(loop_state)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"evaluated_at": dict(self._evaluated_at)}
+
+    def go_on(self, resumed: Resumed) -> None:
+        """As it was when that checkpoint was written."""
+        self._evaluated_at = dict(resumed.state["after"]["evaluated_at"])
+        if (row := resumed.row) is not None:
+            self._saved_at, self._saved_as, self._untold = row.step, row.name, row
 
     def before_the_first(self) -> None:
         """The baseline evals."""
         self._evaluate(lambda evaluator: evaluator.baseline)
 
+    def tell_of_resumed(self) -> None:
+        """`checkpoint_saved` of what the run goes on from: callbacks had not heard of it when their state was saved."""
+        row, self._untold = self._untold, None
+        if row is not None:
+            self._tell(row)
+
     def what_is_due(self) -> None:
         """Evals first, so that the checkpoint's row and the callbacks' saved state know the scores."""
         self._evaluate(lambda evaluator: self._due(evaluator.run_every))
+        self._tell_of_finished()
         if self._saver and self._due(self._saver.save_every):
             self._save(f"step_{self._state.global_step}")
 
+    def save_now(self) -> None:
+        """A checkpoint of where the run stands, on disk when this returns, whether or not one is due."""
+        if self._saver is not None:
+            if self._saved_at != self._state.global_step:
+                self._save(f"step_{self._state.global_step}")
+            self._drain()
+
+    def leave_if_asked(self) -> None:
+        """Save and raise `KeyboardInterrupt` if somebody asked for that."""
+        reason = self._saver.asked_to_leave() if self._saver is not None else ""
+        if reason:
+            self.save_now()
+            raise KeyboardInterrupt(reason)
+
     def at_the_end(self) -> None:
         """Evals of the final weights, and the final checkpoint; what the last step had is not done twice."""
+        self.tell_of_resumed()
         self._evaluate(lambda evaluator: self._evaluated_at.get(evaluator.name) != self._state.global_step)
         if self._saver is None:
             return
-        if self._saved_at == self._state.global_step:
-            self.rows[-1].final = True
-            self.rows[-1].metrics.update(self._state.metrics)  # the evals at the end came after it was written
-        else:
+        self._drain()
+        if self._saved_at != self._state.global_step:
             self._save("final")
+            self._drain()
+        elif self._saver.mark_final is not None:  # the evals at the end came after it was written
+            self._note(self._saver.mark_final(self._saved_as, dict(self._state.metrics)))
+        else:
+            self.rows[-1].final = True
+            self.rows[-1].metrics.update(self._state.metrics)
 
     def _due(self, every: int) -> bool:
         return every > 0 and self._state.global_step % every == 0
@@ -74,8 +163,26 @@ class AfterStep:
 
     def _save(self, name: str) -> None:
         assert self._saver is not None
+        self._drain()  # callbacks hear of a checkpoint before their state goes into the next
         row = self._saver.save(name, self._state)
-        row.final = name == "final"
-        self.rows.append(row)
-        self._saved_at = self._state.global_step
+        self._saved_at, self._saved_as = self._state.global_step, name
+        if row is not None:
+            row.final = name == "final"
+            self._tell(row)
+
+    def _drain(self) -> None:
+        if self._saver is not None:
+            self._saver.drain()
+            self._tell_of_finished()
+
+    def _tell_of_finished(self) -> None:
+        for row in self._saver.finished() if self._saver is not None else ():
+            self._tell(row)
+
+    def _tell(self, row: ManifestRow) -> None:
+        self._note(row)
         self._life.checkpoint_saved(row)
+
+    def _note(self, row: ManifestRow) -> None:
+        """A row of a name that is there already takes its place."""
+        self.rows = [other for other in self.rows if other.name != row.name] + [row]

@@ -6,17 +6,19 @@ and so can a loop of your own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from time import perf_counter
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from ..data.loop import LoopArtifacts, ManifestRow, TrainingBatch
 from ..data.state import LoopState
 from ..lifecycle.manager import CallbackManager, Callbacks
 from ..lifecycle.roles import Role
 from ..lifecycle.spans import Lifecycle
-from .after_step import AfterStep, Evaluator, Saver
+from .after_step import AfterStep, Evaluator, Resumed, Saver, go_on_with
 
 TrainingStep: TypeAlias = Callable[[TrainingBatch], dict[str, float]]
 """Takes one optimizer step and returns its metrics: `loss`, and `learning_rate`, `grad_norm`, …"""
@@ -47,6 +49,10 @@ class SupervisedLoop:
         self.evaluators = evaluators
         self.saver = saver
         self.output_dir = None if output_dir is None else Path(output_dir)
+        self.state = LoopState(output_dir=self.output_dir)
+        self._after: AfterStep | None = None
+        self._within_epoch = False
+        self._resumed: Resumed | None = None
 
     def fit(
         self, batches: Callable[[int], Iterable[TrainingBatch]], *, num_epochs: int = 1, max_steps: int = -1
@@ -54,21 +60,64 @@ class SupervisedLoop:
         """Train for `num_epochs` passes over `batches(epoch)`, or `max_steps` steps if that is less."""
         if not callable(batches):
             raise TypeError("batches is called with each epoch's number: write lambda epoch: batches")
-        state = LoopState(
-            num_epochs=num_epochs, max_steps=max_steps, num_steps=max(max_steps, 0), output_dir=self.output_dir
-        )
+        resumed, self._resumed = self._resumed, None
+        if resumed is None:
+            self.state = LoopState(
+                num_epochs=num_epochs, max_steps=max_steps, num_steps=max(max_steps, 0), output_dir=self.output_dir
+            )
+        state = self.state
         life = Lifecycle(self.manager, state)
-        after = AfterStep(life, self.evaluators, self.saver)
+        self._after = after = AfterStep(life, self.evaluators, self.saver, self.state_dict)
         begun = perf_counter()
         with life.training(lambda: artifacts_of(state, self.manager, after.rows, begun)):
-            after.before_the_first()
-            for epoch in range(num_epochs):
-                if _over(state):
+            if resumed is None:
+                after.before_the_first()
+            else:
+                after.go_on(resumed)
+            for epoch, done in self._epochs_left(num_epochs, resumed):
+                if _over(state) and not done:
                     break
-                with life.epoch(epoch):
-                    self._epoch(batches(epoch), life, after)
+                with self._in_epoch(life, epoch, done):
+                    after.tell_of_resumed()
+                    if not (done and _over(state)):  # else it was being left when its checkpoint was written
+                        self._epoch(islice(batches(epoch), done, None), life, after)
             after.at_the_end()
         return state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Between two steps, what a loop that goes on from here needs; its place in an epoch is in the state."""
+        assert self._after is not None, "a loop has a state while it goes on"
+        return {
+            "loop": self.state.to_dict(),
+            "within_epoch": self._within_epoch,
+            "after": self._after.state_dict(),
+        }
+
+    def load_state_dict(self, saved: Mapping[str, Any], row: ManifestRow | None = None) -> None:
+        """Have the next `fit` go on from there; give it the same batches and numbers. `row` is the checkpoint's."""
+        self._resumed = Resumed(saved, row)
+        self.state = LoopState(output_dir=self.output_dir)
+        go_on_with(self.state, self._resumed)
+
+    def _epochs_left(self, count: int, resumed: Resumed | None) -> Iterator[tuple[int, int]]:
+        """Epochs to go through, and how many of each one's steps are done."""
+        first, done = 0, 0
+        if resumed is not None:
+            if not resumed.state["within_epoch"]:
+                return  # it was the final checkpoint
+            first, done = self.state.epoch, self.state.step
+        for epoch in range(first, count):
+            yield epoch, done
+            done = 0
+
+    @contextmanager
+    def _in_epoch(self, life: Lifecycle, epoch: int, done: int) -> Iterator[None]:
+        with life.epoch(epoch, first_step=done):
+            self._within_epoch = True
+            try:
+                yield
+            finally:
+                self._within_epoch = False
 
     def _epoch(self, batches: Iterable[TrainingBatch], life: Lifecycle, after: AfterStep) -> None:
         for batch in batches:
@@ -76,6 +125,7 @@ class SupervisedLoop:
                 step.batch = batch
                 step.metrics = self.training_step(batch)
             after.what_is_due()
+            after.leave_if_asked()
             if _over(life.state):
                 break
 

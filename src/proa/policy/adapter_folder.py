@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors.torch import save_file
 from transformers import AutoTokenizer
 
+from ..private_files import private_writing
 from .adapter_layout import AdapterError, AdapterLayout
 from .lora import (
     LoraSettings,
@@ -21,7 +22,7 @@ from .lora import (
     lora_settings,
     peft_config,
 )
-from .models import SavesItself, check_base, merged_model, random_numbers_from, save_model, weights_digest
+from .models import SavesItself, check_base, export_model, merged_model, random_numbers_from, weights_digest
 from .saved_adapter import CONFIG_FILE, NOTE_FILE, PREFIX, WEIGHTS_FILE, read_adapter
 
 if TYPE_CHECKING:
@@ -33,7 +34,8 @@ def save_adapter(
 ) -> None:
     """Write a folder that `peft.PeftModel.from_pretrained(base, folder)` loads, and note the digest of the base.
 
-    `base_path` is where the base lies, absolute or seen from the adapter's folder; None leaves it open.
+    `base_path` is where the base lies, absolute or seen from the adapter's folder; None leaves it open. Like all that a
+    run writes, the folder is its owner's alone.
     """
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
@@ -41,12 +43,12 @@ def save_adapter(
     tensors = {PREFIX + name: tensor.cpu().contiguous() for name, tensor in adapter_weights(model).items()}
     config = _config(model, base_path)
     note = {"base_digest": weights_digest(base_weights(model)), "base_dtype": _dtype_name(model)}
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
-    _write_json(folder / CONFIG_FILE, config)
-    _write_json(folder / NOTE_FILE, note)
-    if tokenizer is not None:
-        tokenizer.save_pretrained(str(folder))
+    with private_writing(folder):
+        save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+        _write_json(folder / CONFIG_FILE, config)
+        _write_json(folder / NOTE_FILE, note)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(str(folder))
 
 
 def load_adapter(model: PreTrainedModel, folder: str | PathLike[str]) -> None:
@@ -88,7 +90,7 @@ def merge_adapter_folder(
             raise AdapterError(f"merge into another folder than {taken}: what lies there is still needed")
     with random_numbers_from(0):
         model = merged_model(saved, base, saved.base_dtype or "float32", trust_remote_code)
-    save_model(model, _tokenizer_in((saved.folder, base), trust_remote_code), out_folder)
+    export_model(model, _tokenizer_in((saved.folder, base), trust_remote_code), out_folder)
 
 
 def _dtype_name(model: PreTrainedModel) -> str:

@@ -19,9 +19,10 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.utils import logging as transformers_logging
 
 from ..errors import ProaError
+from ..private_files import private_writing
 from ..spelling import did_you_mean
 from .adapter_layout import AdapterError, AdapterOverBase
-from .saved_adapter import SavedAdapter, is_adapter_folder, read_adapter
+from .saved_adapter import SAFETENSORS_ALONE, SavedAdapter, is_adapter_folder, read_adapter
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _ONE_AT_A_TIME = threading.Lock()  # the generator and the default dtype are shared by all threads
@@ -127,17 +128,31 @@ def without_progress_bars() -> Iterator[None]:
 
 
 def save_model(model: PreTrainedModel, tokenizer: SavesItself | None, folder: str | PathLike[str]) -> None:
-    """Write a plain Hugging Face folder: configuration, safetensors and, if there is one, the tokenizer."""
+    """Write a plain Hugging Face folder: configuration, safetensors and, if there is one, the tokenizer.
+
+    Like all that a run writes it is its owner's alone; `export_model` writes one to hand on.
+    """
+    _refuse_to_save(model, folder)
+    with private_writing(Path(folder)):
+        export_model(model, tokenizer, folder)
+
+
+def export_model(model: PreTrainedModel, tokenizer: SavesItself | None, folder: str | PathLike[str]) -> None:
+    """Write the same folder with the rights that the user's umask gives."""
+    _refuse_to_save(model, folder)
+    with without_progress_bars():
+        model.save_pretrained(str(folder))
+    if tokenizer is not None:
+        tokenizer.save_pretrained(str(folder))
+
+
+def _refuse_to_save(model: PreTrainedModel, folder: str | PathLike[str]) -> None:
     if Path(folder).exists() and not Path(folder).is_dir():  # transformers would only log it, and save nothing
         raise ModelError(f"cannot save a model in {folder}: it is a file")
     if getattr(model, "_hf_peft_config_loaded", False):  # transformers would save the adapter alone
         raise ModelError(
             "this model has an adapter: save_adapter saves it, and merge_adapter_folder then a plain model"
         )
-    with without_progress_bars():
-        model.save_pretrained(str(folder))
-    if tokenizer is not None:
-        tokenizer.save_pretrained(str(folder))
 
 
 def weights_of(model: PreTrainedModel) -> dict[str, torch.Tensor]:
@@ -168,6 +183,7 @@ def weights_digest(weights: Mapping[str, torch.Tensor]) -> str:
     return digest.hexdigest()
 
 
+_BOTH = "{} is both a model's and an adapter's folder; keep them apart to say which is meant"
 _AUTO_MODEL: Any = AutoModelForCausalLM  # its methods are not typed
 
 
@@ -207,12 +223,41 @@ def _refuse_unknown(keys: Mapping[str, Any], config: PreTrainedConfig) -> None:
 
 def _from_adapter_folder(folder: Path, dtype: str, trust_remote_code: bool) -> PreTrainedModel:
     if (folder / "config.json").is_file():
-        raise ModelError(f"{folder} is both a model's and an adapter's folder; keep them apart to say which is meant")
+        raise ModelError(_BOTH.format(folder))
     try:
         saved = read_adapter(folder)
         return merged_model(saved, saved.base_folder(), dtype, trust_remote_code)
     except AdapterError as error:
         raise ModelError(str(error)) from error
+
+
+def check_weights_files(folder: Path, auto_class: str) -> None:
+    """Refuse a folder of which transformers would unpickle something: `use_safetensors` does not forbid it all."""
+    if is_adapter_folder(folder):  # it would be put on the model without a word, from a pickle too
+        raise ModelError(_BOTH.format(folder))
+    pickled = [name for name in _files_named_in(folder) if not name.endswith(_SAFE)]
+    if not any(folder.glob("*.safetensors")):
+        pickled += sorted(path.name for kind in _PICKLED for path in folder.glob(kind))
+    if pickled:
+        raise ModelError(
+            f"{folder} has its weights in {pickled[0]}, which is pickled: {SAFETENSORS_ALONE}. If you trust it, "
+            f"convert it once: transformers.{auto_class}.from_pretrained({str(folder)!r})"
+            ".save_pretrained(ANOTHER_FOLDER)"
+        )
+
+
+_SAFE = (".safetensors", ".safetensors.index.json")
+_PICKLED = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
+
+
+def _files_named_in(folder: Path) -> Iterator[str]:
+    """The weights files that a folder's JSON names. Where it is broken, transformers tells better what is wrong."""
+    for name, key in (("config.json", "transformers_weights"), ("model.safetensors.index.json", "weight_map")):
+        try:
+            named = json.loads((folder / name).read_text(encoding="utf-8"))[key]
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        yield from map(str, named.values() if isinstance(named, dict) else [named] if named else [])
 
 
 def _from_folder(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> PreTrainedModel:
@@ -225,13 +270,14 @@ def _from_folder(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> P
         raise ModelError(f"{folder} is a run's folder: its model is {folder / 'model'}")
     if not (folder / "config.json").is_file():
         raise ModelError(f"{folder} is no model folder: it has no config.json")
+    check_weights_files(folder, "AutoModelForCausalLM")
     local = {"local_files_only": True, "trust_remote_code": trust_remote_code}
     try:
         config = AutoConfig.from_pretrained(folder, **local)
         _remove_randomness(config)
         with without_progress_bars():
             model, report = _AUTO_MODEL.from_pretrained(
-                folder, config=config, dtype=dtype, output_loading_info=True, **local
+                folder, config=config, dtype=dtype, output_loading_info=True, use_safetensors=True, **local
             )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError, StrictDataclassError) as error:
         raise ModelError(f"{folder} does not load as a causal language model: {error}") from error

@@ -15,10 +15,18 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedModel
 
 from ..errors import ProaError
+from ..private_files import private_writing
 from ..spelling import did_you_mean
 from .log_probs import decoder_of, hidden_states
 from .micro_batches import plan_micro_batches
-from .models import _DTYPES, ModelError, _remove_randomness, random_numbers_from, without_progress_bars
+from .models import (
+    _DTYPES,
+    ModelError,
+    _remove_randomness,
+    check_weights_files,
+    random_numbers_from,
+    without_progress_bars,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -68,6 +76,7 @@ def load_reward_model(
         raise ModelError(f"no dtype {dtype!r}; one of {', '.join(_DTYPES)}{did_you_mean(dtype, _DTYPES)}")
     if not (Path(folder) / "config.json").is_file():
         raise ModelError(f"no reward model in {folder}: give a folder that save_reward_model wrote, or one like it")
+    check_weights_files(Path(folder), "AutoModelForSequenceClassification")
     local = {"local_files_only": True, "trust_remote_code": trust_remote_code}
     unreadable = (OSError, ValueError, KeyError, RuntimeError, SafetensorError, StrictDataclassError)
     try:
@@ -79,7 +88,7 @@ def load_reward_model(
     try:
         with random_numbers_from(0), without_progress_bars():  # what is missing would be drawn, and is refused below
             model, report = _AUTO_MODEL.from_pretrained(
-                folder, config=config, dtype=_DTYPES[dtype], output_loading_info=True, **local
+                folder, config=config, dtype=_DTYPES[dtype], output_loading_info=True, use_safetensors=True, **local
             )
     except unreadable as error:
         raise ModelError(f"{folder} does not load as a reward model: {error}") from error
@@ -92,7 +101,7 @@ def load_reward_model(
 
 
 def save_reward_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: str | PathLike[str]) -> None:
-    """Write a plain AutoModelForSequenceClassification folder, tokenizer included.
+    """Write a plain AutoModelForSequenceClassification folder, tokenizer included, as its owner's alone.
 
     transformers reads the score at the last token that is not padding. So where the tokenizer has no padding token,
     or takes the end-of-sequence token for it, the saved one gets a token of its own, and the saved embedding a row.
@@ -107,13 +116,14 @@ def save_reward_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
     if config.pad_token_id >= config.vocab_size:
         _add_row(state, model, config.pad_token_id + 1)
         config.vocab_size = config.pad_token_id + 1
-    kept, model.config = model.config, config
-    try:
-        with without_progress_bars():
-            model.save_pretrained(str(folder), state_dict=state)
-    finally:
-        model.config = kept
-    tokenizer.save_pretrained(str(folder))
+    with private_writing(Path(folder)):
+        kept, model.config = model.config, config
+        try:
+            with without_progress_bars():
+                model.save_pretrained(str(folder), state_dict=state)
+        finally:
+            model.config = kept
+        tokenizer.save_pretrained(str(folder))
 
 
 def sequence_scores(

@@ -20,6 +20,7 @@ from .adapter_layout import AdapterError, AdapterLayout, linear_layers
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 NOTE_FILE = "proa_adapter.json"
+SAFETENSORS_ALONE = "reading one can run any code, so Proa reads safetensors alone"
 PREFIX = "base_model.model."
 """PEFT's name for the model itself."""
 
@@ -134,6 +135,11 @@ def _refuse_other_kinds(config: Mapping[str, Any], folder: Path) -> None:
 
 def _tensors(folder: Path) -> dict[str, torch.Tensor]:
     path = folder / WEIGHTS_FILE
+    if not path.exists() and (folder / "adapter_model.bin").exists():
+        raise AdapterError(
+            f"{folder} has its weights in adapter_model.bin, which is pickled: {SAFETENSORS_ALONE}. If you trust it, "
+            f"convert it once: peft.PeftModel.from_pretrained(BASE, {str(folder)!r}).save_pretrained(ANOTHER_FOLDER)"
+        )
     try:
         tensors = load_file(path)
     except (OSError, SafetensorError) as error:

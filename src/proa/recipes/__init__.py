@@ -26,6 +26,6 @@ __all__ = [
 ]  # fmt: skip
 
 
-def run(config: RunConfig, *, callbacks: Callbacks = None) -> TrainState:
-    """The recipe of the algorithm that the configuration names."""
-    return (learn if config.is_supervised else detached)(config, callbacks=callbacks)
+def run(config: RunConfig, *, callbacks: Callbacks = None, resume: str | None = None) -> TrainState:
+    """The recipe of the algorithm that the configuration names; `resume` as in `detached`."""
+    return (learn if config.is_supervised else detached)(config, callbacks=callbacks, resume=resume)

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..config import ConfigError, RunConfig
 from ..data.state import TrainState
 from ..lifecycle.manager import Callbacks
+from ..loop.interruption import Interruption
 from ..policy.whole import whole_weights_over
 from ..record.live import LiveFile
 from ..record.run_folder import RunFolder
 from ..roles.maker import ExperienceMakerHolder
 from ..roles.weights import WeightStore
 from ..runtime.local import LocalRuntime, Supervision
+from .driver_side import DriverSide
 from .given import Given, configured
 from .job import carry_out
 from .maker_side import MakerSide
 from .placing import ToDriver, fresh, place_callbacks
-from .trainer_side import TrainerSide
+from .resuming import Resumption, restore_process
+from .trainer_side import Surroundings, TrainerSide
 
 
 def detached(
@@ -28,11 +32,13 @@ def detached(
     /,
     *,
     callbacks: Callbacks = None,
+    resume: str | None = None,
     **changes: Any,
 ) -> TrainState:
     """Run detached RL as configured (a `RunConfig`, a YAML file, or keywords alone) and return the final state.
 
-    The run folder `<output_dir>/<name>` holds the record, and the final weights in `model/`.
+    The run folder `<output_dir>/<name>` holds the record, and the final weights in `model/`. With `resume="auto"` a
+    run that is there goes on from its newest checkpoint, and with a checkpoint's name from that one.
     """
     settled, given = configured(config, its_algorithm, changes)
     if settled.runtime == "ray":
@@ -40,15 +46,18 @@ def detached(
             raise ConfigError("runtime ray needs the package ray: pip install 'proa[ray]'")
         from .ray_run import RayRun  # slow to import, and not everyone has it
 
-        return carry_out(settled, lambda: RayRun(settled, given, callbacks))
-    return carry_out(settled, lambda: DetachedRun(settled, given, callbacks))
+        return carry_out(settled, lambda: RayRun(settled, given, callbacks), resume=resume)
+    return carry_out(settled, lambda: DetachedRun(settled, given, callbacks), resume=resume)
 
 
 class DetachedRun:
     """One run on this machine: both sides in one process, over one copy of the model."""
 
-    def __init__(self, config: RunConfig, given: Given, callbacks: Callbacks) -> None:
+    def __init__(
+        self, config: RunConfig, given: Given, callbacks: Callbacks, journal: Sequence[Mapping[str, Any]] = ()
+    ) -> None:
         self.config = config
+        self.journal = journal
         self.trainer_side = TrainerSide(config, given)
         self.maker_side = MakerSide(
             config,
@@ -59,10 +68,23 @@ class DetachedRun:
         )
         self.listeners = place_callbacks(config, callbacks)
 
-    def train(self, folder: RunFolder) -> TrainState:
+    def train(self, folder: RunFolder, resumption: Resumption | None, interruption: Interruption) -> TrainState:
         config, store = self.config, WeightStore(wait_timeout=self.config.wait_timeout)
-        self.trainer_side.prepare(folder.path)
-        trainer, book = self.trainer_side.assemble(store, self.listeners.manager, folder.path)
+        self.trainer_side.prepare(folder.path, resumed=resumption is not None)
+        around = Surroundings(
+            folder.path,
+            store,
+            self.listeners.manager,
+            self.listeners.add,
+            DriverSide(folder.path, self.listeners.manager),
+            resumption=resumption,
+            asked_to_leave=lambda: interruption.reason,
+            journal=self.journal,
+        )
+        trainer, book = self.trainer_side.assemble_first(around)
+        if resumption is not None:
+            restore_process(resumption, self.listeners.manager)
+        interruption.when_asked(trainer.interrupt)
         with self.maker_side.scorer as scorer:
             runtime = LocalRuntime(
                 trainer,

@@ -15,6 +15,8 @@ from ..engines import build_engine
 from ..engines.protocol import Engine, Request
 from ..loop import Evaluator
 from ..policy.whole import whole_weights
+from ..private_files import make_private_folder, write_private
+from ..record.secrets import redact_values, remember
 from ..rewards import InlineRewards
 from ..tasks import Task, load_task
 from ..tasks.builtin import BUILTIN, builtin_task
@@ -29,6 +31,7 @@ def evaluator_for(
 
     Each time, the predictions go to `evals/<name>/step_<steps done>.jsonl` in the run folder.
     """
+    remember(config.model_dump(mode="json"))  # this may be another process than the one that made the run's folder
     model, tokenizer = material.model, material.tokenizer
     task = _eval_task(section, config)
     scorer = InlineRewards(_metric(section, task))
@@ -73,9 +76,13 @@ def _check_room(section: EvalSection, material: Material, longest: int) -> None:
 
 
 def _write_predictions(path: Path, predictions: list[dict[str, Any]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps(prediction, default=str, ensure_ascii=False) for prediction in predictions]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    """One line each. A key's name says nothing here: a completion, or a column called `token`, is data."""
+    lines = [
+        json.dumps(prediction, default=lambda value: redact_values(str(value)), ensure_ascii=False)
+        for prediction in redact_values(predictions)
+    ]
+    make_private_folder(path.parent)
+    write_private(path, "\n".join(lines) + "\n")
 
 
 def _eval_task(section: EvalSection, config: RunConfig) -> Task:

@@ -1,18 +1,20 @@
-"""What every recipe's run has in common: its folder, its header, and how it ends."""
+"""What every recipe's run has in common: its folder, its header, where it goes on, and how it ends."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any, Protocol
 
 from ..config import RunConfig
-from ..data.loop import ManifestRow
 from ..data.state import LoopState, TrainState
 from ..errors import ProaError
-from ..loop import Saver
-from ..record.run_folder import RunFolder, refuse_used
+from ..loop.interruption import Interruption
+from ..record.run_folder import RunFolder, read_json, refuse_used
+from ..record.run_lock import lock
+from .resuming import AUTO, Resumption, begin_again, changes_to, cut_back, find_checkpoint, saved_config, tell_changes
+
+FROM_THE_BEGINNING = "the beginning"
 
 
 class Job(Protocol):
@@ -22,7 +24,7 @@ class Job(Protocol):
     def began(self) -> bool:
         """Whether training has started; what was refused before leaves no folder."""
 
-    def train(self, folder: RunFolder) -> TrainState: ...
+    def train(self, folder: RunFolder, resumption: Resumption | None, interruption: Interruption) -> TrainState: ...
 
     def summary(self) -> dict[str, Any]:
         """What the header says of how far the run came."""
@@ -31,25 +33,61 @@ class Job(Protocol):
         """Let go of what the run held."""
 
 
-def carry_out(config: RunConfig, build: Callable[[], Job]) -> TrainState:
+def carry_out(config: RunConfig, build: Callable[[], Job], *, resume: str | None = None) -> TrainState:
     """Put the run together, make its folder, train in it, and leave a header that says how it ended.
 
-    What can be wrong with a configuration is found before training starts; no folder is left then.
+    `resume` is `"auto"` or a checkpoint's name: a run that is there is gone on with, and one that is complete is left
+    as it is. What can be wrong with a configuration is found before training starts; no folder is left then.
     """
-    refuse_used(config.folder)
-    job = build()
-    try:
-        return _train(config, job)
-    finally:
-        job.close()
+    there = resume is not None and (config.folder / "run.json").exists()
+    if there and resume == AUTO and (done := _complete(config)) is not None:
+        return done
+    interruption = Interruption(config.checkpoint.grace)
+    with lock(config.folder), interruption.listening():
+        if not there:
+            refuse_used(config.folder)
+        changes = changes_to(saved_config(config.folder), config) if there else {}
+        resumption = find_checkpoint(config.folder, resume or AUTO) if there else None
+        job = build()
+        try:
+            folder = _reopened(config, resumption, changes) if there else _fresh(config)
+            return _train(job, folder, resumption, interruption, is_new=not there)
+        finally:
+            job.close()
 
 
-def _train(config: RunConfig, job: Job) -> TrainState:
-    folder = RunFolder.create(config.folder, config.model_dump(mode="json"))
+def _complete(config: RunConfig) -> TrainState | None:
+    """The final state of a run that is complete."""
+    if read_json(config.folder / "run.json").get("status") != "completed":
+        return None
+    resumption = find_checkpoint(config.folder)
+    return None if resumption is None else resumption.final_state(config.folder)
+
+
+def _fresh(config: RunConfig) -> RunFolder:
+    return RunFolder.create(config.folder, config.model_dump(mode="json"))
+
+
+def _reopened(config: RunConfig, resumption: Resumption | None, changes: dict[str, tuple[Any, Any]]) -> RunFolder:
+    tell_changes(changes)
+    if resumption is None:  # it ended before its first checkpoint: nothing is lost that is not made again
+        begin_again(config.folder)
+    else:
+        cut_back(resumption)
+    name = FROM_THE_BEGINNING if resumption is None else resumption.row.name
+    told = {key: {"before": before, "now": now} for key, (before, now) in changes.items()}
+    return RunFolder.reopen(config.folder, config.model_dump(mode="json"), checkpoint=name, changes=told)
+
+
+def _train(
+    job: Job, folder: RunFolder, resumption: Resumption | None, interruption: Interruption, *, is_new: bool
+) -> TrainState:
     try:
-        state = job.train(folder)
+        if interruption.reason:  # while it was put together
+            raise KeyboardInterrupt(interruption.reason)
+        state = job.train(folder, resumption, interruption)
     except BaseException as error:
-        if isinstance(error, ProaError) and not job.began:
+        if isinstance(error, ProaError) and not job.began and is_new:
             folder.discard()
             raise
         interrupted = not isinstance(error, Exception)
@@ -59,24 +97,6 @@ def _train(config: RunConfig, job: Job) -> TrainState:
         raise
     folder.update(**job.summary() | {"status": "completed", "ended": round(time.time(), 3)})
     return state
-
-
-def final_saver(folder: Path, save: Callable[[Path], None]) -> Saver:
-    """Writes the final weights to `model/` before training ends, so that `checkpoint_saved` can tell of them."""
-
-    def write(name: str, state: LoopState) -> ManifestRow:
-        save(folder / "model")
-        return ManifestRow(
-            name,
-            state.global_step - 1,
-            state.epoch,
-            sampler_path="model",
-            step=state.global_step,
-            policy_version=state.policy_version,
-            metrics=dict(state.metrics),
-        )
-
-    return Saver(write)
 
 
 def state_summary(state: LoopState, evals: Iterable[str], callback_errors: dict[str, int]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,11 @@ from ..lifecycle.hooks import Callback
 from ..lifecycle.manager import Callbacks
 from ..lifecycle.policy import Priority
 from ..loop import Evaluator
+from ..loop.interruption import Interruption
 from ..policy.adapter_layout import AdapterOverBase
 from ..policy.lora import adapter_layout, adapter_weights, base_weights, has_lora
 from ..policy.models import random_numbers_from, weights_digest
-from ..policy.optimizer import OptimizerSettings
+from ..policy.optimizer import Optimizer, OptimizerSettings
 from ..policy.reference import reference_of
 from ..policy.reward_model import reward_model_from, save_reward_model
 from ..policy.whole import all_parameters
@@ -28,14 +30,17 @@ from ..spelling import did_you_mean
 from ..tasks import Task, load_task
 from ..tasks.builtin import BUILTIN, builtin_task
 from ..tasks.preferences import load_preferences
+from .checkpointing import Checkpoints
+from .driver_side import DriverSide
 from .evaluation import eval_source, evaluator_for
 from .fit_dpo import fit_dpo
 from .fit_reward_model import fit_reward_model
 from .fit_sft import fit_sft
 from .given import Given, configured
-from .job import carry_out, final_saver, state_summary
-from .material import load_material, load_training_task, prepare_lora, save_policy
+from .job import carry_out, state_summary
+from .material import BASE_NAME, load_material, load_training_task, prepare_lora, save_policy
 from .placing import place_callbacks
+from .resuming import Resumption, load_policy, restore_process
 
 
 def sft(config: RunConfig | Path | str | None = None, *, callbacks: Callbacks = None, **changes: Any) -> TrainState:
@@ -70,11 +75,13 @@ def learn(
     /,
     *,
     callbacks: Callbacks = None,
+    resume: str | None = None,
     **changes: Any,
 ) -> TrainState:
-    """Run a supervised recipe as configured (a `RunConfig`, a YAML file, or keywords alone)."""
+    """Run a supervised recipe as configured (a `RunConfig`, a YAML file, or keywords alone); `resume` as in
+    `detached`."""
     settled, given = configured(config, its_algorithm, changes)
-    return carry_out(settled, lambda: SupervisedRun(settled, given, callbacks))
+    return carry_out(settled, lambda: SupervisedRun(settled, given, callbacks), resume=resume)
 
 
 _TEXT, _YES_OR_NO, _NUMBER, _WHOLE = "a text", "true or false", "a number", "a whole number above 0"
@@ -110,27 +117,69 @@ class SupervisedRun:
             self.close()
             raise ConfigError(f"{self.kind} has no makers: a MakerCallback would never be called")
 
-    def train(self, folder: RunFolder) -> TrainState:
+    def train(self, folder: RunFolder, resumption: Resumption | None, interruption: Interruption) -> TrainState:
         torch.set_num_threads(self.config.threads)
-        if self.kind == "reward_model":
-            self.material.model = self.model = reward_model_from(self.model, seed=self.config.seed)
-        prepare_lora(self.config, self.material, folder.path)
+        self._prepare(folder.path, resumption)
+        optimizer = Optimizer(
+            self.model.named_parameters(),
+            _optimizer_settings(self.config),
+            self.config.total_steps * self.config.train_epochs,
+        )
+        checkpoints = Checkpoints(
+            self.config,
+            folder.path,
+            self.model,
+            lambda model, into: self._save(folder.path, model, into),
+            DriverSide(folder.path, self.manager),
+            asked_to_leave=lambda: interruption.reason,
+            more=lambda: {"optimizer": optimizer.state_dict(), **self._trained()},
+        )
         self.listeners.add(_Remember(self))
+        if resumption is not None:
+            self._go_on(resumption, optimizer)
         common: dict[str, Any] = {
             "steps": self.config.total_steps,
             "batch_size": self.config.train_batch_size,
             "epochs": self.config.train_epochs,
-            "optimizer": _optimizer_settings(self.config),
+            "optimizer": optimizer,
             "token_budget": self.config.optimizer.token_budget,
             "seed": self.config.seed,
             "callbacks": self.manager,
             "evaluators": self.evaluators,
-            "saver": final_saver(folder.path, lambda into: self._save(folder.path, into)),
+            "saver": checkpoints.saver(resumption.loop() if resumption is not None else None),
             "output_dir": self.config.folder,
             **_named(self.eval_section),
             **self.config.algorithm.params,
         }
         return _FITS[self.kind](self, common)
+
+    def _prepare(self, folder: Path, resumption: Resumption | None) -> None:
+        """The model as it is before the first step."""
+        if resumption is not None and (folder / BASE_NAME).is_dir():
+            load_policy(self.model, folder / BASE_NAME, trust_remote_code=self.config.model.trust_remote_code)
+        if self.kind == "reward_model":
+            self.material.model = self.model = reward_model_from(self.model, seed=self.config.seed)
+        prepare_lora(self.config, self.material, folder, is_new=resumption is None)
+        if self.kind == "reward_model" and has_lora(self.model):
+            _score_of(self.model).requires_grad_(True)  # a head that was drawn is not to be kept as it is
+
+    def _trained(self) -> dict[str, dict[str, Any]]:
+        """What is trained, where `model/` is not just that: a reward model is saved merged, and padded."""
+        if self.kind != "reward_model":
+            return {}
+        named = self.model.named_parameters()
+        return {"trained": {name: parameter.detach() for name, parameter in named if parameter.requires_grad}}
+
+    def _go_on(self, resumption: Resumption, optimizer: Optimizer) -> None:
+        if self.kind == "reward_model":
+            own = dict(self.model.named_parameters())
+            with torch.no_grad():
+                for name, tensor in resumption.part("trained").items():
+                    own[name].copy_(tensor)
+        else:
+            load_policy(self.model, resumption.model, trust_remote_code=self.config.model.trust_remote_code)
+        optimizer.load_state_dict(resumption.part("optimizer"))
+        restore_process(resumption, self.manager)
 
     @property
     def began(self) -> bool:
@@ -165,17 +214,15 @@ class SupervisedRun:
         )
 
     def _fit_reward_model(self, common: dict[str, Any]) -> LoopState:
-        if has_lora(self.model):
-            _score_of(self.model).requires_grad_(True)  # a head that was drawn is not to be kept as it is
         return fit_reward_model(
             self.model, self.material.tokenizer, self.data, eval_pairs=self.eval_data or (), **common
         )  # fmt: skip
 
-    def _save(self, run_folder: Path, into: Path) -> None:
+    def _save(self, run_folder: Path, model: PreTrainedModel, into: Path) -> None:
         if self.kind != "reward_model":
-            save_policy(self.config, self.material, run_folder, into)
+            save_policy(self.config, replace(self.material, model=model), run_folder, into)
         else:
-            plain = _merged(self.model, self.config.seed) if has_lora(self.model) else self.model
+            plain = _merged(model, self.config.seed) if has_lora(model) else model
             save_reward_model(plain, self.material.tokenizer, into)
 
     # -- evals ---------------------------------------------------------------------------------------

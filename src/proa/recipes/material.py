@@ -16,10 +16,15 @@ from ..policy.adapter_folder import load_adapter, save_adapter
 from ..policy.lora import LoraSettings, add_lora, has_lora
 from ..policy.models import ModelError, check_base, load_model, save_model, weights_of
 from ..policy.saved_adapter import read_adapter
+from ..record.checkpoint_files import seal
+from ..record.durable import Disk
 from ..tasks import Task, load_task
 from ..tasks.builtin import BUILTIN, builtin_task
 from ..tasks.task import TaskError
 from .given import Given
+
+BASE_NAME = "base"
+"""Where the model lies that a run begins with, if that is in no other folder."""
 
 
 @dataclass
@@ -79,16 +84,22 @@ def _check_columns(task: Task) -> None:
             raise TaskError(f"task {task.name!r}, row {place}: {name!r} is in some rows and not in others")
 
 
-def prepare_lora(config: RunConfig, material: Material, folder: Path, *, save_base: bool = True) -> None:
+def prepare_lora(config: RunConfig, material: Material, folder: Path, *, is_new: bool = True) -> None:
     """Put an adapter on the model, as configured; a base that is in no folder yet is saved beside the run."""
     if config.lora is None:
         return
-    if save_base and _base_folder(config) is None and config.algorithm.name != "reward_model":  # which is saved merged
-        save_model(material.model, material.tokenizer, folder / "base")
+    if is_new and _base_folder(config) is None and config.algorithm.name != "reward_model":  # which is saved merged
+        save_base(material, folder)
     if config.lora.path is not None:
         load_adapter(material.model, config.lora.path)
     else:
         add_lora(material.model, lora_settings(config.lora), seed=config.seed)
+
+
+def save_base(material: Material, folder: Path) -> None:
+    """The model that a run begins with, beside the run, on the disk before any checkpoint names it."""
+    save_model(material.model, material.tokenizer, folder / BASE_NAME)
+    seal(Disk(), folder / BASE_NAME)
 
 
 def lora_settings(section: LoraSection) -> LoraSettings:
@@ -105,7 +116,7 @@ def lora_settings(section: LoraSection) -> LoraSettings:
 def save_policy(config: RunConfig, material: Material, run_folder: Path, into: Path) -> None:
     """The model as a Hugging Face folder, or its adapter as an adapter folder that knows its base."""
     if has_lora(material.model):
-        base = _base_folder(config) or os.path.relpath(run_folder / "base", into)  # the run's folder may move
+        base = _base_folder(config) or os.path.relpath(run_folder / BASE_NAME, into)  # the run's folder may move
         save_adapter(material.model, material.tokenizer, into, base_path=base)
     else:
         save_model(material.model, material.tokenizer, into)

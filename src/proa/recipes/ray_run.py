@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,26 +18,33 @@ from ..errors import SettingError
 from ..lifecycle.hooks import BaseCallback
 from ..lifecycle.manager import CallbackManager, Callbacks
 from ..lifecycle.placement import refuse_unportable
+from ..loop.interruption import Interruption
 from ..policy.adapter_layout import AdapterLayout, AdapterOverBase
 from ..policy.lora import base_weights, has_lora
+from ..policy.random_state import random_state
 from ..policy.saved_adapter import read_adapter
 from ..policy.whole import WholeWeights
 from ..record.live import LiveFile
 from ..record.run_folder import RunFolder
 from ..roles.maker import ExperienceMakerHolder, Store
-from ..roles.replicas import Replicas
-from ..roles.weights import Keep, WeightStore
+from ..roles.weights import WeightStore
 from ..runtime.local import Supervision
 from ..runtime.ray.cluster import cluster, pickled
-from ..runtime.ray.driver import RayRuntime
+from ..runtime.ray.driver import RayRuntime, TrainerDiedError
+from ..runtime.ray.link import AskDriver
 from ..runtime.ray.makers import Limits
 from ..runtime.ray.places import RaySettings, check_options
-from ..runtime.ray.trainer_host import TrainerParts
+from ..runtime.ray.trainer_host import TrainerParts, TrainerTies
+from .driver_side import DriverSide
 from .given import Given
+from .job import FROM_THE_BEGINNING
 from .maker_side import MakerSide
 from .material import Material, load_material, load_training_task, lora_settings
 from .placing import fresh, place_callbacks
-from .trainer_side import TrainerSide
+from .resuming import Resumption, begin_again, cut_back, find_checkpoint, restore_process
+from .trainer_side import Surroundings, TrainerSide
+
+log = logging.getLogger("proa.recipes")
 
 BASE_VERSION = -1
 """With LoRA, the weights that adapters go over, published once."""
@@ -57,44 +65,79 @@ class RayRun:
         refuse_unportable(travelling, pickled)
         self._runtime: RayRuntime | None = None
 
-    def train(self, folder: RunFolder) -> TrainState:
-        config = self.config
+    def train(self, folder: RunFolder, resumption: Resumption | None, interruption: Interruption) -> TrainState:
+        config, manager = self.config, self.listeners.manager
+        interruption.polled = True
+        at_first = manager.state_dict()
+        name = f"proa-{config.name}-{uuid.uuid4().hex[:8]}"
+        with cluster(config.ray.address, name):
+            for attempt in range(config.ray.trainer_restarts + 1):
+                namespace = f"{name}-{attempt}"  # names of actors that died may not be free yet
+                folder.update(ray={"namespace": namespace})
+                if resumption is not None:
+                    restore_process(resumption, manager, partly=True)
+                self._runtime = runtime = self._new_runtime(folder, namespace, resumption, interruption)
+                try:
+                    runtime.run(config.total_steps, config.update_steps, config.train_epochs)
+                    break
+                except TrainerDiedError as died:
+                    if attempt == config.ray.trainer_restarts or interruption.reason:
+                        raise
+                    resumption = self._after_death(folder, died, at_first)
+        return runtime.state
+
+    def _after_death(self, folder: RunFolder, died: TrainerDiedError, at_first: dict[str, Any]) -> Resumption | None:
+        """Where to go on from; everything that came after it is taken back."""
+        resumption = find_checkpoint(folder.path)
+        if resumption is None:
+            begin_again(folder.path)
+            self.listeners.manager.load_state_dict(at_first)
+        else:
+            cut_back(resumption)
+        place = FROM_THE_BEGINNING if resumption is None else resumption.row.name
+        log.warning("%s; the run goes on from %s", died, place)
+        folder.went_on(checkpoint=place, reason=str(died))
+        return resumption
+
+    def _new_runtime(
+        self, folder: RunFolder, namespace: str, resumption: Resumption | None, interruption: Interruption
+    ) -> RayRuntime:
+        config, listeners = self.config, self.listeners
         # Actors may have another working directory.
         absolute = config.model_copy(update={"output_dir": config.output_dir.resolve()})
-        namespace = f"proa-{config.name}-{uuid.uuid4().hex[:8]}"
-        folder.update(ray={"namespace": namespace})
-        listeners = self.listeners
-        with cluster(config.ray.address, namespace):
-            self._runtime = runtime = RayRuntime(
-                _BuildTrainer(
-                    absolute,
-                    self.given,
-                    folder.path.resolve(),
-                    tuple(listeners.trainer),
-                    tuple(listeners.every_trainer),
-                ),
-                _BuildMaker(absolute, self.given, tuple(listeners.makers)),
-                makers=config.makers,
-                trainers=config.trainers,
-                manager=listeners.manager,
-                settings=RaySettings(
-                    namespace=namespace,
-                    trainer_resources=config.ray.trainer,
-                    maker_resources=config.ray.maker,
-                    placement=config.ray.placement,
-                ),
-                limits=Limits(
-                    supervision=Supervision(lease_timeout=config.lease_timeout or config.wait_timeout / 2),
-                    min_makers=config.ray.min_makers,
-                    max_restarts=config.ray.max_restarts,
-                ),
-                patience=config.wait_timeout,
-                backend=_backend(config),
-                output_dir=config.folder,
-                live=LiveFile(folder.path),
-            )
-            runtime.run(config.total_steps, config.update_steps, config.train_epochs)
-        return runtime.state
+        there = None if resumption is None else replace(resumption, folder=resumption.folder.resolve())
+        driver = DriverSide(folder.path, listeners.manager)
+        return RayRuntime(
+            _BuildTrainer(
+                absolute,
+                self.given,
+                folder.path.resolve(),
+                tuple(listeners.trainer),
+                tuple(listeners.every_trainer),
+                there,
+            ),
+            _BuildMaker(absolute, self.given, tuple(listeners.makers)),
+            makers=config.makers,
+            trainers=config.trainers,
+            manager=listeners.manager,
+            settings=RaySettings(
+                namespace=namespace,
+                trainer_resources=config.ray.trainer,
+                maker_resources=config.ray.maker,
+                placement=config.ray.placement,
+            ),
+            limits=Limits(
+                supervision=Supervision(lease_timeout=config.lease_timeout or config.wait_timeout / 2),
+                min_makers=config.ray.min_makers,
+                max_restarts=config.ray.max_restarts,
+            ),
+            patience=config.wait_timeout,
+            backend=_backend(config),
+            output_dir=config.folder,
+            live=LiveFile(folder.path),
+            services={"before_saving": driver.before_saving, "journal": driver.journal},
+            interruption=interruption,
+        )
 
     @property
     def began(self) -> bool:
@@ -134,6 +177,20 @@ def _backend(config: RunConfig) -> str:
     return "cpu:gloo,cuda:nccl" if whole and config.model.device.startswith("cuda") else "gloo"
 
 
+class _RemoteDriver:
+    """The run's driver, as the trainer sees it from its actor."""
+
+    def __init__(self, ask: AskDriver) -> None:
+        self._ask = ask
+
+    def before_saving(self) -> dict[str, Any]:
+        told: dict[str, Any] = self._ask("before_saving")
+        return told
+
+    def journal(self, entries: Sequence[dict[str, Any]]) -> None:
+        self._ask("journal", list(entries))
+
+
 @dataclass(frozen=True)
 class _BuildTrainer:
     """Builds a trainer's side, in its actor."""
@@ -143,23 +200,44 @@ class _BuildTrainer:
     folder: Path
     callbacks: tuple[Any, ...]
     of_every_rank: tuple[Any, ...]
+    resumption: Resumption | None
 
-    def __call__(self, link: BaseCallback | None, keep: Keep, replicas: Replicas) -> TrainerParts:
+    def __call__(self, ties: TrainerTies) -> TrainerParts:
         side = TrainerSide(self.config, self.given)
         everywhere = [fresh(callback) for callback in self.of_every_rank]
-        if replicas.rank:
-            side.prepare(self.folder, replicas)
+        if ties.replicas.rank == 0:
+            self._check_folder()
+        side.prepare(self.folder, ties.replicas, resumed=self.resumption is not None)
+        if ties.replicas.rank:
             manager = CallbackManager(everywhere)
-            return TrainerParts(side.assemble_other(replicas, manager), None, None, dict)
-        self._check_folder()
-        side.prepare(self.folder, replicas)
-        store = WeightStore(wait_timeout=self.config.wait_timeout, keep=keep)
+            self._restore(manager)
+            return TrainerParts(side.assemble_other(ties.replicas, manager, self.resumption), None, None, dict)
+        return self._first(ties, side, everywhere)
+
+    def _first(self, ties: TrainerTies, side: TrainerSide, everywhere: list[BaseCallback]) -> TrainerParts:
+        assert ties.link is not None, "rank 0 has both"
+        assert ties.ask_driver is not None
+        store = WeightStore(wait_timeout=self.config.wait_timeout, keep=ties.keep, recall=ties.recall)
         if has_lora(side.material.model):
             store.publish(BASE_VERSION, base_weights(side.material.model))
-        own = [fresh(callback) for callback in self.callbacks]
-        manager = CallbackManager([*([link] if link is not None else []), *own, *everywhere])
-        trainer, book = side.assemble_first(replicas, store, manager, self.folder)
+        manager = CallbackManager([ties.link, *(fresh(callback) for callback in self.callbacks), *everywhere])
+        around = Surroundings(
+            self.folder,
+            store,
+            manager,
+            manager.add,
+            _RemoteDriver(ties.ask_driver),
+            ties.replicas,
+            self.resumption,
+            of_this_process=lambda: {"trainer_callbacks": manager.state_dict(), "trainer_random": random_state()},
+        )
+        trainer, book = side.assemble_first(around)
+        self._restore(manager)
         return TrainerParts(trainer, book, store, lambda: side.summary(manager.errors))
+
+    def _restore(self, manager: CallbackManager) -> None:
+        if self.resumption is not None:
+            restore_process(self.resumption, manager, partly=True, random="trainer_random")
 
     def _check_folder(self) -> None:
         if not (self.folder / "run.json").is_file():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,26 +12,61 @@ from transformers import PreTrainedModel
 
 from ..algorithms import PPO, build_algorithm
 from ..config import ConfigError, RunConfig
+from ..data.state import LoopState
+from ..lifecycle.hooks import BaseCallback, Callback
 from ..lifecycle.manager import CallbackManager
+from ..lifecycle.policy import Priority
 from ..policy.critic import Critic, critic_from_reward_model, separate_critic, shared_critic
 from ..policy.lora import add_lora, trained_weights
 from ..policy.models import weights_digest
 from ..policy.optimizer import OptimizerSettings
 from ..policy.whole import all_parameters
+from ..record.checkpoints import CheckpointError
 from ..roles.grpo_trainer import DetachedGRPOTrainer
 from ..roles.lease_book import LeaseBook
 from ..roles.lease_plan import LeasePlan
 from ..roles.policy_trainer import PolicyTrainer, StepSettings
 from ..roles.ppo_trainer import DetachedPPOTrainer
 from ..roles.replicas import Alone, Replicas, SharedSource
-from ..roles.weights import WeightStore
+from ..roles.weights import WeightStore, transport_digest
 from ..tasks import PromptStream, Task
+from .checkpointing import Checkpoints
+from .driver_side import Driver
 from .evaluation import evaluator_for
 from .fit_sft import fit_sft
 from .given import Given
-from .job import final_saver, state_summary
+from .job import state_summary
 from .maker_side import reward_model_for, sampling_of
-from .material import Material, load_material, load_training_task, lora_settings, prepare_lora, save_policy
+from .material import (
+    BASE_NAME,
+    Material,
+    load_material,
+    load_training_task,
+    lora_settings,
+    prepare_lora,
+    save_base,
+    save_policy,
+)
+from .resuming import Resumption, load_policy
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What is around the first trainer of a run."""
+
+    folder: Path
+    store: WeightStore
+    manager: CallbackManager
+    listen: Callable[[BaseCallback], object]
+    """Adds a callback to the manager for this run."""
+    driver: Driver
+    replicas: Replicas = field(default_factory=Alone)
+    resumption: Resumption | None = None
+    asked_to_leave: Callable[[], str] = str
+    of_this_process: Callable[[], dict[str, Any]] = dict
+    """For checkpoints, where the driver is another process."""
+    journal: Sequence[Mapping[str, Any]] = ()
+    """Of a run that is repeated."""
 
 
 class TrainerSide:
@@ -44,38 +81,92 @@ class TrainerSide:
         self.critic_start = _critic_start(config, self.material, self.stream)
         self.evaluators = [evaluator_for(section, config, self.material, self._steps_done) for section in config.eval]
         self.trainer: PolicyTrainer | None = None
+        self._start_digest = ""
 
-    def prepare(self, folder: Path, replicas: Replicas | None = None) -> None:
+    def prepare(self, folder: Path, replicas: Replicas | None = None, *, resumed: bool = False) -> None:
         """What comes before the first version of the weights: the supervised start, the adapter."""
         torch.set_num_threads(self.config.threads)
         replicas = replicas or Alone()
         is_first = replicas.rank == 0
-        if is_first:
-            self._warm_start()
-        prepare_lora(self.config, self.material, folder, save_base=is_first)
+        if is_first and not resumed:
+            self._warm_start(folder)
+        elif is_first and (folder / BASE_NAME).is_dir():
+            self._load(folder / BASE_NAME)
+        prepare_lora(self.config, self.material, folder, is_new=is_first and not resumed)
         replicas.copy_first_([*self.material.model.parameters()])
 
-    def assemble(self, store: WeightStore, manager: CallbackManager, folder: Path) -> tuple[PolicyTrainer, LeaseBook]:
-        """The trainer and its lease book, with version 0 of the weights published."""
-        return self.assemble_first(Alone(), store, manager, folder)
-
-    def assemble_first(
-        self, replicas: Replicas, store: WeightStore, manager: CallbackManager, folder: Path
-    ) -> tuple[PolicyTrainer, LeaseBook]:
-        """The same as the first of several trainers: it publishes, evaluates, saves and has the lease book."""
-        store.publish(0, trained_weights(self.material.model))
-        saver = final_saver(folder, lambda into: save_policy(self.config, self.material, folder, into))
-        trainer = self._trainer(store, manager, replicas, evaluators=self.evaluators, saver=saver)
+    def assemble_first(self, around: Surroundings) -> tuple[PolicyTrainer, LeaseBook]:
+        """The trainer that publishes, evaluates, saves and has the lease book; with others beside it, or alone."""
+        checkpoints = self._checkpoints(around)
+        resumed = around.resumption.loop() if around.resumption is not None else None
+        trainer = self._trainer(
+            around.store,
+            around.manager,
+            around.replicas,
+            evaluators=self.evaluators,
+            saver=checkpoints.saver(resumed),
+        )
         wait = self.config.wait_timeout
         book = LeaseBook(_plan(self.config), self.stream.__getitem__, sift=trainer.sift, wait_timeout=wait)
-        trainer.source = book if replicas.size == 1 else SharedSource(replicas, book)
+        book.repeat(around.journal)
+        trainer.source = book if around.replicas.size == 1 else SharedSource(around.replicas, book)
+        trainer.state.checkpoint_mgr = checkpoints.manager
+        around.listen(TakeJournal(book, around.driver))
+        if around.resumption is None:
+            self._start_digest = around.store.publish(0, trained_weights(self.material.model)).digest
+        else:
+            self._go_on(trainer, around.resumption)
+            for version, tensors in around.resumption.part("weights")["versions"].items():
+                around.store.publish(version, tensors)
         return trainer, book
 
-    def assemble_other(self, replicas: Replicas, manager: CallbackManager) -> PolicyTrainer:
+    def assemble_other(
+        self, replicas: Replicas, manager: CallbackManager, resumption: Resumption | None = None
+    ) -> PolicyTrainer:
         """One of the other trainers: it computes its share of every batch."""
         trainer = self._trainer(WeightStore(), manager, replicas)
         trainer.source = SharedSource(replicas, None)
+        if resumption is not None:
+            self._go_on(trainer, resumption)
         return trainer
+
+    def _checkpoints(self, around: Surroundings) -> Checkpoints:
+        def more() -> dict[str, Mapping[str, Any]]:
+            assert self.trainer is not None, "it is built with them"
+            in_use = self.trainer.source.versions_in_use() or set()
+            return {"weights": {"versions": around.store.recall(in_use)}}
+
+        return Checkpoints(
+            self.config,
+            around.folder,
+            self.material.model,
+            lambda model, into: save_policy(self.config, replace(self.material, model=model), around.folder, into),
+            around.driver,
+            asked_to_leave=around.asked_to_leave,
+            more=more,
+            of_this_process=lambda: {**around.of_this_process(), "start_digest": self._start_digest},
+        )
+
+    def _go_on(self, trainer: PolicyTrainer, resumption: Resumption) -> None:
+        """Make everything what it was when the checkpoint was written; the reference is what it was at the start."""
+        self._start_digest = resumption.part("run")["start_digest"]
+        if self.algorithm.needs_reference and self.config.lora is None:
+            self._check_start()
+        self._load(resumption.model)
+        loop = resumption.loop()
+        trainer.load_state_dict(loop.state, loop.row)
+
+    def _check_start(self) -> None:
+        if transport_digest({n: t.cpu().contiguous() for n, t in trained_weights(self.material.model).items()}) != (
+            self._start_digest
+        ):
+            raise CheckpointError(
+                "the model is not the one that this run began with, and the run's KL is measured against that one: "
+                "is model.path what it was?"
+            )
+
+    def _load(self, folder: Path) -> None:
+        load_policy(self.material.model, folder, trust_remote_code=self.config.model.trust_remote_code)
 
     def summary(self, callback_errors: dict[str, int]) -> dict[str, Any]:
         """What the run's header says of how far it came."""
@@ -88,7 +179,7 @@ class TrainerSide:
             "ledger": self.trainer.source.ledger.as_dict(),
         }
 
-    def _warm_start(self) -> None:
+    def _warm_start(self, folder: Path) -> None:
         if self.config.warm_start is None:
             return
         fit_sft(
@@ -100,6 +191,8 @@ class TrainerSide:
             optimizer=OptimizerSettings(learning_rate=self.config.warm_start.learning_rate),
             seed=self.config.seed,
         )
+        if self.algorithm.needs_reference and self.config.lora is None:
+            save_base(self.material, folder)  # a run that goes on needs it again, as its reference
 
     def _trainer(
         self, store: WeightStore, manager: CallbackManager, replicas: Replicas, **of_the_first: Any
@@ -151,6 +244,21 @@ class TrainerSide:
 
     def _steps_done(self) -> int:
         return self.trainer.state.global_step if self.trainer is not None else 0
+
+
+class TakeJournal(Callback):
+    """Has what the lease book decided for a step written down with that step."""
+
+    priority = Priority.RECORD
+    uses_asyncio = False
+
+    def __init__(self, book: LeaseBook, driver: Driver) -> None:
+        self._book = book
+        self._driver = driver
+
+    def on_step_end(self, state: LoopState, step_idx: int, batch: Any, metrics: dict[str, float]) -> None:
+        if entries := self._book.take_journal():
+            self._driver.journal(entries)
 
 
 def _critic_start(config: RunConfig, material: Material, stream: PromptStream) -> PreTrainedModel | None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Literal
 
+from ..private_files import write_private
 from .run_folder import BrokenRecordError, as_json, read_json
 
 log = logging.getLogger("proa.record")
@@ -117,7 +118,7 @@ class LiveFile:
             text = as_json(at().to_dict())
             # Atomic, and not forced to the disk: after a power cut nobody needs it.
             beside = self.path.with_name(f".{LIVE_NAME}.new")
-            beside.write_text(text, encoding="utf-8")
+            write_private(beside, text)
             beside.replace(self.path)
         except Exception as error:
             if type(error) not in self._complaints:

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ProaError
+from ..private_files import keep_others_out, make_private_folder
 from .durable import Disk
+from .secrets import redact, remember
 
 LOCK_NAME = ".lock"
 """Held by the process that runs; a folder that holds only this was not used."""
@@ -39,18 +41,31 @@ class RunFolder:
     def create(cls, path: Path, config: dict[str, Any]) -> RunFolder:
         """Make the folder for a new run; one that was used is refused."""
         refuse_used(path)
-        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path.parent.mkdir(parents=True, exist_ok=True)  # where runs lie is the user's to share or not
+        make_private_folder(path)
+        keep_others_out(path)  # an empty one may have been there
+        remember(config)
         folder = cls(path)
         folder.write_json("config.json", config)
-        folder.update(
-            status="running",
-            started=round(time.time(), 3),
-            host=platform.node(),
-            pid=os.getpid(),
-            python=platform.python_version(),
-            libraries={name: found for name in LIBRARIES if (found := _version(name))},
-        )
+        folder.update(started=round(time.time(), 3), **_here())
         return folder
+
+    @classmethod
+    def reopen(cls, path: Path, config: dict[str, Any], **how: Any) -> RunFolder:
+        """The folder of a run that goes on; `how` is added to what its header says of the times it did."""
+        remember(config)
+        folder = cls(path)
+        folder._header = read_json(path / "run.json")
+        before = folder._header.get("resumed", [])
+        for key in ("ended", "stop_reason", "stopped_by"):  # it has not, any more
+            folder._header.pop(key, None)
+        folder.write_json("config.json", config)
+        folder.update(**_here(), resumed=[*before, {"at": round(time.time(), 3), **how}])
+        return folder
+
+    def went_on(self, **how: Any) -> None:
+        """Note in the header that the run went on by itself."""
+        self.update(resumed=[*self._header.get("resumed", []), {"at": round(time.time(), 3), **how}])
 
     def update(self, **entries: Any) -> None:
         """Change entries of the header, and replace it on disk as a whole."""
@@ -66,23 +81,39 @@ class RunFolder:
         Disk().replace_file(self.path / name, as_json(content).encode("utf-8"))
 
 
+def _here() -> dict[str, Any]:
+    return {
+        "status": "running",
+        "host": platform.node(),
+        "pid": os.getpid(),
+        "python": platform.python_version(),
+        "libraries": libraries(),
+    }
+
+
+def libraries() -> dict[str, str]:
+    """The versions of what computes."""
+    return {name: found for name in LIBRARIES if (found := _version(name))}
+
+
 def refuse_used(path: Path) -> None:
     """Raise if a run's folder holds anything already."""
     inside = (path.iterdir() if path.is_dir() else [path]) if path.exists() else ()
     if any(one.name != LOCK_NAME for one in inside):
         raise RunFolderError(
-            f"{path} was used by a run already: give this one another name or output_dir, or remove the folder"
+            f"{path} was used by a run already: go on with it by proa resume {path}, give this one another name or "
+            f"output_dir, or remove the folder"
         )
 
 
 def as_json(content: dict[str, Any]) -> str:
-    """As every file of a record is written that holds one object."""
-    return json.dumps(_readable(content), indent=2, allow_nan=False) + "\n"
+    """As every file of a record is written that holds one object: without secrets."""
+    return json.dumps(_readable(redact(content)), indent=2, allow_nan=False) + "\n"
 
 
 def as_json_line(content: dict[str, Any]) -> str:
-    """As every line of a record is written."""
-    return json.dumps(_readable(content), allow_nan=False) + "\n"
+    """As every line of a record is written: without secrets."""
+    return json.dumps(_readable(redact(content)), allow_nan=False) + "\n"
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from ..data.experience import BufferItem, Experience, merge, split
-from .waiting import ClosedError, WaitingRoom
+from .waiting import ClosedError, StepInterrupted, WaitingRoom
 
 
 class DetachedReplayBuffer:
@@ -25,6 +25,7 @@ class DetachedReplayBuffer:
         self.room = WaitingRoom()
         self._items: deque[BufferItem] = deque()
         self._closed = ""
+        self._interrupted = False
 
     def append(self, experience: Experience, *, owner: str = "a maker") -> None:
         """Add the rows of a batch."""
@@ -52,13 +53,14 @@ class DetachedReplayBuffer:
         """As `sample`, as items."""
         with self.room as room:
             room.wait_until(
-                lambda: self._closed != "" or self.get_length() > 0,
+                lambda: self._closed != "" or self._interrupted or self.get_length() > 0,
                 owner=owner,
                 reason=f"a batch of {self.sample_batch_size} in the replay buffer",
                 timeout=self.wait_timeout,
             )
             if self.get_length() == 0:
                 self._refuse_if_closed()
+                raise StepInterrupted("the trainer was asked to end while it waited for experience")
             taken = [self._items.popleft() for _ in range(self.sample_batch_size)]
             room.announce()
             return taken
@@ -74,6 +76,18 @@ class DetachedReplayBuffer:
             self._items.clear()
             room.announce()
             return count
+
+    @property
+    def items(self) -> list[BufferItem]:
+        """What is there, in order of arrival."""
+        with self.room:
+            return list(self._items)
+
+    def interrupt(self) -> None:
+        """Have whoever waits for a batch wait no longer."""
+        with self.room as room:
+            self._interrupted = True
+            room.announce()
 
     def close(self, reason: str) -> None:
         """Nothing more comes: whoever waits is told why."""

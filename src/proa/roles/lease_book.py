@@ -16,7 +16,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any
 
@@ -28,7 +28,7 @@ from ..data.saved_items import delivery_from, delivery_tree, items_from, items_t
 from .activity import making_metrics
 from .lease_plan import LeasePlan, Sift, keep_everything
 from .ledger import Ledger, tokens_in
-from .waiting import ClosedError, LeaseFailedError, WaitingRoom
+from .waiting import ClosedError, LeaseFailedError, StepInterrupted, WaitingRoom
 
 
 @dataclass(slots=True)
@@ -52,8 +52,9 @@ class LeaseBook:
     ) -> None:
         self.plan = plan
         self.ledger = Ledger()
-        self.journal: list[dict[str, int]] = []
-        """Choices that the seed does not determine: which lease the schedule `windowed` took, in order."""
+        self._journal: list[dict[str, Any]] = []
+        self._script: deque[int] = deque()  # leases to be taken in this order, where a run is repeated
+        self._failed_rewards: Mapping[str, str] = {}  # by uid: samples that had none when the run was first made
         self.made: dict[str, float] = {}
         """What makers spent on the leases that the last `take_step` consumed, as metrics; empty if on none."""
         self.room = WaitingRoom()
@@ -74,6 +75,7 @@ class LeaseBook:
         self._episode = 0
         self._steps_taken = 0
         self._closed = ""
+        self._interrupted = False
 
     # -- admission -----------------------------------------------------------------------------------
 
@@ -249,7 +251,8 @@ class LeaseBook:
         limit = self.plan.buffer_limit * self.plan.leases_per_step
         if not limit or len(self._arrived) < limit:
             return True
-        return lease_id == self._next or self._next in self._queue
+        awaited = self._next if self._awaited is None else self._awaited
+        return lease_id == awaited or awaited in self._queue
 
     def _check(self, delivery: Delivery) -> None:
         assignment = self._assigned.get(delivery.lease_id)
@@ -308,31 +311,54 @@ class LeaseBook:
 
     def _next_to_consume(self, owner: str) -> int:
         """Wait for, and choose, the next lease: the next in order, or the first that came."""
-        windowed = self.plan.schedule == "windowed"
         self.room.wait_until(
-            lambda: bool(self._closed or (self._arrived if windowed else self._next in self._arrived)),
+            lambda: bool(self._closed or self._interrupted or self._has_come()),
             owner=owner,
-            reason=lambda: "any lease" if windowed else f"lease {self._next}{self._whereabouts(self._next)}",
+            reason=self._what_is_awaited,
             timeout=self._wait_timeout,
         )
         self._refuse_if_closed()
-        if not windowed:
+        if self._interrupted:
+            raise StepInterrupted("the trainer was asked to end while it waited for experience")
+        if self.plan.schedule != "windowed":
             return self._next
-        chosen = next(iter(self._arrived))
-        self.journal.append({"step": self._steps_taken, "lease": chosen})
+        chosen = self._script.popleft() if self._script else next(iter(self._arrived))
+        self._journal.append({"kind": "lease", "step": self._steps_taken, "lease": chosen})
         return chosen
+
+    @property
+    def _awaited(self) -> int | None:
+        """The one lease that the trainer can go on with; None if any will do."""
+        if self.plan.schedule != "windowed":
+            return self._next
+        return self._script[0] if self._script else None
+
+    def _has_come(self) -> bool:
+        return bool(self._arrived) if self._awaited is None else self._awaited in self._arrived
+
+    def _what_is_awaited(self) -> str:
+        return "any lease" if self._awaited is None else f"lease {self._awaited}{self._whereabouts(self._awaited)}"
 
     def _consume(self, lease_id: int) -> Delivery:
         delivery = self._arrived.pop(lease_id)
         self._mark_consumed(lease_id)
         size = self.plan.group_size
         for first in range(0, len(delivery.items), size):
-            sifted = self._sift(delivery.items[first : first + size])
+            sifted = self._sift(tuple(map(self._as_it_was_scored, delivery.items[first : first + size])))
             for reason, items in sifted.dropped.items():
                 self.ledger.drop(len(items), reason, tokens=tokens_in(items))
             if sifted.kept:
                 self._groups.append((self._versions[lease_id], sifted.kept))
         return delivery
+
+    def _as_it_was_scored(self, item: BufferItem) -> BufferItem:
+        """An item without its reward, where a run is repeated in which it could not be had; others as they are."""
+        if item.uid in self._failed_rewards:
+            notes = {**item.notes, "reward_failure": "reward_failed", "error": self._failed_rewards[item.uid]}
+            item = replace(item, reward=None, notes=notes)
+        if item.reward is None and item.uid:
+            self._journal.append({"kind": "reward", "uid": item.uid, "error": str(item.notes.get("error", ""))})
+        return item
 
     def _mark_consumed(self, lease_id: int) -> None:
         self._consumed.add(lease_id)
@@ -344,6 +370,21 @@ class LeaseBook:
             return ", which no maker has taken"
         assignment = self._assigned.get(lease_id)
         return f", which {assignment.maker} has" if assignment else ""
+
+    # -- what the seed does not determine ------------------------------------------------------------
+
+    def take_journal(self) -> list[dict[str, Any]]:
+        """The decisions since this was last asked: which lease came first, which sample's reward could not be had."""
+        with self.room:
+            taken, self._journal = self._journal, []
+            return taken
+
+    def repeat(self, entries: Sequence[Mapping[str, Any]]) -> None:
+        """Decide as it was decided in another run of the same plan, as far as its journal goes."""
+        with self.room as room:
+            self._script = deque(entry["lease"] for entry in entries if entry["kind"] == "lease")
+            self._failed_rewards = {entry["uid"]: entry["error"] for entry in entries if entry["kind"] == "reward"}
+            room.announce()
 
     # -- saving --------------------------------------------------------------------------------------
 
@@ -388,6 +429,12 @@ class LeaseBook:
         """The versions that leases still to be made name, and that of this episode, which more may be admitted with."""
         with self.room:
             return {self._episode, *(self._versions[lease_id] for lease_id in (*self._queue, *self._assigned))}
+
+    def interrupt(self) -> None:
+        """Have the trainer wait no longer: whoever waits in `take_step`, or comes to, raises `StepInterrupted`."""
+        with self.room as room:
+            self._interrupted = True
+            room.announce()
 
     def close(self, reason: str, *, step_goes_on: bool = False) -> None:
         """The run is over: whoever waits is told, and what is left is dropped.

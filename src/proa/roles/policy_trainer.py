@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from ..algorithms import Algorithm, Credit, CreditInputs, TokenLossInputs
 from ..data.experience import BufferItem, Experience
+from ..data.loop import ManifestRow
 from ..data.sampling import Sampling
 from ..errors import SettingError
 from ..maths.importance import truncated_importance
@@ -138,6 +139,22 @@ class PolicyTrainer(DetachedTrainer):
             return  # all trainers have the same weights, and rank 0 publishes them
         self.store.publish(self.state.policy_version + 1, trained_weights(self.model))
         self.store.retire(but=self.source.versions_in_use())
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {
+            "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
+            "last_reward_error": self._last_reward_error,
+        }
+
+    def load_state_dict(self, saved: Mapping[str, Any], row: ManifestRow | None = None) -> None:
+        super().load_state_dict(saved, row)
+        for optimizer, state in zip(self._optimizers, saved["optimizers"], strict=True):
+            optimizer.load_state_dict(state)
+        self._last_reward_error = saved["last_reward_error"]
+
+    @property
+    def _device(self) -> torch.device | str:
+        return self.model.device
 
     def _why_empty(self) -> str:
         if self._last_reward_error:

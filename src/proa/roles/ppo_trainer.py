@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,8 @@ from transformers import PreTrainedModel
 
 from ..algorithms import PPO, Credit, CreditInputs
 from ..data.experience import Experience
+from ..data.loop import ManifestRow
+from ..errors import SettingError
 from ..maths.shaping import adapted_kl_coefficient
 from ..maths.values import explained_variance
 from ..policy.critic import Critic
@@ -56,6 +59,27 @@ class DetachedPPOTrainer(PolicyTrainer):
             self.critic_optimizer = Optimizer(
                 critic.named_parameters(), critic_optimizer or optimizer, optimizer_steps
             )  # fmt: skip
+
+    # -- saving --------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {
+            "critic": {name: parameter.detach() for name, parameter in self.critic.named_parameters()},
+            "kl_reward_coefficient": self.kl_reward_coefficient,
+            "used_coefficient": self._used_coefficient,
+        }
+
+    def load_state_dict(self, saved: Mapping[str, Any], row: ManifestRow | None = None) -> None:
+        super().load_state_dict(saved, row)
+        own = dict(self.critic.named_parameters())
+        if own.keys() != saved["critic"].keys():
+            other = min(own.keys() ^ saved["critic"].keys())
+            raise SettingError(f"the saved critic is another one: {other} is only in one of the two")
+        with torch.no_grad():
+            for name, tensor in saved["critic"].items():
+                own[name].copy_(tensor)
+        self.kl_reward_coefficient = saved["kl_reward_coefficient"]
+        self._used_coefficient = saved["used_coefficient"]
 
     # -- before a batch's first step -----------------------------------------------------------------
 

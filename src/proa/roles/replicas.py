@@ -11,7 +11,7 @@ and one that cannot come says so (`leave`), which ends the meeting for all, at t
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -128,6 +128,17 @@ class SharedSource:
     def settle(self, items: Sequence[BufferItem], *, dropped: str | None = None) -> None:
         if self._source is not None:
             self._source.settle(items, dropped=dropped)
+
+    def interrupt(self) -> None:
+        if self._source is not None:
+            self._source.interrupt()
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._source.state_dict() if self._source is not None else {}
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        if self._source is not None:
+            self._source.load_state_dict(saved)
 
     def versions_in_use(self) -> set[int] | None:
         return self._source.versions_in_use() if self._source is not None else None

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 from ..data.experience import BufferItem, Experience, split
+from ..data.saved_items import items_from, items_tree
 from .buffer import DetachedReplayBuffer
 from .ledger import Ledger, tokens_in
 
@@ -25,6 +26,13 @@ class Source(Protocol):
     def start_episode(self, episode: int) -> None: ...
     def take_step(self, owner: str) -> list[BufferItem]: ...
     def settle(self, items: Sequence[BufferItem], *, dropped: str | None = None) -> None: ...
+    def interrupt(self) -> None:
+        """Have `take_step` wait no longer, but raise `StepInterrupted`."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Between two steps, what a run that goes on needs to know."""
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None: ...
     def versions_in_use(self) -> set[int] | None:
         """The versions of weights that work still to be done may name; None if nobody knows."""
 
@@ -69,6 +77,18 @@ class PushedExperience:
                 self.ledger.train(len(items), tokens=tokens_in(items))
             else:
                 self.ledger.drop(len(items), dropped, tokens=tokens_in(items))
+
+    def interrupt(self) -> None:
+        self.buffer.interrupt()
+
+    def state_dict(self) -> dict[str, Any]:
+        with self.buffer.room:
+            return {"items": items_tree(self.buffer.items), "ledger": self.ledger.as_dict()}
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        with self.buffer.room:
+            self.ledger.load(saved["ledger"])
+        self.buffer.extend(items_from(saved["items"]))
 
     def versions_in_use(self) -> set[int] | None:
         return None  # makers that push switch weights when they like

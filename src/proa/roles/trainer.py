@@ -6,7 +6,8 @@ import contextlib
 import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -15,23 +16,40 @@ import torch
 
 from ..data.experience import BufferItem, Experience, merge
 from ..data.lease import sample_seed
+from ..data.loop import ManifestRow
+from ..data.saved_items import experience_from, experience_tree
 from ..data.state import LoopState
 from ..errors import ProaError
 from ..lifecycle.manager import CallbackManager, Callbacks
 from ..lifecycle.roles import Role
 from ..lifecycle.spans import Lifecycle
-from ..loop.after_step import AfterStep, Evaluator, Saver
+from ..loop.after_step import AfterStep, Evaluator, Resumed, Saver, go_on_with
 from ..loop.supervised import artifacts_of
 from .activity import Activity
 from .buffer import DetachedReplayBuffer
 from .concurrency import concurrency_group
 from .replicas import Alone, Replicas, telling_the_others
 from .source import PushedExperience, Source
+from .waiting import StepInterrupted
 
 log = logging.getLogger("proa.trainer")
 
 MAX_EMPTY_STEPS = 3
 """So many steps in a row may have nothing to train on before the run fails."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a run stands between two steps: so many are done of this epoch of this episode."""
+
+    episode: int = 0
+    epoch: int = 0
+    done: int = 0
+
+    @property
+    def within(self) -> bool:
+        """Whether its episode has begun, so that it has an end to come."""
+        return self.epoch > 0 or self.done > 0
 
 
 class NothingToTrainOnError(ProaError):
@@ -80,6 +98,11 @@ class DetachedTrainer(ABC):
         self.source: Source = source or self._pushed
         self._empty_in_a_row = 0
         self._looked = self.activity.look()
+        self._place = Place()
+        self._batches: list[Experience] = []  # of the open episode, where they are gone over again
+        self._after: AfterStep | None = None
+        self._resumed: Resumed | None = None
+        self._interrupted_by = ""
 
     @abstractmethod
     def training_step(self, experience: Experience) -> dict[str, Any]:
@@ -96,19 +119,59 @@ class DetachedTrainer(ABC):
         The last episode may be shorter; no step is dropped.
         """
         _check_counts(total_steps, update_steps, train_epochs)
-        state = self._new_state(total_steps, train_epochs)
+        resumed, self._resumed = self._resumed, None
+        state = self._new_state(total_steps, train_epochs) if resumed is None else self.state
+        episodes = math.ceil(total_steps / update_steps)
         life = Lifecycle(self.manager, state)
-        after = AfterStep(life, self.evaluators, self.saver)
+        self._after = after = AfterStep(life, self.evaluators, self.saver, self.state_dict)
         begun = perf_counter()
         with life.training(lambda: artifacts_of(state, self.manager, after.rows, begun)), self._at_work():
-            after.before_the_first()
-            for episode in range(math.ceil(total_steps / update_steps)):
-                if self._stopping:
+            if resumed is None:
+                after.before_the_first()
+            else:
+                after.go_on(resumed)
+            for episode in range(self._place.episode, episodes):
+                if self._stopping and not self._place.within:
                     break
                 with life.episode(episode):
                     fresh = min(update_steps, total_steps - episode * update_steps)
-                    self._run_episode(life, after, episode, fresh, train_epochs)
+                    self._run_episode(life, after, fresh, train_epochs)
+            self._place = Place(episodes)
             after.at_the_end()
+
+    def interrupt(self, reason: str = "interrupted") -> None:
+        """Have training end at the next boundary between steps, with a checkpoint, by `KeyboardInterrupt`."""
+        self._interrupted_by = reason
+        self.source.interrupt()
+
+    # -- saving --------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Between two steps, all that a run that goes on from here needs, but for the weights."""
+        assert self._after is not None, "a run has a state while it goes on"
+        return {
+            "loop": self.state.to_dict(),
+            "place": asdict(self._place),
+            "batches": [experience_tree(batch) for batch in self._batches],
+            "empty_in_a_row": self._empty_in_a_row,
+            "after": self._after.state_dict(),
+            "source": self.source.state_dict(),
+        }
+
+    def load_state_dict(self, saved: Mapping[str, Any], row: ManifestRow | None = None) -> None:
+        """Have the next `fit` go on from there; give it the same numbers of steps. `row` is the checkpoint's."""
+        self._resumed = Resumed(saved, row)
+        self.state = self._first_state(self.state.output_dir)
+        go_on_with(self.state, self._resumed)
+        self._place = Place(**saved["place"])
+        self._batches = [experience_from(tree, self._device) for tree in saved["batches"]]
+        self._empty_in_a_row = saved["empty_in_a_row"]
+        self.source.load_state_dict(saved["source"])
+
+    @property
+    def _device(self) -> torch.device | str:
+        """Where batches are."""
+        return "cpu"
 
     def sync_models_to_remote_makers(self, **kwargs: Any) -> None:
         """Push everything to the makers, outside of training; fires no hooks."""
@@ -142,37 +205,52 @@ class DetachedTrainer(ABC):
         finally:
             self.activity.rest("over")
 
-    def _run_episode(self, life: Lifecycle, after: AfterStep, episode: int, fresh: int, epochs: int) -> None:
-        self.source.start_episode(episode)
-        batches = self._fresh_epoch(life, after, fresh)
-        for epoch in range(1, epochs):
+    def _run_episode(self, life: Lifecycle, after: AfterStep, fresh: int, epochs: int) -> None:
+        """One episode, from the place where it stands: the beginning, unless the run was resumed in it."""
+        at = self._place
+        self.source.start_episode(at.episode)
+        if at.epoch == 0:
+            self._fresh_epoch(life, after, fresh, keep=epochs > 1)
+        for epoch in range(max(1, at.epoch), epochs):
             if not self._stopping:
-                with life.epoch(epoch):
-                    self._epoch_again(life, after, [batches[i] for i in self._shuffled(len(batches), episode, epoch)])
+                self._place = at if epoch == at.epoch else Place(at.episode, epoch)
+                self._epoch_again(life, after)
         if not self._stopping:  # an episode that was cut short publishes nothing
-            with life.update(episode + 1), self.activity.doing("publish", f"publishing version {episode + 1}"):
+            version = at.episode + 1
+            with life.update(version), self.activity.doing("publish", f"publishing version {version}"):
                 self._update_remote_makers()
+            self._place, self._batches = Place(version), []
 
-    def _fresh_epoch(self, life: Lifecycle, after: AfterStep, count: int) -> list[Experience]:
-        batches: list[Experience] = []
-        with life.epoch(0):
-            for _ in range(count):
-                items = self._next_items(life)
+    def _fresh_epoch(self, life: Lifecycle, after: AfterStep, count: int, *, keep: bool) -> None:
+        done = self._place.done
+        with life.epoch(0, first_step=done):
+            after.tell_of_resumed()
+            for _ in range(0 if self._over_before(done) else count - done):
+                items = self._next_items(life, after)
                 if items:
                     self._empty_in_a_row = 0
-                    batches.append(self._batch(items))
-                    self._step(life, after, batches[-1], settling=items)
+                    batch = self._batch(items)
+                    self._batches += [batch] if keep else []
+                    self._step(life, after, batch, settling=items)
                 else:
                     self._step_without_data(life, after)
                 if self._stopping:
                     break
-        return batches
 
-    def _epoch_again(self, life: Lifecycle, after: AfterStep, batches: Sequence[Experience]) -> None:
-        for experience in batches:
-            self._step(life, after, experience)
-            if self._stopping:
-                break
+    def _epoch_again(self, life: Lifecycle, after: AfterStep) -> None:
+        """The episode's batches once more, in another order; what was done of it before is left out."""
+        at = self._place
+        order = self._shuffled(len(self._batches), at.episode, at.epoch)
+        with life.epoch(at.epoch, first_step=at.done):
+            after.tell_of_resumed()
+            for index in [] if self._over_before(at.done) else order[at.done :]:
+                self._step(life, after, self._batches[index])
+                if self._stopping:
+                    break
+
+    def _over_before(self, done: int) -> bool:
+        """Whether an epoch that is gone on with was being left: a stop had been asked for before its checkpoint."""
+        return done > 0 and self.state.should_stop
 
     def _step(
         self, life: Lifecycle, after: AfterStep, experience: Experience, settling: Sequence[BufferItem] = ()
@@ -186,7 +264,20 @@ class DetachedTrainer(ABC):
                 self.source.settle(settling, dropped="skipped_step" if step.metrics.get("skipped") else None)
         if self._debug:
             log.info("%s: step %d: %s", self.name, step.index, step.metrics)
+        self._end_step(after, step.index)
+
+    def _end_step(self, after: AfterStep, index: int) -> None:
+        """What comes after a step, at the boundary where a run can be left and gone on with."""
+        if self.state.global_step > index:  # else a stop was asked for in the middle of it
+            self._place = replace(self._place, done=self._place.done + 1)
         after.what_is_due()
+        self._leave_if_interrupted(after)
+
+    def _leave_if_interrupted(self, after: AfterStep) -> None:
+        after.leave_if_asked()
+        if self._interrupted_by:
+            after.save_now()
+            raise KeyboardInterrupt(self._interrupted_by)
 
     def _where_time_went(self) -> dict[str, float]:
         """Seconds by kind of work since the step before."""
@@ -204,7 +295,7 @@ class DetachedTrainer(ABC):
                     f"{self._empty_in_a_row} steps in a row had nothing to train on{self._why_empty()}"
                 )
             step.metrics = {"skipped": 1.0}
-        after.what_is_due()
+        self._end_step(after, step.index)
 
     def _why_empty(self) -> str:
         """What is known of why nothing is left to train on, to be added to a sentence."""
@@ -220,11 +311,16 @@ class DetachedTrainer(ABC):
                 state.stop_training(request[0], by=request[1])
         return state.should_stop
 
-    def _next_items(self, life: Lifecycle) -> list[BufferItem]:
-        if self.source.ready:
-            return self.source.take_step(self.name)
-        with life.waiting(), self.activity.doing("wait", "waiting for experience"):
-            return self.source.take_step(self.name)
+    def _next_items(self, life: Lifecycle, after: AfterStep) -> list[BufferItem]:
+        self._leave_if_interrupted(after)
+        try:
+            if self.source.ready:
+                return self.source.take_step(self.name)
+            with life.waiting(), self.activity.doing("wait", "waiting for experience"):
+                return self.source.take_step(self.name)
+        except StepInterrupted:
+            self._leave_if_interrupted(after)
+            raise
 
     def _batch(self, items: Sequence[BufferItem]) -> Experience:
         experience = merge(items)
@@ -238,6 +334,7 @@ class DetachedTrainer(ABC):
 
     def _new_state(self, total_steps: int, train_epochs: int) -> LoopState:
         self.state = self._first_state(self.state.output_dir)
+        self._place, self._batches, self._empty_in_a_row = Place(), [], 0
         self.state.num_epochs = train_epochs
         self.state.max_steps = self.state.num_steps = total_steps * train_epochs
         return self.state

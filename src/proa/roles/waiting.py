@@ -19,6 +19,10 @@ class ClosedError(ProaError):
     """What was waited for is over: the run has ended."""
 
 
+class StepInterrupted(ProaError):  # noqa: N818 - says what happened
+    """Somebody asked for the end while the trainer waited for its next batch."""
+
+
 class LeaseFailedError(ProaError):
     """A maker could not make a lease; another may."""
 

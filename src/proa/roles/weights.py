@@ -50,6 +50,8 @@ class Weights:
 
 Keep: TypeAlias = Callable[[dict[str, torch.Tensor]], Any]
 """Puts tensors on the CPU where they will not change, and returns what stands for them."""
+Recall: TypeAlias = Callable[[Any], Mapping[str, torch.Tensor]]
+"""The tensors that something stands for."""
 
 
 def _copies(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -59,11 +61,12 @@ def _copies(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 class WeightStore:
     """Keeps the versions that a lease may still name; older ones are let go."""
 
-    def __init__(self, *, wait_timeout: float = 600.0, keep: Keep | None = None) -> None:
+    def __init__(self, *, wait_timeout: float = 600.0, keep: Keep | None = None, recall: Recall | None = None) -> None:
         self.room = WaitingRoom()
         self._versions: dict[int, Weights] = {}
         self._wait_timeout = wait_timeout
         self._keep = keep or _copies
+        self._recall = recall or dict
 
     def publish(self, version: int, tensors: Mapping[str, torch.Tensor]) -> Weights:
         """Copy the tensors and offer them under that version; the trainer may go on changing its own."""
@@ -86,6 +89,12 @@ class WeightStore:
                 timeout=self._wait_timeout if seconds is None else seconds,
             )
             return self._versions[version]
+
+    def recall(self, versions: set[int]) -> dict[int, Mapping[str, torch.Tensor]]:
+        """The tensors of those versions that are kept. Nobody may change them."""
+        with self.room:
+            kept = {version: self._versions[version] for version in sorted(versions & self._versions.keys())}
+        return {version: self._recall(weights.tensors) for version, weights in kept.items()}
 
     def retire(self, *, but: set[int] | None) -> None:
         """Let go of versions but those in use (None: it is not known which are). The newest stays, and so does what is

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic
@@ -18,6 +16,7 @@ import ray
 from ...data.state import LoopState
 from ...errors import ProaError
 from ...lifecycle.manager import CallbackManager
+from ...loop.interruption import Interruption
 from ...record.live import LiveFile, LiveView, WaitView
 from ...roles.replicas import ReplicaError
 from ...roles.waiting import ClosedError, WaitTimeoutError
@@ -42,6 +41,10 @@ LOOK_SECONDS = 0.5
 """How often the driver looks after everyone."""
 
 
+class TrainerDiedError(RunFailedError):
+    """A trainer's process is gone; the run can go on from its last checkpoint."""
+
+
 class RayRuntime:
     """Runs trainers and makers as named actors, replacing makers that die or hang.
 
@@ -62,6 +65,8 @@ class RayRuntime:
         backend: str = "gloo",
         output_dir: Path | None = None,
         live: LiveFile | None = None,
+        services: Mapping[str, Callable[..., Any]] | None = None,
+        interruption: Interruption | None = None,
     ) -> None:
         self._build_trainer = build_trainer
         self._build_maker = build_maker
@@ -72,14 +77,15 @@ class RayRuntime:
         self._patience = patience
         self._backend = backend
         self._live = live
-        self._listening = Listening(manager, LoopState(output_dir=output_dir))
+        self._listening = Listening(manager, LoopState(output_dir=output_dir), services)
         self._trainers: list[Any] = []
         self._where: list[Whereabouts] = []
         self._watched: list[Watched] = []
         self._training: list[LongCall] = []
         self._fleet: MakerFleet | None = None
         self._fatal: Exception | None = None
-        self._interrupted: list[str] = []
+        self._interruption = interruption or Interruption()
+        self._is_listened_for = interruption is not None
         self._looked_at = 0.0
         self.summary: dict[str, Any] = {}
         """What the run's header says of how far it came."""
@@ -91,7 +97,9 @@ class RayRuntime:
 
     def run(self, total_steps: int, update_steps: int, train_epochs: int = 1) -> None:
         """Train to the end. Whatever happens, every moment that began has ended, and no actor is left."""
-        with self._signals_noted():
+        # Acted on in the loop: an exception in the middle of a call to Ray spoils it.
+        self._interruption.polled = True
+        with contextlib.nullcontext() if self._is_listened_for else self._interruption.listening():
             places = Places(self._settings, **self._counts)
             try:
                 self._start(places)
@@ -164,7 +172,7 @@ class RayRuntime:
             except ray.exceptions.RayTaskError as error:
                 raise _as_it_was(error) from error
             except ray.exceptions.RayError as error:
-                raise RunFailedError(f"{call.who} died before it was ready: {in_short(error)}") from error
+                raise TrainerDiedError(f"{call.who} died before it was ready: {in_short(error)}") from error
         return [call.value for call in calls]
 
     def _wait_for(self, ready: Callable[[], bool], who: str, seconds: float | None) -> None:
@@ -179,7 +187,7 @@ class RayRuntime:
 
     def _drive(self) -> Outcome:
         """Answer to moments and look after everyone until rank 0 is through."""
-        leave_at = float("inf")
+        was_asked, leave_at = False, float("inf")
         while True:
             heard = self._exchange(LOOK_SECONDS)
             try:
@@ -190,10 +198,13 @@ class RayRuntime:
                 raise self._died(0, error) from error
             if monotonic() - self._looked_at > LOOK_SECONDS:
                 self._look()
-            if self._interrupted and leave_at == float("inf"):
+            if self._interruption.reason and not was_asked:
+                was_asked = True
+                self._trainers[0].interrupt.remote(self._interruption.reason)  # the others hear it from rank 0
+            if self._interruption.at_once and leave_at == float("inf"):
                 leave_at = monotonic() + GOODBYE_SECONDS
                 for trainer in self._trainers:
-                    trainer.interrupt.remote("interrupted")
+                    trainer.interrupt_now.remote("interrupted")
             if monotonic() > leave_at:
                 self._leave_if_interrupted()
 
@@ -209,7 +220,8 @@ class RayRuntime:
             raise self._died(0, error) from error
         answers: dict[Key, Answer] = {question.key: self._listening.hear(question) for question in questions}
         self._listening.answers = answers
-        self._interrupted += self._listening.interrupts()
+        for name in self._listening.interrupts():
+            self._interruption.ask(name)
         return bool(questions)
 
     def _look(self) -> None:
@@ -297,31 +309,14 @@ class RayRuntime:
     def _died(self, rank: int, error: Exception) -> RunFailedError:
         if isinstance(error, ray.exceptions.RayTaskError):
             return RunFailedError(f"trainer_{rank}: {in_short(error)}")
-        failure = RunFailedError(f"trainer_{rank} died: {in_short(error)}")
+        failure = TrainerDiedError(f"trainer_{rank} died: {in_short(error)}")
         if rank < len(self._where) and self._where[rank].log:
             failure.add_note(f"what it printed is in {self._where[rank].log} on {self._where[rank].node}")
         return failure
 
-    @contextlib.contextmanager
-    def _signals_noted(self) -> Iterator[None]:
-        """Signals are noted and acted on in the loop: an exception in the middle of a call to Ray spoils it."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        numbers = (signal.SIGINT, signal.SIGTERM)
-        before = [signal.signal(number, self._note_signal) for number in numbers]
-        try:
-            yield
-        finally:
-            for number, handler in zip(numbers, before, strict=True):
-                signal.signal(number, handler)
-
-    def _note_signal(self, number: int, _frame: Any) -> None:
-        self._interrupted.append(signal.Signals(number).name)
-
     def _leave_if_interrupted(self) -> None:
-        if self._interrupted:
-            raise KeyboardInterrupt(self._interrupted[0])
+        if self._interruption.reason:
+            raise KeyboardInterrupt(self._interruption.reason)
 
     def _end_everyone(self) -> None:
         if self._fleet is not None:

@@ -28,7 +28,8 @@ class Question:
     """A moment on its way to the driver."""
 
     key: Key
-    event: EventName
+    event: str
+    """A moment's name, or that of something that the driver does for the trainer."""
     payload: dict[str, Any]
 
 
@@ -41,6 +42,8 @@ class Answer:
     metrics: dict[str, Any] = field(default_factory=dict)
     """Entries of `state.metrics` that they changed."""
     error: BaseException | None = None
+    value: Any = None
+    """What came of something that the driver was asked to do."""
 
 
 class Mailbox:
@@ -129,6 +132,25 @@ class ToRemoteDriver(EveryMoment):
             _apply(answer, state)
         if answer.error is not None:
             raise answer.error
+
+
+class AskDriver:
+    """Has the driver do something for the trainer, by its name; the driver is no actor and cannot be called."""
+
+    def __init__(self, asker: str, ask: Callable[[Question, float], Answer | None], patience: float) -> None:
+        self._asker = f"{asker} asks"
+        self._ask = ask
+        self._patience = patience
+        self._tickets = itertools.count(1)
+
+    def __call__(self, service: str, *arguments: Any) -> Any:
+        key = (self._asker, next(self._tickets))
+        answer = self._ask(Question(key, service, {"arguments": arguments}), self._patience)
+        if answer is None:
+            raise WaitTimeoutError(f"the driver did not answer to {service!r} within {self._patience:g} s")
+        if answer.error is not None:
+            raise answer.error
+        return answer.value
 
 
 def _apply(answer: Answer, state: LoopState) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from ...data.state import LoopState
@@ -16,8 +16,11 @@ from .link import COSTLY, Answer, Interests, Key, Question
 class Listening:
     """Calls the driver's listeners for a moment elsewhere, and knows which moments have begun and not ended."""
 
-    def __init__(self, manager: CallbackManager, state: LoopState) -> None:
+    def __init__(
+        self, manager: CallbackManager, state: LoopState, services: Mapping[str, Callable[..., Any]] | None = None
+    ) -> None:
         self.state = state
+        self._services = services or {}
         self.answers: dict[Key, Answer] = {}
         """To what was heard last: taken along when the driver comes for more."""
         self.raised: BaseException | None = None
@@ -45,7 +48,9 @@ class Listening:
         return taken
 
     def hear(self, question: Question) -> Answer:
-        """Call the listeners of a moment and say what they did."""
+        """Call the listeners of a moment and say what they did; or do what the trainer asks for."""
+        if question.event in self._services:
+            return self._serve(question)
         state = self._state_of(question)
         payload = dict(question.payload)
         if isinstance(payload.get("state"), dict):
@@ -55,12 +60,19 @@ class Listening:
         before = dict(state.metrics)
         error: BaseException | None = None
         try:
-            self._manager.fire(question.event, *payload.values())
+            self._manager.fire(cast("EventName", question.event), *payload.values())
         except Exception as raised:
             self.raised = error = raised
         except BaseException as raised:  # an interrupt in a callback is an interrupt of the run
             self._interrupts.append(type(raised).__name__)
         return _answer(state, before, error)
+
+    def _serve(self, question: Question) -> Answer:
+        try:
+            return Answer(value=self._services[question.event](*question.payload["arguments"]))
+        except Exception as raised:
+            self.raised = raised
+            return Answer(error=portable(raised))
 
     def mirror(self, values: Mapping[str, Any]) -> None:
         """Make the driver's state that of the trainer."""

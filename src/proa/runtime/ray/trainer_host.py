@@ -17,6 +17,7 @@ from time import monotonic
 from typing import Any, ClassVar
 
 import ray
+import torch
 
 from ...data.lease import Delivery
 from ...data.packed_items import PackedItems
@@ -28,12 +29,12 @@ from ...roles.lease_book import LeaseBook
 from ...roles.replicas import Alone, Replicas
 from ...roles.trainer import DetachedTrainer
 from ...roles.waiting import ClosedError, WaitTimeoutError
-from ...roles.weights import Keep, WeightStore
+from ...roles.weights import Keep, Recall, WeightStore
 from ..process_group import ProcessGroup, serve_store
 from .calls import Once, portable
-from .link import Answer, Interests, Key, Mailbox, Question, ToRemoteDriver
+from .link import Answer, AskDriver, Interests, Key, Mailbox, Question, ToRemoteDriver
 from .replies import POLL_SECONDS, Reply, Whereabouts, this_node
-from .transport import unwrap_delivery, wrap
+from .transport import unwrap, unwrap_delivery, wrap
 
 
 @dataclass
@@ -47,7 +48,18 @@ class TrainerParts:
     """What the run's header says of how far it came."""
 
 
-BuildTrainer = Callable[[BaseCallback | None, Keep, Replicas], TrainerParts]
+@dataclass(frozen=True, slots=True)
+class TrainerTies:
+    """What ties a trainer to the others of its run; what leads to the driver is rank 0's."""
+
+    replicas: Replicas
+    keep: Keep
+    recall: Recall
+    link: BaseCallback | None = None
+    ask_driver: AskDriver | None = None
+
+
+BuildTrainer = Callable[[TrainerTies], TrainerParts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +82,8 @@ class RankHost:
         self._rank, self._size = rank, size
         self._backend = backend
         self._patience = patience
-        self._link: BaseCallback | None = None
+        self._link: ToRemoteDriver | None = None
+        self._ask_driver: AskDriver | None = None
         self._parts: TrainerParts | None = None
         self._replicas: Replicas = Alone()
         self._prepared: Once[None] = Once()
@@ -101,7 +114,7 @@ class RankHost:
             self._replicas = ProcessGroup(self._store, self._rank, self._size, **settings)
         elif address is not None:
             self._replicas = ProcessGroup.connect(address, self._rank, self._size, **settings)
-        self._parts = self._build(self._link, put_away, self._replicas)
+        self._parts = self._build(TrainerTies(self._replicas, put_away, take_back, self._link, self._ask_driver))
         self._is_prepared.set()
 
     @concurrency_group("compute")
@@ -127,6 +140,12 @@ class RankHost:
 
     @concurrency_group("look")
     def interrupt(self, reason: str) -> None:
+        """Have training end at the next boundary between steps, with a checkpoint."""
+        if self._parts is not None:
+            self._parts.trainer.interrupt(reason)
+
+    @concurrency_group("look")
+    def interrupt_now(self, reason: str) -> None:
         """End training as Ctrl-C ends it where the trainer is in the foreground: in the middle of whatever it does."""
         self.close(reason)
         thread = self._thread
@@ -192,6 +211,7 @@ class TrainerHost(RankHost):
         super().__init__(build, 0, size, backend, patience)
         self._mailbox = Mailbox()
         self._link = ToRemoteDriver("trainer_0", interests.of(Scope.TRAINER), self._mailbox.ask, patience)
+        self._ask_driver = AskDriver("trainer_0", self._mailbox.ask, patience)
         self._given: dict[str, tuple[int, Reply]] = {}
         self._asking: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
@@ -293,3 +313,8 @@ class TrainerHost(RankHost):
 def put_away(tensors: Any) -> Any:
     """Weights into the object store; a reference to them comes back. One copy, for any number of makers."""
     return ray.put(wrap(tensors))
+
+
+def take_back(kept: Any) -> Mapping[str, torch.Tensor]:
+    """Weights from the object store."""
+    return unwrap(ray.get(kept))

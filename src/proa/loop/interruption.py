@@ -1,0 +1,86 @@
+"""Ctrl-C and SIGTERM as requests: the run saves a checkpoint at its next boundary and leaves.
+
+The first signal asks. The loop sees it between two steps, saves, and raises `KeyboardInterrupt`. The second signal, or
+the end of the grace period, raises `KeyboardInterrupt` wherever the main thread is; then the last checkpoint counts.
+
+A handler that does more than note the signal can meet a lock that its own thread holds, so what is to be done at once
+(waking a trainer that waits) is done by a thread of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import monotonic
+from typing import Any
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+LOOK_SECONDS = 0.05
+HOLD_ON = b"\ninterrupted: saving a checkpoint after this step; once more to leave at once\n"
+
+
+class Interruption:
+    """Whether the run was asked to leave, by which signal, and what is to be done then."""
+
+    def __init__(self, grace: float = 60.0) -> None:
+        self.grace = grace
+        self.polled = False
+        """Whether somebody looks at `at_once`, so that nothing needs to be raised in the middle of anything."""
+        self.reason = ""
+        """The signal's name, once there was one."""
+        self.at_once = False
+        """Whether there was a second signal, or the grace period is over."""
+        self._since = 0.0
+        self._actions: list[Callable[[str], None]] = []
+
+    def when_asked(self, action: Callable[[str], None]) -> None:
+        """Have something called with the reason, in another thread, soon after the run is asked to leave."""
+        self._actions.append(action)
+
+    def ask(self, reason: str) -> None:
+        """Ask the run to leave, as a signal does."""
+        self.reason, self._since = self.reason or reason, self._since or monotonic()
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Inside, signals ask. Outside the main thread Python has no signals, and nobody asks by one."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        over = threading.Event()
+        watcher = threading.Thread(target=self._watch, args=(over,), name="proa interruption", daemon=True)
+        before = [(number, signal.signal(number, self._note)) for number in SIGNALS]
+        watcher.start()
+        try:
+            yield
+        finally:
+            for number, handler in before:
+                signal.signal(number, handler)
+            over.set()
+            watcher.join(1.0)
+
+    def _note(self, number: int, _frame: Any) -> None:
+        if self.reason:
+            self.at_once = True
+            if self.polled:
+                return
+            raise KeyboardInterrupt(self.reason)
+        self.ask(signal.Signals(number).name)
+        os.write(2, HOLD_ON)  # the one way to print that a handler may use
+
+    def _watch(self, over: threading.Event) -> None:
+        acted = 0
+        while not over.wait(LOOK_SECONDS):
+            if not self.reason:
+                continue
+            for action in self._actions[acted:]:
+                action(self.reason)
+                acted += 1
+            if monotonic() - self._since > self.grace:
+                main = threading.main_thread().ident
+                if main is not None:
+                    signal.pthread_kill(main, signal.SIGINT)  # as the second signal; it also ends a wait
+                return

@@ -1,0 +1,150 @@
+"""What is in a run's checkpoints, and who writes them.
+
+checkpoints/step_40/model/           the policy, as others load it
+                    state/trainer/   loop, place, open batches, lease book, optimizers, critic
+                    state/weights/   the published versions that open leases may name
+                    state/run/       callbacks, random streams, lengths of the record's files, threads, libraries
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from ..config import RunConfig
+from ..data.loop import ManifestRow
+from ..data.state import LoopState
+from ..loop import Resumed, Saver
+from ..loop.after_step import LoopStateDict
+from ..policy.lora import has_lora
+from ..policy.snapshot import snapshot_of
+from ..record.background import BackgroundSaver
+from ..record.checkpoints import CheckpointManager
+from ..record.copied import copied
+from ..record.run_folder import libraries
+from ..record.secrets import remember
+from ..record.state_files import write_state
+from .driver_side import Driver
+
+Tree = Mapping[str, Any]
+
+
+@dataclass
+class Checkpoints:
+    """Writes the checkpoints of one run."""
+
+    config: RunConfig
+    folder: Path
+    model: PreTrainedModel
+    save_model: Callable[[PreTrainedModel, Path], None]
+    """Writes a model as others load it: this one, or a snapshot of it."""
+    driver: Driver
+    asked_to_leave: Callable[[], str] = str
+    more: Callable[[], dict[str, Tree]] = dict
+    """Parts of the state beside the loop's own, by name."""
+    of_this_process: Callable[[], Tree] = dict
+    """What of the part `run` only this process knows, where the driver is another."""
+    manager: CheckpointManager = field(init=False)
+
+    def __post_init__(self) -> None:
+        remember(self.config.model_dump(mode="json"))  # this may be another process than the one that made the folder
+        self.manager = manager_for(self.config, self.folder)
+        self._loop_state: LoopStateDict = dict
+        self._background = BackgroundSaver(self.manager) if self.config.checkpoint.background else None
+
+    def saver(self, resumed: Resumed | None = None) -> Saver:
+        """For a loop."""
+        behind = self._background
+        return Saver(
+            self.save,
+            self.config.checkpoint.save_every,
+            finished=self._finished,
+            drain=behind.drain if behind is not None else lambda: None,
+            mark_final=self._mark_final,
+            attach=self._attach,
+            resumed=resumed,
+            asked_to_leave=self.asked_to_leave,
+        )
+
+    def save(self, name: str, state: LoopState) -> ManifestRow | None:
+        """Write a checkpoint, or begin to; its row, if it is there already."""
+        row = ManifestRow(
+            name,
+            state.global_step - 1,
+            state.epoch,
+            step=state.global_step,
+            policy_version=state.policy_version,
+            metrics=dict(state.metrics),
+            final=name == "final",
+        )
+        parts = self._parts()
+        if self._background is not None:
+            model, parts = snapshot_of(self.model), copied(parts)
+            self._background.save(row, lambda into: self._write(into, model, parts))
+            return None
+        row = self.manager.save(row, lambda into: self._write(into, self.model, parts))
+        if row.final:
+            self._offer(row)
+        return row
+
+    def _parts(self) -> dict[str, Tree]:
+        told = self.driver.before_saving()
+        return {
+            "trainer": self._loop_state(),
+            **self.more(),
+            "run": {**told, **self.of_this_process(), "threads": torch.get_num_threads(), "libraries": libraries()},
+        }
+
+    def _write(self, into: Path, model: PreTrainedModel, parts: Mapping[str, Tree]) -> None:
+        self.save_model(model, into / "model")
+        for name, tree in parts.items():
+            (into / "state").mkdir(exist_ok=True, mode=0o700)
+            write_state(into / "state" / name, tree)
+
+    def _finished(self) -> list[ManifestRow]:
+        rows = self._background.finished() if self._background is not None else []
+        for row in rows:
+            if row.final:
+                self._offer(row)
+        return rows
+
+    def _mark_final(self, name: str, metrics: dict[str, Any]) -> ManifestRow:
+        row = self.manager.mark_final(name, metrics)
+        self._offer(row)
+        return row
+
+    def _attach(self, loop_state: LoopStateDict) -> None:
+        self._loop_state = loop_state
+
+    def _offer(self, row: ManifestRow) -> None:
+        """The final weights under a name that never changes, `model/`."""
+        assert row.sampler_path is not None, "every checkpoint here has a model"
+        beside, place = self.folder / ".model.new", self.folder / "model"
+        shutil.rmtree(beside, ignore_errors=True)
+        if has_lora(self.model):  # an adapter says where its base lies, seen from its own folder
+            self.save_model(self.model, beside)
+        else:  # the same files, not copies of them
+            shutil.copytree(self.folder / row.sampler_path, beside, copy_function=_link)
+        shutil.rmtree(place, ignore_errors=True)
+        beside.rename(place)
+
+
+def manager_for(config: RunConfig, folder: Path) -> CheckpointManager:
+    """The checkpoints of a run, kept as it is configured."""
+    section = config.checkpoint
+    best = None if section.best is None else (section.best, section.mode)
+    return CheckpointManager(folder, keep_last=section.keep, keep_best=best)
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # a file system without links
+        shutil.copy2(source, target)

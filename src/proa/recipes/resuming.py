@@ -1,0 +1,211 @@
+"""Going on with a run: from which checkpoint, with which configuration, and what of the record is kept."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from ..config import ConfigError, RunConfig
+from ..data.loop import ManifestRow
+from ..data.state import LoopState
+from ..lifecycle.manager import CallbackManager
+from ..lifecycle.saved_state import stateful
+from ..loop import Resumed
+from ..loop.after_step import go_on_with
+from ..policy.adapter_folder import load_adapter
+from ..policy.lora import has_lora
+from ..policy.models import load_model
+from ..policy.random_state import set_random_state
+from ..record.checkpoints import CheckpointError, CheckpointManager
+from ..record.run_folder import RunFolderError, read_json
+from ..record.state_files import read_state
+from .driver_side import RECORD_FILES
+
+log = logging.getLogger("proa.recipes")
+
+AUTO = "auto"
+OF_THE_RUN = ("metrics.jsonl", "metrics.csv", "journal.jsonl", "live.json", "evals", "checkpoints", "checkpoints.jsonl",
+              "base", "model", ".model.new")  # fmt: skip
+"""What a run writes beside its header; a run that begins again, because it had no checkpoint, begins without."""
+
+
+@dataclass(frozen=True)
+class Resumption:
+    """A checkpoint to go on from."""
+
+    folder: Path
+    row: ManifestRow
+
+    @property
+    def model(self) -> Path:
+        return self._path / "model"
+
+    def part(self, name: str) -> dict[str, Any]:
+        """One part of what was saved."""
+        return read_state(self._path / "state" / name)
+
+    def loop(self) -> Resumed:
+        return Resumed(self.part("trainer"), self.row)
+
+    def final_state(self, output_dir: Path) -> LoopState:
+        """The state of a run that is complete."""
+        state = LoopState(output_dir=output_dir)
+        go_on_with(state, self.loop())
+        return state
+
+    @property
+    def _path(self) -> Path:
+        return CheckpointManager(self.folder).path(self.row)
+
+
+def find_checkpoint(folder: Path, name: str = AUTO) -> Resumption | None:
+    """The checkpoint to go on from: that of a name, or the newest that is whole. None if the run has none at all."""
+    manager = CheckpointManager(folder)
+    rows = manager.rows
+    if name != AUTO:
+        row = manager.row(name)
+        try:
+            manager.verify(row)
+        except CheckpointError as error:
+            raise CheckpointError(f"{error}{_offer(manager)}") from error
+        return _usable(Resumption(folder, row))
+    if not rows:
+        return None
+    row, passed_over = manager.newest_good()
+    for reason in passed_over:
+        log.warning("passed over: %s", reason)
+    return _usable(Resumption(folder, row))
+
+
+def _offer(manager: CheckpointManager) -> str:
+    try:
+        row, _ = manager.newest_good()
+    except CheckpointError:
+        return "; there is no other that is whole"
+    return f"; the newest that is whole is {row.name}"
+
+
+def _usable(resumption: Resumption) -> Resumption:
+    if resumption.row.state_path is None:
+        raise CheckpointError(f"checkpoint {resumption.row.name} holds a model and no state: nobody can go on from it")
+    return resumption
+
+
+def cut_back(resumption: Resumption) -> None:
+    """Take out of the record what came after the checkpoint. Files that are appended to were that long."""
+    folder, step = resumption.folder, resumption.row.step
+    lengths: dict[str, int] = resumption.part("run")["record"]
+    for name in RECORD_FILES:
+        path, length = folder / name, lengths.get(name, 0)
+        if path.exists():
+            if path.stat().st_size < length:
+                raise CheckpointError(
+                    f"{path} is shorter than it was when checkpoint {resumption.row.name} was written: "
+                    f"{path.stat().st_size} bytes, and {length} then"
+                )
+            os.truncate(path, length)
+        elif length:
+            raise CheckpointError(f"{path} is missing, and had {length} bytes at checkpoint {resumption.row.name}")
+    for predictions in folder.glob("evals/*/step_*.jsonl"):
+        if int(predictions.stem.removeprefix("step_")) > step:
+            predictions.unlink()
+    CheckpointManager(folder).forget_after(step)
+
+
+def begin_again(folder: Path) -> None:
+    """Clear a run's folder of a run that ended before its first checkpoint."""
+    if not (folder / "run.json").is_file():
+        raise RunFolderError(f"{folder} is not a run's folder: there is no run.json in it")
+    for name in OF_THE_RUN:
+        path = folder / name
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def load_policy(model: PreTrainedModel, folder: Path, *, trust_remote_code: bool) -> None:
+    """Put the weights of a checkpoint into the model as it is: its optimizer and its reference hold on to it."""
+    if has_lora(model):
+        load_adapter(model, folder)
+        return
+    dtype = str(model.dtype).removeprefix("torch.")
+    saved = load_model(
+        str(folder), dtype=dtype, device=str(model.device), trust_remote_code=trust_remote_code
+    )  # fmt: skip
+    model.load_state_dict(saved.state_dict())
+
+
+def restore_process(
+    resumption: Resumption, manager: CallbackManager, *, partly: bool = False, random: str = "random"
+) -> None:
+    """The callbacks that live in this process, which may be a part of them, and its random streams, as they were."""
+    run = resumption.part("run")
+    states = {**run["callbacks"], **run.get("trainer_callbacks", {})}
+    if partly:
+        here = stateful(manager.callbacks)
+        states = {key: state for key, state in states.items() if key in here}
+    manager.load_state_dict(states)
+    set_random_state(run.get(random, run["random"]))
+
+
+# -- the configuration ---------------------------------------------------------------------------------
+
+_FREE = (
+    "name", "output_dir", "runtime", "makers", "ray", "wait_timeout", "lease_timeout", "buffer_limit", "checkpoint",
+    "eval", "callbacks", "reward.timeout", "reward.workers", "model.trust_remote_code",
+)  # fmt: skip
+"""What may change without changing what is learned."""
+_LAST_BITS = (
+    "threads", "trainers", "model.device", "engine", "optimizer.token_budget", "optimizer.share_prompts",
+)  # fmt: skip
+"""What computes the same in another order: allowed, but sums may differ in their last bits."""
+
+
+def saved_config(folder: Path) -> dict[str, Any]:
+    """The configuration of the run in a folder."""
+    try:
+        return read_json(folder / "config.json")
+    except FileNotFoundError:
+        raise RunFolderError(f"{folder} is not a run's folder: there is no config.json in it") from None
+
+
+def changes_to(saved: dict[str, Any], config: RunConfig) -> dict[str, tuple[Any, Any]]:
+    """What a configuration changes in a run that goes on, as {key: (before, now)}. What would change what is
+    learned is refused."""
+    changes = _differences(saved, config.model_dump(mode="json"))
+    refused = {key: pair for key, pair in changes.items() if not _is_in(key, (*_FREE, *_LAST_BITS))}
+    if refused:
+        told = "; ".join(f"{key} was {before!r} and is {now!r}" for key, (before, now) in refused.items())
+        raise ConfigError(
+            f"this run cannot go on with another configuration: {told}. "
+            f"To train on with other settings, begin a new run whose model.path is one of its checkpoints"
+        )
+    return changes
+
+
+def tell_changes(changes: dict[str, tuple[Any, Any]]) -> None:
+    for key, (before, now) in changes.items():
+        if _is_in(key, ("name", "output_dir")):
+            continue
+        bits = "; results may differ in their last bits from here on" if _is_in(key, _LAST_BITS) else ""
+        log.warning("%s was %r and is %r%s", key, before, now, bits)
+
+
+def _differences(before: Any, now: Any, key: str = "") -> dict[str, tuple[Any, Any]]:
+    if not (isinstance(before, dict) and isinstance(now, dict)):
+        return {} if before == now else {key: (before, now)}
+    found: dict[str, tuple[Any, Any]] = {}
+    for name in [*before, *(name for name in now if name not in before)]:
+        found |= _differences(before.get(name), now.get(name), f"{key}.{name}" if key else name)
+    return found
+
+
+def _is_in(key: str, keys: tuple[str, ...]) -> bool:
+    return any(key == one or key.startswith(f"{one}.") for one in keys)

@@ -1,0 +1,132 @@
+"""A run as a kill would leave it at each of its moments: its folder, copied there and then."""
+
+import json
+import shutil
+
+from proa import Callback
+from proa.lifecycle.hooks import EveryMoment
+from proa.lifecycle.moments import MOMENTS, Scope
+from proa.lifecycle.policy import Priority
+
+MODEL = {
+    "model_type": "llama", "vocab_size": 16, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 24,
+}  # fmt: skip
+DETACHED = {
+    "total_steps": 4, "train_batch_size": 8, "sampling": {"group_size": 2, "max_new_tokens": 7},
+    "model": {"config": MODEL}, "task": {"source": "sort_digits", "count": 64}, "reward": {"workers": 0},
+    "optimizer": {"learning_rate": 3e-3, "schedule": "linear"}, "wait_timeout": 60.0,
+    "eval": [{"name": "held_out", "count": 4, "run_every": 2}], "checkpoint": {"save_every": 1, "keep": 2},
+}  # fmt: skip
+SUPERVISED = {
+    "total_steps": 3, "train_epochs": 2, "train_batch_size": 4, "model": {"config": MODEL},
+    "task": {"source": "sort_digits", "count": 64}, "optimizer": {"learning_rate": 3e-3, "schedule": "linear"},
+    "eval": [{"name": "held_out", "count": 4, "run_every": 2}], "checkpoint": {"save_every": 1, "keep": 2},
+}  # fmt: skip
+
+
+class Counter(Callback):
+    """Counts moments and adds numbers up, and saves both."""
+
+    state_key = "counter"
+
+    def __init__(self):
+        self.counts = {}
+        self.total = 0.0
+
+    def _count(self, name):
+        self.counts[name] = self.counts.get(name, 0) + 1
+
+    def on_step_end(self, state, step_idx, batch, metrics):
+        self._count("step_end")
+        self.total += metrics["loss"] * (step_idx + 1)
+
+    def on_checkpoint(self, state, row):
+        self._count(f"checkpoint {row.step}")
+
+    def on_eval(self, state, step_idx, eval_name, metrics):
+        self._count(f"eval {step_idx}")
+
+    def on_train_end(self, state, artifacts):
+        self._count("train_end")
+
+    def state_dict(self):
+        return {"counts": dict(self.counts), "total": self.total}
+
+    def load_state_dict(self, saved):
+        self.counts, self.total = dict(saved["counts"]), saved["total"]
+
+
+class CountEnds(EveryMoment):
+    """Counts the ends of a trainer's moments, and saves how many; starts fire again, and waits come as they come."""
+
+    uses_asyncio = False
+    state_key = "ends"
+
+    def __init__(self):
+        self.counts = {}
+
+    def on_moment(self, event, payload):
+        if MOMENTS[event].scope is Scope.TRAINER and not event.endswith("_start") and not event.startswith("wait_"):
+            self.counts[event] = self.counts.get(event, 0) + 1
+
+    def state_dict(self):
+        return dict(self.counts)
+
+    def load_state_dict(self, saved):
+        self.counts = dict(saved)
+
+
+class CopyFolder(EveryMoment):
+    """Copies the run's folder at every moment of the trainer, before anybody else hears of it, and after."""
+
+    uses_asyncio = False
+
+    def __init__(self, run_folder, into, priority):
+        self.run_folder, self.into = run_folder, into
+        self.priority = priority
+        self.copies = []
+
+    def on_moment(self, event, payload):
+        if MOMENTS[event].scope is not Scope.TRAINER or event.startswith("wait_"):
+            return
+        place = self.into / f"{len(self.copies):03d}_{event}_{self.priority}" / "run"
+        shutil.copytree(self.run_folder, place)
+        self.copies.append(place)
+
+
+def killed_everywhere(recipe, folder, **settings):
+    """Run once to the end; return what it came to, and the folders as kills would have left them."""
+    early = CopyFolder(folder / "run", folder / "early", Priority.METRICS + 1)
+    late = CopyFolder(folder / "run", folder / "late", Priority.LOGGING - 1)
+    outcome = finish(recipe, folder / "run", [early, late], **settings)
+    return outcome, early.copies + late.copies
+
+
+def finish(recipe, run_folder, more=(), **settings):
+    """Begin or go on with the run in a folder, and say what it came to."""
+    counter, ends = Counter(), CountEnds()
+    recipe(
+        **settings, output_dir=run_folder.parent, name=run_folder.name, callbacks=[counter, ends, *more], resume="auto"
+    )
+    return outcome_of(run_folder) | {"counter": counter.state_dict(), "ends": ends.state_dict()}
+
+
+def outcome_of(run_folder):
+    header = json.loads((run_folder / "run.json").read_text())
+    rows = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
+    return {
+        "status": header["status"],
+        "digest": header["weights_digest"],
+        "steps": header["steps_run"],
+        "evals": header["evals"],
+        "trained": header.get("ledger", {}).get("trained"),
+        "metrics": [{key: value for key, value in row.items() if not _is_time(key)} for row in rows],
+        "predictions": {
+            str(path.relative_to(run_folder)): path.read_text() for path in sorted(run_folder.glob("evals/*/*.jsonl"))
+        },
+    }
+
+
+def _is_time(key):
+    return key in ("time", "makers") or "second" in key or key.startswith(("maker.", "trainer.")) or key.endswith("per_second")
