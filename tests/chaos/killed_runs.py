@@ -1,5 +1,6 @@
 """A run as a kill would leave it at each of its moments: its folder, copied there and then."""
 
+import contextlib
 import json
 import shutil
 
@@ -77,37 +78,69 @@ class CountEnds(EveryMoment):
         self.counts = dict(saved)
 
 
+class Copies:
+    """The folders of a run as kills would leave them; one that nobody has written to since the last is not kept."""
+
+    def __init__(self, run_folder, into):
+        self.run_folder, self.into = run_folder, into
+        self.folders = []
+        self._last = None
+
+    def take(self, name):
+        while True:  # a checkpoint may be written in the background: what changes under the copy is copied again
+            before = _written(self.run_folder)
+            if before == self._last:
+                return
+            place = self.into / f"{len(self.folders):03d}_{name}" / "run"
+            try:
+                shutil.copytree(self.run_folder, place, ignore=shutil.ignore_patterns("*live.json*"))
+            except (shutil.Error, FileNotFoundError):
+                before = None
+            if _written(self.run_folder) == before:
+                break
+            shutil.rmtree(place.parent, ignore_errors=True)
+        self._last = before
+        self.folders.append(place)
+
+
+def _written(folder):
+    """All that is in a folder, and when it was written; the live view, which nobody goes on from, is left out."""
+    files = [path for path in folder.rglob("*") if "live.json" not in path.name]
+    with contextlib.suppress(FileNotFoundError):
+        return sorted((str(path), (found := path.lstat()).st_size, found.st_mtime_ns) for path in files)
+    return None
+
+
 class CopyFolder(EveryMoment):
-    """Copies the run's folder at every moment of the trainer, before anybody else hears of it, and after."""
+    """Copies the run's folder at every moment of the trainer: before anybody else hears of it, or after."""
 
     uses_asyncio = False
 
-    def __init__(self, run_folder, into, priority):
-        self.run_folder, self.into = run_folder, into
-        self.priority = priority
-        self.copies = []
+    def __init__(self, copies, priority):
+        self.copies, self.priority = copies, priority
 
     def on_moment(self, event, payload):
-        if MOMENTS[event].scope is not Scope.TRAINER or event.startswith("wait_"):
-            return
-        place = self.into / f"{len(self.copies):03d}_{event}_{self.priority}" / "run"
-        shutil.copytree(self.run_folder, place)
-        self.copies.append(place)
+        if MOMENTS[event].scope is Scope.TRAINER and not event.startswith("wait_"):
+            self.copies.take(f"{event}_{self.priority}")
 
 
-def killed_everywhere(recipe, folder, **settings):
+def killed_everywhere(recipe, folder, more=list, **settings):
     """Run once to the end; return what it came to, and the folders as kills would have left them."""
-    early = CopyFolder(folder / "run", folder / "early", Priority.METRICS + 1)
-    late = CopyFolder(folder / "run", folder / "late", Priority.LOGGING - 1)
-    outcome = finish(recipe, folder / "run", [early, late], **settings)
-    return outcome, early.copies + late.copies
+    copies = Copies(folder / "run", folder / "copies")
+    copying = [CopyFolder(copies, Priority.METRICS + 1), CopyFolder(copies, Priority.LOGGING - 1)]
+    outcome = finish(recipe, folder / "run", lambda: [*copying, *more()], **settings)
+    return outcome, copies.folders
 
 
-def finish(recipe, run_folder, more=(), **settings):
-    """Begin or go on with the run in a folder, and say what it came to."""
+def finish(recipe, run_folder, more=list, **settings):
+    """Begin or go on with the run in a folder, and say what it came to; `more` makes callbacks beside those here."""
     counter, ends = Counter(), CountEnds()
     recipe(
-        **settings, output_dir=run_folder.parent, name=run_folder.name, callbacks=[counter, ends, *more], resume="auto"
+        **settings,
+        output_dir=run_folder.parent,
+        name=run_folder.name,
+        callbacks=[counter, ends, *more()],
+        resume="auto",
     )
     return outcome_of(run_folder) | {"counter": counter.state_dict(), "ends": ends.state_dict()}
 
@@ -129,4 +162,4 @@ def outcome_of(run_folder):
 
 
 def _is_time(key):
-    return key in ("time", "makers") or "second" in key or key.startswith(("maker.", "trainer.")) or key.endswith("per_second")
+    return key in ("time", "makers") or "second" in key or key.startswith(("maker.", "trainer."))

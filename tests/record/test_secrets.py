@@ -101,11 +101,11 @@ def test_what_no_secret_can_be_stays_under_any_key(value):
 
 
 def test_a_secret_of_the_environment_is_replaced_wherever_a_text_quotes_it():
-    redactor = Redactor({"HF_TOKEN": "hf_planted_1", "HOME": "/home/me", "API_KEY": "short"})
-    given = {"stop_reason": "401: (hf_planted_1)", "why": ["hf_planted_1", "/home/me is short"], "hf_planted_1": 1}
+    redactor = Redactor({"HF_TOKEN": "hf_planted_1", "HOME": "/home/me", "API_KEY": "shorter"})
+    given = {"stop_reason": "401: (hf_planted_1)", "why": ["hf_planted_1", "/home/me is shorter"], "hf_planted_1": 1}
     assert redactor.redact(given) == {
         "stop_reason": "401: (REDACTED)",
-        "why": [REDACTED, "/home/me is short"],
+        "why": [REDACTED, "/home/me is shorter"],
         REDACTED: 1,
     }
 
@@ -123,8 +123,11 @@ def test_a_variable_that_is_set_later_is_known_and_one_that_is_gone_is_not_forgo
 def test_a_secret_of_the_configuration_is_known_by_its_value_too():
     redactor = Redactor({})
     redactor.remember({"callbacks": [{"params": {"token": "hunter2", "password": 31415926, "room": "public room"}}]})
-    said = "hunter2 and 31415926 in the public room"
-    assert redactor.redact({"error": said}) == {"error": "REDACTED and REDACTED in the public room"}
+    redactor.remember({"credentials": {"pair": ["first-half", "other-half"]}})
+    said = "hunter2 and 31415926, first-half and other-half, in the public room"
+    assert redactor.redact({"error": said}) == {
+        "error": "REDACTED and REDACTED, REDACTED and REDACTED, in the public room"
+    }
 
 
 def test_a_short_secret_of_the_configuration_is_known_by_its_key_alone():
@@ -144,7 +147,9 @@ def test_the_longer_of_two_secrets_is_replaced_whole():
     assert redactor.redact("x planted-3-and-more y planted-3") == "x REDACTED y REDACTED"
 
 
-@pytest.mark.parametrize("secret", ['quote"in it', "back\\slash", "two\nlines", "umlaut-ü-ö", "with/slash+plus"])
+@pytest.mark.parametrize(
+    "secret", ['quote"in it', "both ' and \"", "back\\slash", "two\nlines", "umlaut-ü-ö", "with/slash+plus"]
+)
 def test_a_secret_is_found_as_python_json_and_urls_write_it(secret):
     redactor = Redactor({"MY_SECRET": secret})
     for text in (secret, repr(secret)[1:-1], json.dumps(secret)[1:-1], quote(secret, safe="")):

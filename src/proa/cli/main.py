@@ -53,6 +53,16 @@ def _parser() -> argparse.ArgumentParser:
     resume.add_argument("folder", metavar="RUN_DIR", help="a run's folder, <output_dir>/<name>")
     resume.add_argument("--checkpoint", metavar="NAME", help="that one, e.g. step_40; what came after it is dropped")
     resume.set_defaults(run=_resume, takes_flags=True)
+    replay = verbs.add_parser(
+        "replay",
+        help="repeat a run and compare the weights at each of its checkpoints",
+        usage="proa replay RUN_DIR [--until STEP] [--into DIR] [--json] [--key value ...]",
+    )
+    replay.add_argument("folder", metavar="RUN_DIR", help="a run's folder, <output_dir>/<name>")
+    replay.add_argument("--until", type=int, metavar="STEP", help="stop after so many steps, to look at that moment")
+    replay.add_argument("--into", metavar="DIR", help="the folder of the repeated run; must not exist")
+    replay.add_argument("--json", action="store_true", help="print one JSON object: what was compared")
+    replay.set_defaults(run=_replay, takes_flags=True)
     show = verbs.add_parser("show", help="show what a run has come to, also while it goes on")
     show.add_argument("folder", metavar="RUN_DIR", help="a run's folder, <output_dir>/<name>")
     show.add_argument("--json", action="store_true", help="print one JSON object: header, live view, last metrics")
@@ -91,6 +101,14 @@ def _resume(options: argparse.Namespace) -> int:
     from .resume import resume
 
     return resume(options.folder, options.flags, options.checkpoint)
+
+
+def _replay(options: argparse.Namespace) -> int:
+    from .replay import run_replay
+
+    return run_replay(
+        options.folder, until=options.until, into=options.into, as_json=options.json, flags=options.flags
+    )  # fmt: skip
 
 
 def _show(options: argparse.Namespace) -> int:

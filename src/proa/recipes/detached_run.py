@@ -19,7 +19,7 @@ from ..roles.weights import WeightStore
 from ..runtime.local import LocalRuntime, Supervision
 from .driver_side import DriverSide
 from .given import Given, configured
-from .job import carry_out
+from .job import Job, carry_out
 from .maker_side import MakerSide
 from .placing import ToDriver, fresh, place_callbacks
 from .resuming import Resumption, restore_process
@@ -41,13 +41,20 @@ def detached(
     run that is there goes on from its newest checkpoint, and with a checkpoint's name from that one.
     """
     settled, given = configured(config, its_algorithm, changes)
-    if settled.runtime == "ray":
-        if importlib.util.find_spec("ray") is None:
-            raise ConfigError("runtime ray needs the package ray: pip install 'proa[ray]'")
-        from .ray_run import RayRun  # slow to import, and not everyone has it
+    return carry_out(settled, lambda: detached_job(settled, given, callbacks), resume=resume)
 
-        return carry_out(settled, lambda: RayRun(settled, given, callbacks), resume=resume)
-    return carry_out(settled, lambda: DetachedRun(settled, given, callbacks), resume=resume)
+
+def detached_job(
+    config: RunConfig, given: Given, callbacks: Callbacks, journal: Sequence[Mapping[str, Any]] = ()
+) -> Job:
+    """A run put together, on the runtime that is configured; `journal` is of a run that is to be repeated."""
+    if config.runtime == "local":
+        return DetachedRun(config, given, callbacks, journal)
+    if importlib.util.find_spec("ray") is None:
+        raise ConfigError("runtime ray needs the package ray: pip install 'proa[ray]'")
+    from .ray_run import RayRun  # slow to import, and not everyone has it
+
+    return RayRun(config, given, callbacks, journal)
 
 
 class DetachedRun:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -53,9 +53,12 @@ BASE_VERSION = -1
 class RayRun:
     """The driver's part of a run on Ray. What is wrong is found when it is built, here, before anything is started."""
 
-    def __init__(self, config: RunConfig, given: Given, callbacks: Callbacks) -> None:
+    def __init__(
+        self, config: RunConfig, given: Given, callbacks: Callbacks, journal: Sequence[Mapping[str, Any]] = ()
+    ) -> None:
         self.config = config
         self.given = given
+        self.journal = tuple(journal)
         _check_devices(config)
         here = config.model_copy(update={"model": config.model.model_copy(update={"device": "cpu"})})
         side = TrainerSide(here, given)
@@ -115,6 +118,7 @@ class RayRun:
                 tuple(listeners.trainer),
                 tuple(listeners.every_trainer),
                 there,
+                self.journal,
             ),
             _BuildMaker(absolute, self.given, tuple(listeners.makers)),
             makers=config.makers,
@@ -201,6 +205,7 @@ class _BuildTrainer:
     callbacks: tuple[Any, ...]
     of_every_rank: tuple[Any, ...]
     resumption: Resumption | None
+    journal: tuple[Mapping[str, Any], ...]
 
     def __call__(self, ties: TrainerTies) -> TrainerParts:
         side = TrainerSide(self.config, self.given)
@@ -230,6 +235,7 @@ class _BuildTrainer:
             ties.replicas,
             self.resumption,
             of_this_process=lambda: {"trainer_callbacks": manager.state_dict(), "trainer_random": random_state()},
+            journal=self.journal,
         )
         trainer, book = side.assemble_first(around)
         self._restore(manager)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel
 
-from ..config import ConfigError, RunConfig
+from ..config import ConfigError, RunConfig, restore_run_config
+from ..config.run_config import GIVEN
 from ..data.loop import ManifestRow
 from ..data.state import LoopState
 from ..lifecycle.manager import CallbackManager
@@ -24,6 +26,7 @@ from ..policy.models import load_model
 from ..policy.random_state import set_random_state
 from ..record.checkpoints import CheckpointError, CheckpointManager
 from ..record.run_folder import RunFolderError, read_json
+from ..record.secrets import redacted_keys
 from ..record.state_files import read_state
 from .driver_side import RECORD_FILES
 
@@ -174,6 +177,22 @@ def saved_config(folder: Path) -> dict[str, Any]:
         return read_json(folder / "config.json")
     except FileNotFoundError:
         raise RunFolderError(f"{folder} is not a run's folder: there is no config.json in it") from None
+
+
+def config_in(folder: Path, flags: Sequence[str] = ()) -> RunConfig:
+    """The configuration of the run in a folder, wherever that lies now, with what flags change."""
+    parent = folder.parent if folder.name not in ("", "..") else folder.resolve().parent
+    where = {"name": folder.resolve().name, "output_dir": str(parent)}
+    config = restore_run_config(saved_config(folder) | where, flags)
+    left = config.model_dump(mode="json")
+    if unsaid := redacted_keys(left):
+        raise ConfigError(f"{unsaid[0]} was a secret and was not written down: give it again, as --{unsaid[0]} VALUE")
+    if GIVEN in str(left):
+        raise ConfigError(
+            f"parts of this run were given in Python (see {folder / 'config.json'}): go on with it there, "
+            f'by the same call with resume="auto"'
+        )
+    return config
 
 
 def changes_to(saved: dict[str, Any], config: RunConfig) -> dict[str, tuple[Any, Any]]:

@@ -86,6 +86,11 @@ class CheckpointManager:
         """The checkpoints that there are, in the order in which they were written."""
         return self._manifest.rows()
 
+    @property
+    def history(self) -> list[ManifestRow]:
+        """The rows of all that there ever were, whose files may be gone."""
+        return self._manifest.history()
+
     def row(self, name: str) -> ManifestRow:
         rows = {row.name: row for row in self.rows}
         if name not in rows:

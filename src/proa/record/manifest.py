@@ -57,6 +57,15 @@ class Manifest:
                 raise BrokenManifestError(f"{self.path} is broken at line {number}: {error}") from error
         return list(live.values())
 
+    def history(self) -> list[ManifestRow]:
+        """Every checkpoint that there ever was, also those that were pruned since; the last of each name."""
+        rows: dict[str, ManifestRow] = {}
+        for line in self._whole_lines():
+            content = _content(line)
+            if content.get("removed") is not True:
+                _apply(rows, content)
+        return list(rows.values())
+
     def append(self, lines: Iterable[ManifestRow | Removal]) -> None:
         """Add lines, on the disk before this returns. If that fails the file is as it was, as far as it can be."""
         data = b"".join(as_json_line(line.as_dict()).encode("ascii") for line in lines)

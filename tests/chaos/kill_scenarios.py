@@ -1,0 +1,101 @@
+"""Runs to be killed: small ones of every kind, each with more to lose than weights."""
+
+import itertools
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.chaos.killed_runs import DETACHED, SUPERVISED
+
+from proa import Callback
+from proa.recipes import dapo, dpo, grpo, ppo, reward_model, sft
+
+PAIRS = [{"prompt": f"{n}>", "chosen": str(9 - n % 3) * 3, "rejected": str(n % 3) * 3} for n in range(1, 10)]
+TWICE = {"update_steps": 2, "train_epochs": 2}
+ADAPTIVE_KL = {"kl_reward_coefficient": 0.05, "kl_target": 0.02, "kl_horizon": 50}
+LORA = {"rank": 2, "alpha": 4.0}
+
+
+class StopAfter(Callback):
+    """Asks for the end after so many steps."""
+
+    def __init__(self, steps):
+        self.steps = steps
+
+    def on_step_end(self, state, step_idx, batch, metrics):
+        if state.global_step == self.steps:
+            state.stop_training("it is enough")
+
+
+def often_the_same(completions):
+    """Few groups have a difference in it."""
+    return [float(completion.count("3") > 1) for completion in completions]
+
+
+def not_always_a_number(completions):
+    """Some samples have no reward, and what says so is journaled."""
+    return [None if "5" in completion else float(completion.count("1")) for completion in completions]
+
+
+def beyond_all_numbers(completions):
+    """Now and then so large that nothing finite comes of it, and the step is skipped."""
+    return [3e38 * (-1) ** len(completion) if "33" in completion else float("1" in completion) for completion in completions]
+
+
+def inline(function):
+    return {"functions": [function], "workers": 0}
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A recipe and its settings, with makers of callbacks to be beside."""
+
+    recipe: Callable[..., Any]
+    settings: dict[str, Any] = field(default_factory=dict)
+    more: Callable[[], list[Any]] = list
+
+
+def detached(recipe, more=list, **changes):
+    return Scenario(recipe, DETACHED | changes, more)
+
+
+def supervised(recipe, more=list, **changes):
+    return Scenario(recipe, SUPERVISED | changes, more)
+
+
+SCENARIOS = {
+    "grpo_in_step": detached(grpo, max_staleness=0),
+    "grpo_one_behind": detached(grpo, max_staleness=1),
+    "grpo_twice_over": detached(grpo, max_staleness=0, **TWICE),
+    "grpo_twice_over_one_behind": detached(grpo, max_staleness=1, makers=2, **TWICE),
+    "ppo_shared": detached(ppo, algorithm={"params": ADAPTIVE_KL}, **TWICE),
+    "ppo_separate": detached(
+        ppo, algorithm={"params": ADAPTIVE_KL}, critic={"kind": "separate", "learning_rate": 1e-2}, **TWICE
+    ),
+    "grpo_reference_after_warm_start": detached(
+        grpo, algorithm={"params": {"kl_coefficient": 0.1}}, warm_start={"steps": 2, "batch_size": 8}
+    ),
+    "grpo_lora": detached(grpo, lora=LORA, algorithm={"params": {"kl_coefficient": 0.1}}),
+    "dapo_with_refill": detached(dapo, reward=inline(often_the_same), lease_prompts=2),
+    "grpo_rewards_that_fail": detached(grpo, reward=inline(not_always_a_number), makers=2),
+    "grpo_skipped_steps": detached(grpo, reward=inline(beyond_all_numbers)),
+    "grpo_stopped": detached(grpo, lambda: [StopAfter(3)], **TWICE),
+    "grpo_stopped_between_epochs": detached(grpo, lambda: [StopAfter(2)], **TWICE),
+    "grpo_behind": detached(grpo, total_steps=5, checkpoint={"save_every": 3, "keep": 2, "background": True}),
+    "ppo_behind": detached(
+        ppo,
+        algorithm={"params": ADAPTIVE_KL},
+        critic={"kind": "separate"},
+        checkpoint={"save_every": 3, "keep": 2, "background": True},
+        **TWICE,
+    ),
+    "sft": supervised(sft),
+    "sft_behind": supervised(sft, checkpoint={"save_every": 3, "keep": 2, "background": True}),
+    "sft_lora": supervised(sft, lora=LORA),
+    "sft_stopped": supervised(sft, lambda: [StopAfter(4)]),
+    "dpo": supervised(dpo, task=PAIRS, eval=[]),
+    "dpo_lora": supervised(dpo, task=PAIRS, eval=[], lora=LORA),
+    "reward_model": supervised(reward_model, task=PAIRS, eval=[]),
+    "reward_model_lora": supervised(reward_model, task=PAIRS, eval=[], lora=LORA),
+}  # fmt: skip

@@ -1,0 +1,12 @@
+"""Rewards for the tests of replay."""
+
+import random
+
+
+def steady(prompts, completions, **columns):
+    return [float(len(text) % 3) for text in completions]
+
+
+def flaky(prompts, completions, **columns):
+    """The same, but some cannot be had, by chance: no seed of the run determines which."""
+    return [None if random.random() < 0.2 else value for value in steady(prompts, completions)]
