@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0.dev0"
 
 if TYPE_CHECKING:
+    from .config.run_config import RunConfig
     from .data.experience import BufferItem, Experience
     from .data.loop import LoopArtifacts, ManifestRow, TrainingBatch
     from .data.results import ArmResult, EvalResult, ExperimentResult, LogContext, RunResult
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from .lifecycle.hooks import Callback, MakerCallback, TrainerCallback
     from .lifecycle.manager import CallbackManager
     from .lifecycle.policy import ErrorPolicy, Priority
+    from .record.checkpoints import CheckpointManager
     from .roles.buffer import DetachedReplayBuffer
     from .roles.grpo_trainer import DetachedGRPOTrainer
     from .roles.maker import ExperienceMakerHolder
@@ -29,6 +31,7 @@ _HOME = {
     "ArmResult": "data.results",
     "Callback": "lifecycle.hooks",
     "CallbackManager": "lifecycle.manager",
+    "CheckpointManager": "record.checkpoints",
     "DetachedGRPOTrainer": "roles.grpo_trainer",
     "DetachedPPOTrainer": "roles.ppo_trainer",
     "DetachedReplayBuffer": "roles.buffer",
@@ -46,6 +49,7 @@ _HOME = {
     "ManifestRow": "data.loop",
     "Priority": "lifecycle.policy",
     "ProaError": "errors",
+    "RunConfig": "config.run_config",
     "RunResult": "data.results",
     "StopTraining": "data.state",
     "TrainState": "data.state",
@@ -58,6 +62,7 @@ __all__ = [
     "BufferItem",
     "Callback",
     "CallbackManager",
+    "CheckpointManager",
     "DetachedGRPOTrainer",
     "DetachedPPOTrainer",
     "DetachedReplayBuffer",
@@ -74,6 +79,7 @@ __all__ = [
     "ManifestRow",
     "Priority",
     "ProaError",
+    "RunConfig",
     "RunResult",
     "StopTraining",
     "TrainState",

@@ -1,7 +1,5 @@
 """Runs to be killed: small ones of every kind, each with more to lose than weights."""
 
-import itertools
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any

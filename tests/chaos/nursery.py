@@ -136,13 +136,13 @@ def _catches(pid, number):
 
 def main():
     import transformers  # noqa: F401 - here, so that no run needs to
+    from tests.chaos.waylaying import register
     from transformers import AutoModelForCausalLM, LlamaForCausalLM  # noqa: F401
 
     import proa.recipes.detached_run
     import proa.recipes.learning  # noqa: F401
     from proa.cli import resume, train  # noqa: F401
     from proa.cli.main import main as command
-    from tests.chaos.waylaying import register
 
     register()
     ctypes.CDLL(None).prctl(_ADOPT_ORPHANS, 1)

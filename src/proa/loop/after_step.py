@@ -71,6 +71,8 @@ class Saver:
     """What the loop goes on from."""
     asked_to_leave: Callable[[], str] = str
     """Why the loop is to save and leave now; empty while it is not."""
+    manager: Any = None
+    """The `CheckpointManager` behind it, for hooks: `state.checkpoint_mgr`."""
 
 
 class AfterStep:
@@ -94,6 +96,7 @@ class AfterStep:
         self._untold: ManifestRow | None = None
         if saver is not None:
             saver.attach(loop_state)
+            self._state.checkpoint_mgr = saver.manager
 
     def state_dict(self) -> dict[str, Any]:
         return {"evaluated_at": dict(self._evaluated_at)}

@@ -134,9 +134,11 @@ def artifacts_of(
     state: LoopState, manager: CallbackManager, checkpoints: list[ManifestRow], begun: float
 ) -> LoopArtifacts:
     """What a loop leaves behind, as its state says at the end."""
+    saved = state.checkpoint_mgr
     return LoopArtifacts(
         run_dir=state.output_dir,
-        checkpoints=checkpoints,
+        manifest_path=None if saved is None else saved.manifest_path,
+        checkpoints=checkpoints if saved is None else saved.rows,
         total_requested_steps=state.num_steps,
         train_seconds=perf_counter() - begun,
         steps_run=state.global_step,

@@ -71,6 +71,7 @@ class Checkpoints:
             attach=self._attach,
             resumed=resumed,
             asked_to_leave=self.asked_to_leave,
+            manager=self.manager,
         )
 
     def save(self, name: str, state: LoopState) -> ManifestRow | None:

@@ -24,6 +24,7 @@ from ..policy.lora import base_weights, has_lora
 from ..policy.random_state import random_state
 from ..policy.saved_adapter import read_adapter
 from ..policy.whole import WholeWeights
+from ..record.checkpoints import CheckpointManager
 from ..record.live import LiveFile
 from ..record.run_folder import RunFolder
 from ..roles.maker import ExperienceMakerHolder, Store
@@ -80,6 +81,7 @@ class RayRun:
                 if resumption is not None:
                     restore_process(resumption, manager, partly=True)
                 self._runtime = runtime = self._new_runtime(folder, namespace, resumption, interruption)
+                runtime.state.checkpoint_mgr = CheckpointManager(folder.path)  # to be read; rank 0 writes
                 try:
                     runtime.run(config.total_steps, config.update_steps, config.train_epochs)
                     break

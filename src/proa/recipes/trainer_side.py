@@ -110,7 +110,6 @@ class TrainerSide:
         book = LeaseBook(_plan(self.config), self.stream.__getitem__, sift=trainer.sift, wait_timeout=wait)
         book.repeat(around.journal)
         trainer.source = book if around.replicas.size == 1 else SharedSource(around.replicas, book)
-        trainer.state.checkpoint_mgr = checkpoints.manager
         around.listen(TakeJournal(book, around.driver))
         if around.resumption is None:
             self._start_digest = around.store.publish(0, trained_weights(self.material.model)).digest
