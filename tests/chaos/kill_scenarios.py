@@ -8,10 +8,12 @@ from tests.chaos.killed_runs import DETACHED, SUPERVISED
 
 from proa import Callback
 from proa.recipes import dapo, dpo, grpo, ppo, reward_model, sft
+from proa.tasks.builtin.characters import tokenizer
 
 PAIRS = [{"prompt": f"{n}>", "chosen": str(9 - n % 3) * 3, "rejected": str(n % 3) * 3} for n in range(1, 10)]
 TWICE = {"update_steps": 2, "train_epochs": 2}
 ADAPTIVE_KL = {"kl_reward_coefficient": 0.05, "kl_target": 0.02, "kl_horizon": 50}
+OF_PAIRS = {"task": PAIRS, "tokenizer": tokenizer(), "eval": []}
 LORA = {"rank": 2, "alpha": 4.0}
 
 
@@ -36,9 +38,10 @@ def not_always_a_number(completions):
     return [None if "5" in completion else float(completion.count("1")) for completion in completions]
 
 
-def beyond_all_numbers(completions):
-    """Now and then so large that nothing finite comes of it, and the step is skipped."""
-    return [3e38 * (-1) ** len(completion) if "33" in completion else float("1" in completion) for completion in completions]
+def beyond_all_numbers(prompts, completions):
+    """For some prompts so large that nothing finite comes of it, and the step is skipped."""
+    sizes = [3e38 if prompt.startswith(tuple("12")) else 1.0 for prompt in prompts]
+    return [size * (-1) ** place for place, size in enumerate(sizes)]
 
 
 def inline(function):
@@ -92,8 +95,8 @@ SCENARIOS = {
     "sft_behind": supervised(sft, checkpoint={"save_every": 3, "keep": 2, "background": True}),
     "sft_lora": supervised(sft, lora=LORA),
     "sft_stopped": supervised(sft, lambda: [StopAfter(4)]),
-    "dpo": supervised(dpo, task=PAIRS, eval=[]),
-    "dpo_lora": supervised(dpo, task=PAIRS, eval=[], lora=LORA),
-    "reward_model": supervised(reward_model, task=PAIRS, eval=[]),
-    "reward_model_lora": supervised(reward_model, task=PAIRS, eval=[], lora=LORA),
+    "dpo": supervised(dpo, **OF_PAIRS),
+    "dpo_lora": supervised(dpo, **OF_PAIRS, lora=LORA),
+    "reward_model": supervised(reward_model, **OF_PAIRS),
+    "reward_model_lora": supervised(reward_model, **OF_PAIRS, lora=LORA),
 }  # fmt: skip

@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from ..spelling import did_you_mean
+
 
 class Section(BaseModel):
     """Part of a configuration."""
@@ -269,6 +271,7 @@ class RunConfig(Section):
         names = [section.name for section in self.eval]
         if twice := {name for name in names if names.count(name) > 1}:
             raise ValueError(f"two evals are called {twice.pop()!r}: give each a name of its own")
+        self._check_best(names)
         if self.is_supervised:
             self._refuse_what_has_no_meaning(_DETACHED_ONLY)
             return self
@@ -294,6 +297,15 @@ class RunConfig(Section):
                 f"lease_prompts={self.lease_prompts} does not divide the {self.prompts_per_step} prompts of a batch"
             )
         return self
+
+    def _check_best(self, evals: list[str]) -> None:
+        """A metric that no eval brings would never be best of anything, and nobody would notice."""
+        best = self.checkpoint.best
+        if best is None or "." not in best or best.partition(".")[0] in (*evals, "trainer", "maker", "reward"):
+            return
+        near = did_you_mean(best.partition(".")[0], evals)
+        known = f" (they are {', '.join(evals)})" if evals else ": there is none"
+        raise ValueError(f"checkpoint.best is {best}, and no eval is called that{near}{known}")
 
     def _check_trainers(self) -> None:
         if self.trainers > 1 and self.runtime != "ray":

@@ -30,9 +30,15 @@ if TYPE_CHECKING:
 
 
 def save_adapter(
-    model: PreTrainedModel, tokenizer: SavesItself | None, folder: str | PathLike[str], *, base_path: str | None
+    model: PreTrainedModel,
+    tokenizer: SavesItself | None,
+    folder: str | PathLike[str],
+    *,
+    base_path: str | None,
+    base_digest: str | None = None,
 ) -> None:
-    """Write a folder that `peft.PeftModel.from_pretrained(base, folder)` loads, and note the digest of the base.
+    """Write a folder that `peft.PeftModel.from_pretrained(base, folder)` loads, and note the digest of the base, which
+    is long to compute: whoever saves often gives it.
 
     `base_path` is where the base lies, absolute or seen from the adapter's folder; None leaves it open. Like all that a
     run writes, the folder is its owner's alone.
@@ -42,13 +48,18 @@ def save_adapter(
         raise AdapterError(f"cannot save an adapter in {folder}: it is a file")
     tensors = {PREFIX + name: tensor.cpu().contiguous() for name, tensor in adapter_weights(model).items()}
     config = _config(model, base_path)
-    note = {"base_digest": weights_digest(base_weights(model)), "base_dtype": _dtype_name(model)}
+    note = {"base_digest": base_digest or base_digest_of(model), "base_dtype": _dtype_name(model)}
     with private_writing(folder):
         save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
         _write_json(folder / CONFIG_FILE, config)
         _write_json(folder / NOTE_FILE, note)
         if tokenizer is not None:
             tokenizer.save_pretrained(str(folder))
+
+
+def base_digest_of(model: PreTrainedModel) -> str:
+    """The digest of what an adapter goes over."""
+    return weights_digest(base_weights(model))
 
 
 def load_adapter(model: PreTrainedModel, folder: str | PathLike[str]) -> None:

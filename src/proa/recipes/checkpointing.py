@@ -8,6 +8,7 @@ checkpoints/step_40/model/           the policy, as others load it
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 from collections.abc import Callable, Mapping
@@ -31,7 +32,10 @@ from ..record.copied import copied
 from ..record.run_folder import libraries
 from ..record.secrets import remember
 from ..record.state_files import write_state
+from ..spelling import did_you_mean
 from .driver_side import Driver
+
+log = logging.getLogger("proa.recipes")
 
 Tree = Mapping[str, Any]
 
@@ -57,6 +61,7 @@ class Checkpoints:
         remember(self.config.model_dump(mode="json"))  # this may be another process than the one that made the folder
         self.manager = manager_for(self.config, self.folder)
         self._loop_state: LoopStateDict = dict
+        self._complained = False
         self._background = BackgroundSaver(self.manager) if self.config.checkpoint.background else None
 
     def saver(self, resumed: Resumed | None = None) -> Saver:
@@ -85,6 +90,7 @@ class Checkpoints:
             metrics=dict(state.metrics),
             final=name == "final",
         )
+        self._look_for_best(row.metrics)
         parts = self._parts()
         if self._background is not None:
             model, parts = snapshot_of(self.model), copied(parts)
@@ -94,6 +100,12 @@ class Checkpoints:
         if row.final:
             self._offer(row)
         return row
+
+    def _look_for_best(self, metrics: Mapping[str, Any]) -> None:
+        best = self.config.checkpoint.best
+        if best is not None and best not in metrics and not self._complained:
+            self._complained = True
+            log.warning("checkpoint.best: no metric is called %s yet%s", best, did_you_mean(best, metrics))
 
     def _parts(self) -> dict[str, Tree]:
         told = self.driver.before_saving()

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..config import RunConfig
 from ..config.run_config import GIVEN, LoraSection
-from ..policy.adapter_folder import load_adapter, save_adapter
+from ..policy.adapter_folder import base_digest_of, load_adapter, save_adapter
 from ..policy.lora import LoraSettings, add_lora, has_lora
 from ..policy.models import ModelError, check_base, load_model, save_model, weights_of
 from ..policy.saved_adapter import read_adapter
@@ -32,6 +32,8 @@ class Material:
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     end_ids: list[int]
+    base_digest: str | None = None
+    """With LoRA, of what the adapter goes over, which does not change."""
 
 
 def load_material(config: RunConfig, given: Given) -> Material:
@@ -94,6 +96,7 @@ def prepare_lora(config: RunConfig, material: Material, folder: Path, *, is_new:
         load_adapter(material.model, config.lora.path)
     else:
         add_lora(material.model, lora_settings(config.lora), seed=config.seed)
+    material.base_digest = base_digest_of(material.model)
 
 
 def save_base(material: Material, folder: Path) -> None:
@@ -117,7 +120,9 @@ def save_policy(config: RunConfig, material: Material, run_folder: Path, into: P
     """The model as a Hugging Face folder, or its adapter as an adapter folder that knows its base."""
     if has_lora(material.model):
         base = _base_folder(config) or os.path.relpath(run_folder / BASE_NAME, into)  # the run's folder may move
-        save_adapter(material.model, material.tokenizer, into, base_path=base)
+        save_adapter(
+            material.model, material.tokenizer, into, base_path=base, base_digest=material.base_digest
+        )  # fmt: skip
     else:
         save_model(material.model, material.tokenizer, into)
 

@@ -212,7 +212,8 @@ class DetachedTrainer(ABC):
         if at.epoch == 0:
             self._fresh_epoch(life, after, fresh, keep=epochs > 1)
         for epoch in range(max(1, at.epoch), epochs):
-            if not self._stopping:
+            is_open = epoch == at.epoch and at.done > 0  # then its end is still to come, whatever was asked for
+            if is_open or not self._stopping:
                 self._place = at if epoch == at.epoch else Place(at.episode, epoch)
                 self._epoch_again(life, after)
         if not self._stopping:  # an episode that was cut short publishes nothing
