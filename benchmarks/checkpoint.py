@@ -1,18 +1,19 @@
-"""What saving costs a training step, in the foreground and in the background, beside `torch.save` and safetensors alone.
+"""What saving costs the training, in the foreground and in the background, beside `torch.save` and safetensors.
 
 A trainer of a Llama shape with random weights takes steps on small batches that lie ready; what is saved are weights
 and Adam's moments, three times the weights. Everything is the real thing: `fit` of the GRPO trainer, `Checkpoints` as a
 run has it, one checkpoint kept. The training is held up from the end of a step to the beginning of the next.
 
 foreground   written, synced, read back from the disk and hashed, the one before pruned; then the next step
-background   copied in memory; then the next step, while a thread does the same. Of what the steps meanwhile are slowed
-             down, the median round counts: it is a difference, and the smallest one would be noise
-alone        the same tensors in one file; nobody looks whether the disk has them, and a crash leaves half a file
-memory copy  into new memory, page by page, which takes several times a copy over something old
+background   copied in memory; then the next step, while a thread does all that. By how much the steps meanwhile take
+             longer is the median of all saves: it is a difference, and the smallest would be noise
+alone        the same tensors in one file; whether the disk has them nobody looks, and a crash leaves half of it
+memory copy  of all bytes into a new block, whose pages nobody has touched, as the first copy of a state finds them
 
-All are interleaved, and of each the fastest round counts. The disk is that of `--folder`: one in memory syncs for
-nothing. A run whose makers lag behind saves the versions of the weights that they use as well; that is not in here.
-100 MB of weights take about 2 GB of memory, as much room on the disk, and half a minute a round.
+All are interleaved, and of each the fastest round counts. It takes two cores with nothing else to do: where the thread
+has none for itself, the steps are slowed down by all that it computes, most of it SHA-256. The disk is that of
+`--folder`; one in memory syncs for nothing. A run whose makers lag behind also saves the versions of the weights that
+they use, which is not in here. 100 MB of weights take about 2 GB of memory and 1 GB of the disk.
 
     python benchmarks/checkpoint.py [--json] [--rounds N] [--megabytes N] [--folder FOLDER]
 """
@@ -26,9 +27,9 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,19 +41,17 @@ from proa.config import RunConfig
 from proa.data.experience import Experience
 from proa.data.sampling import Sampling
 from proa.lifecycle.hooks import EveryMoment
-from proa.lifecycle.manager import CallbackManager
 from proa.policy.models import load_model, save_model, weights_of
 from proa.policy.optimizer import OptimizerSettings
 from proa.recipes.checkpointing import Checkpoints
-from proa.recipes.driver_side import DriverSide
 from proa.record.checkpoints import CheckpointManager
 from proa.record.durable import Disk
 from proa.roles.grpo_trainer import DetachedGRPOTrainer
 from proa.roles.weights import WeightStore
 
 GROUPS, GROUP, PROMPT, NEW_TOKENS, VOCABULARY, LAYERS = 2, 4, 8, 8, 256, 8
-STEPS_BETWEEN = 8
-"""So many steps before a background save, to compare with, and as many while it is written."""
+STEPS_BETWEEN = 5
+"""So many steps before the first background save, to compare with, and between two: it is written before they end."""
 FOREGROUND_LIMIT = 6.0
 BACKGROUND_LIMIT = 1 / 3
 COPIES_LIMIT = 2.0
@@ -103,16 +102,13 @@ class Clock(EveryMoment):
 
 
 class TimedDisk(Disk):
-    """The real disk, and where the time of the last save went."""
+    """The real disk, and where the time of each save went."""
 
     def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    def forget(self) -> None:
-        self.seconds = dict.fromkeys(("written", "synced", "read", "pruned"), 0.0)
+        self.saves: list[dict[str, float]] = []
 
     def call(self, writer: Callable[[Path], None], path: Path) -> None:
-        self.forget()  # everything of a save before this is a few names
+        self.saves.append(dict.fromkeys(("written", "synced", "read", "pruned"), 0.0))
         with self._adding_to("written"):
             super().call(writer, path)
 
@@ -132,11 +128,23 @@ class TimedDisk(Disk):
     def _adding_to(self, part: str) -> Iterator[None]:
         begun = time.perf_counter()
         yield
-        self.seconds[part] = self.seconds.get(part, 0.0) + time.perf_counter() - begun
+        if self.saves:  # before the first there are a few names
+            self.saves[-1][part] += time.perf_counter() - begun
+
+
+class NoRecord:
+    """A driver that has nothing of its own to save; in a run it is a few lines."""
+
+    def before_saving(self) -> dict[str, Any]:
+        return {}
+
+    def journal(self, entries: Sequence[dict[str, Any]]) -> None: ...
 
 
 @dataclass
 class Background:
+    """What one save in the background cost."""
+
     held_up: float
     step: float
     """The fastest before it."""
@@ -144,6 +152,17 @@ class Background:
     """By how much the steps while it was written took longer, all together."""
     steps: int
     """How many these were."""
+
+
+def background_saves(clock: Clock, every: int) -> list[Background]:
+    """The first two. The steps until one is told of are those while it was written; the very first warms up."""
+    before = [clock.step(index) for index in range(1, every)]
+    saves = []
+    for first, told in zip((every, 2 * every), clock.told[:2], strict=True):
+        meanwhile = [clock.step(index) for index in range(first, told)]
+        slowed = sum(meanwhile) - len(meanwhile) * statistics.mean(before)
+        saves.append(Background(clock.held_up_after(first - 1), min(before), slowed, len(meanwhile)))
+    return saves
 
 
 @dataclass
@@ -155,6 +174,7 @@ class Rounds:
     foreground: list[dict[str, float]] = field(default_factory=list)
     """The parts of each, which add up to what the training was held up."""
     background: list[Background] = field(default_factory=list)
+    """Two in every round."""
 
     @property
     def step(self) -> float:
@@ -208,6 +228,8 @@ class Bench:
             train_batch_size=GROUPS * GROUP, dataloader_pin_memory=False,
         )  # fmt: skip
         self.fit(2)  # moments are there from the first step on
+        self.bytes = sum(tensor.nbytes for tensor in self.tensors().values())
+        self.block = torch.ones(self.bytes, dtype=torch.uint8)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """All that is saved and is large."""
@@ -224,8 +246,9 @@ class Bench:
         self.trainer.saver = checkpoints.saver() if checkpoints is not None else None
         for number in range(steps):
             self.trainer.buffer_append(batch(number))
-        with self.trainer.manager.listening(clock):
-            self.trainer.fit(total_steps=steps, update_steps=steps)
+        self.trainer.manager.add(clock)
+        self.trainer.fit(total_steps=steps, update_steps=steps)
+        self.trainer.manager.remove(clock)
         return clock
 
     def checkpoints(self, folder: Path, *, save_every: int, background: bool) -> Checkpoints:
@@ -234,13 +257,117 @@ class Bench:
             "train_batch_size": GROUPS * GROUP, "sampling": {"group_size": GROUP, "max_new_tokens": NEW_TOKENS},
             "checkpoint": {"save_every": save_every, "keep": 1, "background": background},
         })  # fmt: skip
-        driver = DriverSide(folder, self.trainer.manager)
-        return Checkpoints(config, folder, self.model, lambda model, into: save_model(model, None, into), driver)
+        return Checkpoints(config, folder, self.model, lambda model, into: save_model(model, None, into), NoRecord())
 
     def foreground(self) -> dict[str, float]:
         """The second of three saves: the first has nothing to prune, and after the last there is no step."""
-        with self._fresh_folder() as folder:
-            checkpoints, disk = self.checkpoints(folder, save_every=1, background=False), SavesOnce()
-            raise NotImplementedError
+        with tempfile.TemporaryDirectory(dir=self.folder) as folder:
+            checkpoints, disk = self.checkpoints(Path(folder), save_every=1, background=False), TimedDisk()
+            checkpoints.manager = CheckpointManager(Path(folder), keep_last=1, disk=disk)
+            held_up = self.fit(3, checkpoints).held_up_after(1)
+            parts = disk.saves[1]
+            return {**parts, "hashed, and the rest": held_up - sum(parts.values())}
+
+    def background(self) -> list[Background]:
+        """The first two of three saves: after the last there is no step."""
+        every = self.steps_between
+        with tempfile.TemporaryDirectory(dir=self.folder) as folder:
+            clock = self.fit(3 * every, self.checkpoints(Path(folder), save_every=every, background=True))
+        return background_saves(clock, every)
+
+    def alone(self) -> dict[str, float]:
+        """The same tensors with nothing around them."""
+        tensors = self.tensors()
+        tree = {"model": weights_of(self.model), "trainer": self.trainer.state_dict()}
+        plain, synced = self._file(lambda path: save_file(tensors, path))
+        pickled, pickled_and_synced = self._file(lambda path: torch.save(tree, path))  # noqa: TID251 - is never loaded
+        return {
+            "memory copy": self._copy(),
+            "safetensors": plain,
+            "safetensors, fsync": synced,
+            "torch.save": pickled,
+            "torch.save, fsync": pickled_and_synced,
+        }
+
+    def _copy(self) -> float:
+        begun = time.perf_counter()
+        place = torch.empty(self.bytes, dtype=torch.uint8)
+        place.copy_(self.block)
+        return time.perf_counter() - begun
+
+    def _file(self, write: Callable[[Path], None]) -> tuple[float, float]:
+        """Seconds until a new file was written, and until it was synced."""
+        path = self.folder / "alone"
+        begun = time.perf_counter()
+        write(path)
+        written = time.perf_counter()
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+        synced = time.perf_counter()
+        path.unlink()
+        return written - begun, synced - begun
+
+    def run(self, rounds: int) -> Rounds:
+        found = Rounds(self.bytes)
+        for _ in range(rounds):  # interleaved, so that a busy second of the machine hits everyone
+            for name, seconds in self.alone().items():
+                found.alone.setdefault(name, []).append(seconds)
+            found.foreground.append(self.foreground())
+            found.background += self.background()
+        return found
 
 
+def verdicts(found: Rounds) -> dict[str, bool]:
+    foreground, background, copies = found.ratios().values()
+    return {
+        f"the foreground takes at most {FOREGROUND_LIMIT:g} times safetensors with fsync": foreground
+        <= FOREGROUND_LIMIT,
+        f"the background holds a step up for less than {BACKGROUND_LIMIT:.2f} of that": background < BACKGROUND_LIMIT,
+        f"and for less than {COPIES_LIMIT:g} memory copies": copies < COPIES_LIMIT,
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="What saving costs a training step.")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds over everything; the fastest count")
+    parser.add_argument("--megabytes", type=float, default=100, help="of float32 weights, with twice that of moments")
+    parser.add_argument(
+        "--folder", type=Path, default=Path("runs"), help="where to write; it is empty again at the end"
+    )
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    options.folder.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="checkpoint-benchmark-", dir=options.folder) as folder:
+        found = Bench(options.megabytes, Path(folder)).run(options.rounds)
+    checks = verdicts(found)
+    if options.json:
+        print(json.dumps(_plain(found, checks), indent=2))
+    else:
+        _print(found, checks)
+    return 0 if all(checks.values()) else 1
+
+
+def _plain(found: Rounds, checks: dict[str, bool]) -> dict[str, Any]:
+    return {
+        "bytes": found.bytes,
+        "seconds": {name.strip(): round(seconds, 4) for name, seconds in found.rows().items()},
+        "steps_while_written": [saved.steps for saved in found.background],
+        "ratios": {name: round(ratio, 3) for name, ratio in found.ratios().items()},
+        "checks": checks,
+    }
+
+
+def _print(found: Rounds, checks: dict[str, bool]) -> None:
+    beside = min(found.alone["safetensors, fsync"])
+    print(f"{f'{found.bytes / 1e6:,.0f} MB':28} {'ms':>8} {'/ safetensors, fsync':>21} {'/ step':>8}")
+    for name, seconds in found.rows().items():
+        print(f"{name:28} {seconds * 1e3:8,.0f} {seconds / beside:21.2f} {seconds / found.step:8.2f}")
+    print(f"steps while one was written: {', '.join(str(saved.steps) for saved in found.background)}")
+    print("; ".join(f"{name}: {ratio:.2f}" for name, ratio in found.ratios().items()))
+    for check, holds in checks.items():
+        print(f"{'holds' if holds else 'FAILS'}: {check}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

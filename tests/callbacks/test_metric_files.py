@@ -5,6 +5,7 @@ import json
 import math
 import os
 import stat
+from pathlib import Path
 
 import pytest
 import torch
@@ -143,10 +144,12 @@ def test_a_secret_is_not_written_by_its_key_nor_by_its_value(tmp_path, kind, mon
 
 
 @pytest.mark.parametrize("kind", [JsonlMetrics, CsvMetrics])
-def test_the_file_and_the_folders_made_for_it_are_their_owners_alone(tmp_path, kind):
+def test_the_file_and_the_folders_made_for_it_are_their_owners_alone(tmp_path, kind, monkeypatch):
     def rights(path):
         return stat.S_IMODE(path.stat().st_mode)
 
+    replace, put_in_place = Path.replace, []
+    monkeypatch.setattr(Path, "replace", lambda new, old: (put_in_place.append(rights(new)), replace(new, old))[1])
     folder, before = tmp_path / "new" / "folder", os.umask(0)
     try:
         train(tmp_path, kind(folder / "metrics"), [2.0, 1.0], late=1.0)  # a late column writes the file anew
@@ -159,3 +162,5 @@ def test_the_file_and_the_folders_made_for_it_are_their_owners_alone(tmp_path, k
     finally:
         os.umask(before)
     assert rights(folder / "metrics") == 0o600
+    assert set(put_in_place) == {0o600}
+    assert len(put_in_place) == (1 if kind is JsonlMetrics else 5)  # cut back once; a column more is a file anew

@@ -4,14 +4,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.chaos.killed_runs import DETACHED, SUPERVISED
+from killed_runs import DETACHED, SUPERVISED
 
 from proa import Callback
-from proa.recipes import dapo, dpo, grpo, ppo, reward_model, sft
+from proa.recipes import dapo, dpo, dr_grpo, grpo, ppo, reward_model, sft
 from proa.tasks.builtin.characters import tokenizer
 
 PAIRS = [{"prompt": f"{n}>", "chosen": str(9 - n % 3) * 3, "rejected": str(n % 3) * 3} for n in range(1, 10)]
-TWICE = {"update_steps": 2, "train_epochs": 2}
+TWICE = {"total_steps": 3, "update_steps": 2, "train_epochs": 2}
 ADAPTIVE_KL = {"kl_reward_coefficient": 0.05, "kl_target": 0.02, "kl_horizon": 50}
 OF_PAIRS = {"task": PAIRS, "tokenizer": tokenizer(), "eval": []}
 LORA = {"rank": 2, "alpha": 4.0}
@@ -29,8 +29,8 @@ class StopAfter(Callback):
 
 
 def often_the_same(completions):
-    """Few groups have a difference in it."""
-    return [float(completion.count("3") > 1) for completion in completions]
+    """Half of the groups have no difference in it."""
+    return [float("3" in completion) for completion in completions]
 
 
 def not_always_a_number(completions):
@@ -69,7 +69,7 @@ SCENARIOS = {
     "grpo_in_step": detached(grpo, max_staleness=0),
     "grpo_one_behind": detached(grpo, max_staleness=1),
     "grpo_twice_over": detached(grpo, max_staleness=0, **TWICE),
-    "grpo_twice_over_one_behind": detached(grpo, max_staleness=1, makers=2, **TWICE),
+    "grpo_twice_over_one_behind": detached(grpo, max_staleness=1, makers=2, **TWICE | {"total_steps": 5}),
     "ppo_shared": detached(ppo, algorithm={"params": ADAPTIVE_KL}, **TWICE),
     "ppo_separate": detached(
         ppo, algorithm={"params": ADAPTIVE_KL}, critic={"kind": "separate", "learning_rate": 1e-2}, **TWICE
@@ -80,7 +80,7 @@ SCENARIOS = {
     "grpo_lora": detached(grpo, lora=LORA, algorithm={"params": {"kl_coefficient": 0.1}}),
     "dapo_with_refill": detached(dapo, reward=inline(often_the_same), lease_prompts=2),
     "grpo_rewards_that_fail": detached(grpo, reward=inline(not_always_a_number), makers=2),
-    "grpo_skipped_steps": detached(grpo, reward=inline(beyond_all_numbers)),
+    "dr_grpo_skipped_steps": detached(dr_grpo, reward=inline(beyond_all_numbers)),
     "grpo_stopped": detached(grpo, lambda: [StopAfter(3)], **TWICE),
     "grpo_stopped_between_epochs": detached(grpo, lambda: [StopAfter(2)], **TWICE),
     "grpo_behind": detached(grpo, total_steps=5, checkpoint={"save_every": 3, "keep": 2, "background": True}),

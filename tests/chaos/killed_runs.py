@@ -8,6 +8,7 @@ from proa import Callback
 from proa.lifecycle.hooks import EveryMoment
 from proa.lifecycle.moments import MOMENTS, Scope
 from proa.lifecycle.policy import Priority
+from proa.record.checkpoints import CheckpointManager
 
 MODEL = {
     "model_type": "llama", "vocab_size": 16, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1,
@@ -40,7 +41,7 @@ class Counter(Callback):
 
     def on_step_end(self, state, step_idx, batch, metrics):
         self._count("step_end")
-        self.total += metrics["loss"] * (step_idx + 1)
+        self.total += metrics.get("loss", 0.0) * (step_idx + 1)
 
     def on_checkpoint(self, state, row):
         self._count(f"checkpoint {row.step}")
@@ -147,19 +148,39 @@ def finish(recipe, run_folder, more=list, **settings):
 
 def outcome_of(run_folder):
     header = json.loads((run_folder / "run.json").read_text())
-    rows = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
+    metrics = (run_folder / "metrics.jsonl").read_text()
+    beside = [path for path in (run_folder / "journal.jsonl", run_folder / "evals.jsonl") if path.exists()]
+    to_the_end = header["status"] == "completed" and header.get("stopped_by") is None
     return {
         "status": header["status"],
+        "stop": (header.get("stop_reason"), header.get("stopped_by")),
         "digest": header["weights_digest"],
+        "version": header.get("policy_version"),
         "steps": header["steps_run"],
         "evals": header["evals"],
         "trained": header.get("ledger", {}).get("trained"),
-        "metrics": [{key: value for key, value in row.items() if not _is_time(key)} for row in rows],
+        "ledger": header.get("ledger") if to_the_end else None,  # how far makers were when it ended early is chance
+        "metrics": [without_times(json.loads(line)) for line in metrics.splitlines()],
+        "beside": {
+            path.name: [without_times(json.loads(line)) for line in path.read_text().splitlines()] for path in beside
+        },
         "predictions": {
             str(path.relative_to(run_folder)): path.read_text() for path in sorted(run_folder.glob("evals/*/*.jsonl"))
         },
+        "checkpoints": [_described(row) for row in CheckpointManager(run_folder).rows],
+        "model": {path.name: path.read_bytes() for path in sorted((run_folder / "model").rglob("*.safetensors"))},
     }
 
 
-def _is_time(key):
-    return key in ("time", "makers") or "second" in key or key.startswith(("maker.", "trainer."))
+def without_times(metrics):
+    """What is the same whenever it is computed."""
+    return {
+        key: value
+        for key, value in metrics.items()
+        if key not in ("time", "makers") and "second" not in key and not key.startswith(("maker.", "trainer."))
+    }
+
+
+def _described(row):
+    told = row.as_dict() | {"metrics": without_times(row.metrics), "sizes": None}
+    return told | {"digests": {name: digest for name, digest in row.digests.items() if name.startswith("model/")}}

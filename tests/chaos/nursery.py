@@ -146,7 +146,7 @@ def main():
 
     register()
     ctypes.CDLL(None).prctl(_ADOPT_ORPHANS, 1)
-    assert len(os.listdir("/proc/self/task")) == 1, "a process with threads cannot be forked safely"
+    assert len([*Path("/proc/self/task").iterdir()]) == 1, "a process with threads cannot be forked safely"
     tell("ready")
     ended = {}
     for line in sys.stdin:
@@ -170,7 +170,7 @@ def become(folder, largest_file, **_):
         there = os.open(place, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         os.dup2(there, number)
         os.close(there)
-    sys.stdin = open(os.devnull)  # noqa: SIM115 - the nursery's has lines in it that are for others
+    sys.stdin = Path(os.devnull).open()  # noqa: SIM115 - the nursery's has lines in it that are for others
     if largest_file:
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
 

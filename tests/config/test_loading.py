@@ -133,3 +133,49 @@ def test_a_plain_folder_name_is_taken_for_runs_and_evals(file, name):
 def test_the_line_of_an_evals_wrong_name_is_told(file):
     with pytest.raises(ConfigError, match=r"line 13: eval\.0\.name: a folder gets this name"):
         load_run_config(file(GOOD.replace("  - name: sort_digits", "  - name: ../sort_digits")))
+
+
+# Places in lists.
+
+
+def in_a_list(*flags, **changes):
+    from proa.config import restore_run_config
+
+    content = {
+        "total_steps": 10, "train_batch_size": 16, "model": {"config": {"model_type": "llama"}}, "task": "sort_digits",
+        "eval": [{"name": "first"}, {"name": "second", "count": 3}],
+        "callbacks": [{"kind": "chat", "params": {"rooms": [{"token": "REDACTED"}]}}],
+    }  # fmt: skip
+    return restore_run_config(content | changes, flags)
+
+
+def test_a_flag_may_name_a_place_in_a_list():
+    config = in_a_list("--eval.1.run_every", "5", "--callbacks.0.params.rooms.0.token", "t-1")
+    assert [(one.name, one.count, one.run_every) for one in config.eval] == [("first", 512, 0), ("second", 3, 5)]
+    assert config.callbacks[0].params == {"rooms": [{"token": "t-1"}]}
+
+
+def test_a_flag_may_replace_what_stands_in_a_list():
+    config = in_a_list("--eval.0", "{name: other}", "--sampling.group_size", "4")
+    assert [one.name for one in config.eval] == ["other", "second"]
+    assert config.sampling.group_size == 4
+
+
+@pytest.mark.parametrize(
+    ("flag", "place"), [("eval.2.count", "2"), ("eval.first.count", "first"), ("eval.-1", "_1"), ("eval.2", "2")]
+)
+def test_a_place_that_a_list_has_not_is_told(flag, place):
+    with pytest.raises(ConfigError, match=rf"{place!r} is no place in a list of 2, which are counted from 0"):
+        in_a_list(f"--{flag}", "1")
+
+
+def test_what_was_written_down_is_not_changed_by_flags():
+    from proa.config import restore_run_config
+
+    content = {
+        "total_steps": 10, "train_batch_size": 16, "model": {"config": {"model_type": "llama"}}, "task": "sort_digits",
+        "eval": [{"name": "first"}],
+    }  # fmt: skip
+    restore_run_config(content, ["--eval.0.count", "7", "--model.config.vocab_size", "9"])
+    assert content["eval"] == [{"name": "first"}]
+    assert content["model"] == {"config": {"model_type": "llama"}}

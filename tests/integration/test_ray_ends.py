@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from proa import CheckpointManager
+
 pytest.importorskip("ray", reason="needs ray: pip install 'proa[ray]'")
 
 ENDLESS = """\
@@ -91,19 +93,23 @@ def test_a_signal_ends_the_run_with_130_and_no_process_is_left(tmp_path, endless
         run.send_signal(number)
     out, _ = run.communicate(timeout=60)
     assert run.returncode == 130, out
-    assert (header(tmp_path)["status"], header(tmp_path)["stop_reason"]) == ("cancelled", "interrupted")
+    told = header(tmp_path)
+    assert (told["status"], told["stop_reason"]) == ("cancelled", "interrupted")
     assert nobody_is_left(below)
+    saved, _ = CheckpointManager(tmp_path / "runs" / "endless").newest_good()
+    assert saved.step == told["steps_run"] > 0
+    assert f"{saved.step} steps are saved: go on with proa resume runs/endless" in out
 
 
-def test_a_trainer_that_is_killed_ends_the_run_with_1_and_no_process_is_left(tmp_path, endless):
-    run = endless()
+def test_a_trainer_that_is_killed_for_good_ends_the_run_with_1_and_no_process_is_left(tmp_path, endless):
+    run = endless(**{"ray.trainer_restarts": 0})
     below = children_of(run.pid)
     live = json.loads((tmp_path / "runs" / "endless" / "live.json").read_text())
     trainer = next(actor for actor in live["actors"] if actor["role"] == "trainer")
     os.kill(int(Path(trainer["log"]).stem.rpartition("-")[2]), signal.SIGKILL)
     out, _ = run.communicate(timeout=60)
     assert run.returncode == 1, out
-    assert "RunFailedError: trainer_0 died" in out
+    assert "TrainerDiedError: trainer_0 died" in out
     assert f"what it printed is in {trainer['log']}" in out
     assert "Traceback" not in out
     assert header(tmp_path)["status"] == "failed"

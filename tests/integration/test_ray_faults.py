@@ -1,4 +1,4 @@
-"""What happens to makers changes nothing, and what happens to trainers ends the run, in time and by its name."""
+"""What happens to makers changes nothing, and a trainer that may not be started again ends the run, by its name."""
 
 from pathlib import Path
 
@@ -79,7 +79,8 @@ def test_a_trainer_that_is_killed_ends_the_run_which_says_so(ray_cluster, tmp_pa
     watching = Watching()
     with pytest.raises(RunFailedError, match=f"trainer_{rank} died"):
         digest(
-            tmp_path, "ray", runtime="ray", trainers=trainers, callbacks=[watching, TrainerIsKilled(rank=rank)]
+            tmp_path, "ray", runtime="ray", trainers=trainers, callbacks=[watching, TrainerIsKilled(rank=rank)],
+            ray={"trainer_restarts": 0},
         )  # fmt: skip
     told = header(tmp_path, "ray")
     assert (told["status"], told["steps_run"]) == ("failed", 2)

@@ -2,6 +2,7 @@
 
 import os
 import stat
+from pathlib import Path
 
 import pytest
 
@@ -35,6 +36,18 @@ def test_a_file_is_private_from_its_first_byte(tmp_path, umask):
     write_private(tmp_path / "b", "text\n")
     assert (tmp_path / "a").read_text() == (tmp_path / "b").read_text() == "text\n"
     assert mode(tmp_path / "b") == 0o600
+
+
+def test_there_is_no_moment_in_which_others_have_rights(tmp_path, monkeypatch):
+    seen, before = [], os.umask(0)
+    monkeypatch.setattr(os, "fchmod", lambda descriptor, _: seen.append(stat.S_IMODE(os.fstat(descriptor).st_mode)))
+    monkeypatch.setattr(Path, "chmod", lambda path, _: seen.append(mode(path)))
+    try:
+        make_private_folder(tmp_path / "folder")
+        write_private(tmp_path / "folder" / "file", "text")
+    finally:
+        os.umask(before)
+    assert seen == [0o700, 0o600]
 
 
 def test_a_file_that_was_there_loses_the_rights_of_others_and_keeps_what_is_added_to(tmp_path):

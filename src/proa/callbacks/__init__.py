@@ -5,9 +5,13 @@ from .early_stopping import EarlyStopping
 from .metric_files import CsvMetrics, JsonlMetrics
 from .performance import ExperienceMakerPerformanceEvaluator, TrainerPerformanceEvaluator
 from .registry import build_callback, callback_kinds, register_callback
+from .tensorboard import TensorBoardLogger
 from .tracer import EventTracer
+from .trackio import TrackioLogger
+from .wandb import WandbLogger
 
 __all__ = [
     "ConsoleProgress", "CsvMetrics", "EarlyStopping", "EventTracer", "ExperienceMakerPerformanceEvaluator",
-    "JsonlMetrics", "TrainerPerformanceEvaluator", "build_callback", "callback_kinds", "register_callback",
+    "JsonlMetrics", "TensorBoardLogger", "TrackioLogger", "TrainerPerformanceEvaluator", "WandbLogger",
+    "build_callback", "callback_kinds", "register_callback",
 ]  # fmt: skip

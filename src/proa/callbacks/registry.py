@@ -28,8 +28,11 @@ _SHIPPED = {
     "early_stopping": "early_stopping:EarlyStopping",
     "jsonl": "metric_files:JsonlMetrics",
     "maker_performance": "performance:ExperienceMakerPerformanceEvaluator",
-    "trainer_performance": "performance:TrainerPerformanceEvaluator",
+    "tensorboard": "tensorboard:TensorBoardLogger",
     "tracer": "tracer:EventTracer",
+    "trackio": "trackio:TrackioLogger",
+    "trainer_performance": "performance:TrainerPerformanceEvaluator",
+    "wandb": "wandb:WandbLogger",
 }
 _registered: dict[str, Factory] = {}
 

@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from .. import __version__
 from ..spelling import did_you_mean
@@ -53,6 +54,19 @@ def _parser() -> argparse.ArgumentParser:
     resume.add_argument("folder", metavar="RUN_DIR", help="a run's folder, <output_dir>/<name>")
     resume.add_argument("--checkpoint", metavar="NAME", help="that one, e.g. step_40; what came after it is dropped")
     resume.set_defaults(run=_resume, takes_flags=True)
+    experiment = verbs.add_parser(
+        "experiment",
+        help="run arms, repeats and stages, and compare them",
+        usage="proa experiment FILE [--key value ...]",
+        epilog="Running it again skips what is complete and goes on with what was cut off.",
+    )
+    experiment.add_argument("file", help="a YAML file")
+    experiment.set_defaults(run=_experiment, takes_flags=True)
+    _add_eval(verbs)
+    report = verbs.add_parser("report", help="write a page about a run or an experiment")
+    report.add_argument("folder", metavar="RUN_OR_EXPERIMENT", help="the folder of a run, or of an experiment")
+    report.add_argument("--output", metavar="FILE", help="by default report.html in that folder")
+    report.set_defaults(run=_report)
     replay = verbs.add_parser(
         "replay",
         help="repeat a run and compare the weights at each of its checkpoints",
@@ -82,6 +96,46 @@ def _parser() -> argparse.ArgumentParser:
     callbacks.add_argument("--json", action="store_true", help="print JSON")
     callbacks.set_defaults(run=_callbacks)
     return parser
+
+
+def _add_eval(verbs: Any) -> None:
+    evaluate = verbs.add_parser("eval", help="score a model, or a run's weights, on a task")
+    evaluate.add_argument("source", metavar="MODEL_OR_RUN", help="a run's folder, or one with a model or an adapter")
+    evaluate.add_argument("--task", dest="task", help="a built-in task, a JSONL file, or package.module:name")
+    evaluate.add_argument("--name", help="of the run's eval that says the rest")
+    evaluate.add_argument("--metric", help="package.module:name of a scoring function; by default the task's own")
+    evaluate.add_argument("--evaluator", help="package.module:name of a function that is given the policy")
+    evaluate.add_argument("--count", type=int, help="so many prompts at most")
+    evaluate.add_argument("--samples", type=int, help="completions of each; with several, pass@k and mean@k")
+    evaluate.add_argument("--temperature", type=float)
+    evaluate.add_argument("--max-new-tokens", type=int)
+    evaluate.add_argument("--breakdown", action="append", metavar="COLUMN", help="break scores down by its values")
+    evaluate.add_argument("--checkpoint", metavar="NAME", help="of a run; by default its last")
+    evaluate.add_argument("--output", metavar="FILE", help="write the predictions there, as JSON lines")
+    evaluate.add_argument("--json", action="store_true", help="print one JSON object")
+    evaluate.set_defaults(run=_eval)
+
+
+def _eval(options: argparse.Namespace) -> int:
+    from .evaluate import evaluate
+
+    keys = ("name", "metric", "evaluator", "count", "samples", "temperature", "max_new_tokens", "breakdown")
+    settings = {key: getattr(options, key) for key in keys} | {"source": options.task}
+    return evaluate(
+        options.source, settings, checkpoint=options.checkpoint, output=options.output, as_json=options.json
+    )  # fmt: skip
+
+
+def _experiment(options: argparse.Namespace) -> int:
+    from .experiment import experiment
+
+    return experiment(options.file, options.flags)
+
+
+def _report(options: argparse.Namespace) -> int:
+    from .report import report
+
+    return report(options.folder, options.output)
 
 
 def _train(options: argparse.Namespace) -> int:

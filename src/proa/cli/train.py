@@ -103,7 +103,7 @@ def _show_samples(console: Console, folder: Path, count: int = 6) -> None:
     for column in ("prompt", f"after {files[0].stem}", f"after {files[-1].stem}", "answer"):
         table.add_column(column)
     for before, after in zip(first, last, strict=True):
-        cells = (after["prompt"], before["completion"], after["completion"], after.get("answer", ""))
+        cells = (after["prompt"], before["completion"], after["completion"], after["columns"].get("answer", ""))
         table.add_row(*(Text(str(cell)) for cell in cells))  # model output is text, never markup
     console.print(table)
 

@@ -31,6 +31,15 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes % 60} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
 
 
+def interval(low: float | None, high: float | None) -> str:
+    """As a table shows it.
+
+    >>> interval(0.25, 0.5), interval(None, None)
+    ('0.25 to 0.5', 'one run: none')
+    """
+    return "one run: none" if low is None or high is None else f"{low:.4g} to {high:.4g}"
+
+
 def number(value: Any) -> str:
     """Four digits of a number; anything else as it is."""
     try:

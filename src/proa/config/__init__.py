@@ -1,6 +1,17 @@
-"""The configuration of a run: one typed model, read from YAML and flags."""
+"""The configuration of a run, and of an experiment: typed models, read from YAML and flags."""
 
-from .loading import ConfigError, change_run_config, load_run_config, restore_run_config
+from .experiment_config import ExperimentConfig
+from .loading import (
+    ConfigError,
+    arm_config,
+    change_run_config,
+    load_experiment_config,
+    load_run_config,
+    restore_run_config,
+)
 from .run_config import RunConfig
 
-__all__ = ["ConfigError", "RunConfig", "change_run_config", "load_run_config", "restore_run_config"]
+__all__ = [
+    "ConfigError", "ExperimentConfig", "RunConfig", "arm_config", "change_run_config", "load_experiment_config",
+    "load_run_config", "restore_run_config",
+]  # fmt: skip

@@ -5,16 +5,18 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
 from ..errors import ProaError
 from ..spelling import did_you_mean
+from .experiment_config import ExperimentConfig
 from .run_config import SHORT_FORMS, RunConfig
 
 KeyPath: TypeAlias = tuple[str | int, ...]
+Model = TypeVar("Model", bound=BaseModel)
 
 
 class ConfigError(ProaError, ValueError):
@@ -41,6 +43,35 @@ def change_run_config(config: RunConfig, *, its_algorithm: str | None = None, **
     return _validated(content, (), changes, {}, "", its_algorithm)
 
 
+def load_experiment_config(
+    file: Path | str | None = None, flags: Sequence[str] = (), **changes: Any
+) -> ExperimentConfig:
+    """The configuration of an experiment, changed by flags and by keyword. Its arms are checked too."""
+    content, lines = _read(Path(file)) if file is not None else ({}, {})
+    for key, value in {**_parse_flags(flags), **changes}.items():
+        _put(content, key, value)
+    name = str(file) if file else ""
+    config = _checked(ExperimentConfig, content, lines, name)
+    for arm, written in config.arms.items():
+        depth = len(written.where)
+        own = {path[depth:]: line for path, line in lines.items() if path[:depth] == written.where}
+        try:
+            arm_config(config, arm, lines=own, file=name)
+        except ConfigError as error:
+            raise ConfigError(f"arm {arm}: {error}") from None
+    return config
+
+
+def arm_config(
+    config: ExperimentConfig, arm: str, *, lines: Mapping[KeyPath, int] | None = None, file: str = "", **changes: Any
+) -> RunConfig:
+    """The configuration of one run of an arm; `changes` are what makes it this run: its name, its seed, its stage."""
+    written = config.arms[arm]
+    content = copy.deepcopy(written.content)
+    where = {"name": arm, "output_dir": str(config.folder)}
+    return _validated(content, (), {**written.changes, **where, **changes}, lines or {}, file, None)
+
+
 def restore_run_config(content: Mapping[str, Any], flags: Sequence[str] = ()) -> RunConfig:
     """A configuration that was written down, changed by flags; those may also name places in lists."""
     return _validated(copy.deepcopy(dict(content)), flags, {}, {}, "", None)
@@ -60,10 +91,14 @@ def _validated(
         _put(content, name, value)
     if its_algorithm is not None:
         _settle_algorithm(content, its_algorithm)
+    return _checked(RunConfig, content, lines, file)
+
+
+def _checked(model: type[Model], content: dict[str, Any], lines: Mapping[KeyPath, int], file: str) -> Model:
     try:
-        return RunConfig.model_validate(content)
+        return model.model_validate(content)
     except ValidationError as error:
-        raise ConfigError(_explain(error, lines, file)) from None
+        raise ConfigError(_explain(model, error, lines, file)) from None
 
 
 def _settle_algorithm(content: dict[str, Any], meant: str) -> None:
@@ -151,17 +186,17 @@ def _spread(section: str, short: Any) -> dict[str, Any]:
     return {key: short}
 
 
-def _explain(error: ValidationError, lines: Mapping[KeyPath, int], file: str) -> str:
-    return "\n".join(_explain_one(problem, lines, file) for problem in error.errors())
+def _explain(model: type[BaseModel], error: ValidationError, lines: Mapping[KeyPath, int], file: str) -> str:
+    return "\n".join(_explain_one(model, problem, lines, file) for problem in error.errors())
 
 
-def _explain_one(problem: Any, lines: Mapping[KeyPath, int], file: str) -> str:
+def _explain_one(model: type[BaseModel], problem: Any, lines: Mapping[KeyPath, int], file: str) -> str:
     path: KeyPath = tuple(problem["loc"])
     dotted = ".".join(map(str, path))
     line = lines.get(path)
     where = f"{file}, line {line}: " if file and line else ""
     if problem["type"] == "extra_forbidden":
-        known = _keys_at(RunConfig, path[:-1])
+        known = _keys_at(model, path[:-1])
         return f"{where}there is no key {dotted!r}{did_you_mean(str(path[-1]), known)} (known: {', '.join(known)})"
     if problem["type"] == "missing":
         return f"{file + ': ' if file else ''}{dotted!r} is missing"

@@ -164,6 +164,34 @@ class EvalSection(Section):
     baseline: bool = True
     metric: str | None = Field(None, description="dotted path of a scoring function; by default the task's own")
     max_new_tokens: int | None = Field(None, ge=1)
+    samples: int = Field(1, ge=1, description="completions of each prompt; with several, pass@k and mean@k")
+    temperature: float | None = Field(None, ge=0, description="by default 0, which is greedy; with several samples 1")
+    correct_at: float = Field(1.0, description="a completion with at least this reward counts as correct")
+    breakdown: list[str] = Field(default_factory=list, description="columns by whose values scores are broken down")
+    tags: list[str] = Field(default_factory=list)
+    evaluator: str | None = Field(
+        None, description="dotted path of a function, async or not, that is given the policy and returns numbers"
+    )
+
+    @model_validator(mode="after")
+    def _samples_differ(self) -> EvalSection:
+        if self.samples > 1 and self.temperature == 0:
+            raise ValueError(f"eval {self.name}: with temperature 0 all {self.samples} samples would be the same")
+        return self
+
+    @property
+    def sampling_temperature(self) -> float:
+        if self.temperature is not None:
+            return self.temperature
+        return 0.0 if self.samples == 1 else 1.0
+
+
+class RecordSection(Section):
+    """What is written down beside metrics and evals."""
+
+    rollouts: int = Field(4, ge=0, description="completions kept of a step, with what each token was given; 0 is none")
+    rollouts_every: int | None = Field(None, ge=1, description="steps; by default about fifty times in the run")
+    spans: bool = Field(True, description="who did what when, for a timeline")
 
 
 class CheckpointSection(Section):
@@ -252,6 +280,7 @@ class RunConfig(Section):
     optimizer: OptimizerSection = OptimizerSection()
     warm_start: WarmStartSection | None = None
     checkpoint: CheckpointSection = CheckpointSection()
+    record: RecordSection = RecordSection()
     eval: list[EvalSection] = Field(default_factory=list)
     callbacks: list[CallbackSection] = Field(default_factory=list)
 

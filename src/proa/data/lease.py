@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from ..errors import ProaError
 from .experience import ACTION_LIKE, BufferItem
@@ -45,6 +45,10 @@ class Lease:
         return sum(map(len, self.seeds))
 
 
+Span: TypeAlias = tuple[str, float, float]
+"""Something that an actor did: its kind, when it began (seconds since the epoch), and how many seconds it took."""
+
+
 @dataclass(frozen=True, slots=True)
 class Delivery:
     """What a maker made of a lease: one item per sample, groups together and in the lease's order."""
@@ -54,6 +58,8 @@ class Delivery:
     made_by: str = ""
     seconds: Mapping[str, float] = field(default_factory=dict)
     """What its maker spent on it, by kind of activity, with the wait before it."""
+    spans: tuple[Span, ...] = ()
+    """The same, piece by piece."""
 
     @property
     def tokens(self) -> int:

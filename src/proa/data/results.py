@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from ..spelling import did_you_mean
+from ..statistics.comparison import Comparison, compare
+from ..statistics.intervals import Estimate
 from .loop import LoopArtifacts
 
 Status = Literal["pending", "running", "completed", "failed", "cancelled"]
@@ -93,8 +97,24 @@ class ArmResult:
 
 
 @dataclass
+class GroupResult:
+    """The repeats of one arm together: their runs, and every score's mean with its interval."""
+
+    name: str
+    runs: list[str] = field(default_factory=list)
+    metrics: dict[str, Estimate] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values only, ready for JSON."""
+        return asdict(self)
+
+
+@dataclass
 class ExperimentResult:
-    """All arms of an experiment, and which was best by its success metric."""
+    """All runs of an experiment, their arms' statistics, and which arm was best by the success metric.
+
+    `arms` are runs, one for each repeat and stage; `groups` are what they are repeats of.
+    """
 
     name: str
     status: Status = "pending"
@@ -104,3 +124,32 @@ class ExperimentResult:
     conclusion: str = ""
     experiment_id: str | None = None
     hypothesis: str | None = None
+    groups: dict[str, GroupResult] = field(default_factory=dict)
+    success_metric: str | None = None
+    mode: Literal["max", "min"] = "max"
+    task_scores: Callable[[ArmResult, str], dict[str, float | None] | None] | None = field(
+        default=None, repr=False, compare=False
+    )
+    """The scores of a run's tasks by a metric, where these were written down."""
+
+    def compare(self, a: str, b: str, metric: str | None = None) -> Comparison:
+        """Arm a against arm b, pair by pair: the same seeds, and where they are known the same tasks."""
+        metric = metric or self.success_metric
+        if metric is None:
+            raise ValueError("say by which metric: the experiment has no success_metric")
+        for name in (a, b):
+            if name not in self.groups:
+                raise ValueError(f"no arm is called {name!r}{did_you_mean(name, self.groups)}")
+        return compare(self._scores(a, metric), self._scores(b, metric), mode=self.mode, names=(a, b))
+
+    def _scores(self, group: str, metric: str) -> dict[Any, Any]:
+        """By seed, and by task if every run of the group has that."""
+        runs = [arm for arm in self.arms if arm.name in self.groups[group].runs and arm.status == "completed"]
+        by_task = {_seed_of(arm): self.task_scores(arm, metric) for arm in runs} if self.task_scores else {}
+        if by_task and all(scores is not None for scores in by_task.values()):
+            return by_task
+        return {_seed_of(arm): arm.score(metric) for arm in runs}
+
+
+def _seed_of(arm: ArmResult) -> Any:
+    return getattr(arm.run_config, "seed", arm.name)

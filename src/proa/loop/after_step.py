@@ -20,6 +20,8 @@ class Evaluator:
     run_every: int = 0
     baseline: bool = False
     """Also before the first step."""
+    report: Callable[[], None] | None = None
+    """Called after `eval_end`: tells of the eval as a whole, with its predictions."""
 
 
 LoopStateDict: TypeAlias = Callable[[], dict[str, Any]]
@@ -119,9 +121,9 @@ class AfterStep:
 
     def what_is_due(self) -> None:
         """Evals first, so that the checkpoint's row and the callbacks' saved state know the scores."""
-        self._evaluate(lambda evaluator: self._due(evaluator.run_every))
+        self._evaluate(lambda one: self._due(one.run_every, last=self._evaluated_at.get(one.name)))
         self._tell_of_finished()
-        if self._saver and self._due(self._saver.save_every):
+        if self._saver and self._due(self._saver.save_every, last=self._saved_at):
             self._save(f"step_{self._state.global_step}")
 
     def save_now(self) -> None:
@@ -154,8 +156,10 @@ class AfterStep:
             self.rows[-1].final = True
             self.rows[-1].metrics.update(self._state.metrics)
 
-    def _due(self, every: int) -> bool:
-        return every > 0 and self._state.global_step % every == 0
+    def _due(self, every: int, last: int | None) -> bool:
+        """Once for each so many steps: a step that was left in its middle is not done, and the one before had it."""
+        done = self._state.global_step
+        return every > 0 and done > 0 and done % every == 0 and done != last
 
     def _evaluate(self, wanted: Callable[[Evaluator], bool]) -> None:
         for evaluator in self._evaluators:
@@ -163,6 +167,8 @@ class AfterStep:
                 with self._life.evaluation(evaluator.name) as evaluation:
                     evaluation.metrics = evaluator.score()
                 self._evaluated_at[evaluator.name] = self._state.global_step
+                if evaluator.report is not None:
+                    evaluator.report()
 
     def _save(self, name: str) -> None:
         assert self._saver is not None

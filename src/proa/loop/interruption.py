@@ -33,6 +33,7 @@ class Interruption:
         """The signal's name, once there was one."""
         self.at_once = False
         """Whether there was a second signal, or the grace period is over."""
+        self._listens = False
         self._since = 0.0
         self._actions: list[Callable[[str], None]] = []
 
@@ -53,14 +54,22 @@ class Interruption:
         over = threading.Event()
         watcher = threading.Thread(target=self._watch, args=(over,), name="proa interruption", daemon=True)
         before = [(number, signal.signal(number, self._note)) for number in SIGNALS]
+        self._listens = True
         watcher.start()
         try:
             yield
         finally:
+            self._listens = False
             for number, handler in before:
                 signal.signal(number, handler)
             over.set()
             watcher.join(1.0)
+
+    def listen_again(self) -> None:
+        """Take the signals back from a library that took them: Ray takes SIGTERM when a driver connects."""
+        if self._listens and threading.current_thread() is threading.main_thread():
+            for number in SIGNALS:
+                signal.signal(number, self._note)
 
     def _note(self, number: int, _frame: Any) -> None:
         if self.reason:

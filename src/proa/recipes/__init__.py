@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from ..config import RunConfig
 from ..data.state import TrainState
 from ..lifecycle.manager import Callbacks
-from .detached_run import detached
+from .detached_run import detached, detached_job
 from .family import (
     cispo,
     dapo,
@@ -18,7 +21,10 @@ from .family import (
     reinforce_pp_baseline,
     rloo,
 )
-from .learning import dpo, learn, reward_model, sft
+from .given import Given
+from .job import Job
+from .learning import SupervisedRun, dpo, learn, reward_model, sft
+from .placing import Listeners
 
 __all__ = [
     "cispo", "dapo", "decoupled", "dpo", "dr_grpo", "grpo", "gspo", "ppo", "reinforce_pp", "reinforce_pp_baseline",
@@ -29,3 +35,10 @@ __all__ = [
 def run(config: RunConfig, *, callbacks: Callbacks = None, resume: str | None = None) -> TrainState:
     """The recipe of the algorithm that the configuration names; `resume` as in `detached`."""
     return (learn if config.is_supervised else detached)(config, callbacks=callbacks, resume=resume)
+
+
+def job_of(config: RunConfig, given: Given, listeners: Listeners, journal: Sequence[Mapping[str, Any]] = ()) -> Job:
+    """A run of that configuration put together, whatever it trains; for `carry_out`."""
+    if config.is_supervised:
+        return SupervisedRun(config, given, listeners)
+    return detached_job(config, given, listeners, journal)

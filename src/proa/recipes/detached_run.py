@@ -21,7 +21,7 @@ from .driver_side import DriverSide
 from .given import Given, configured
 from .job import Job, carry_out
 from .maker_side import MakerSide
-from .placing import ToDriver, fresh, place_callbacks
+from .placing import Listeners, ToDriver, fresh, place_callbacks
 from .resuming import Resumption, restore_process
 from .trainer_side import Surroundings, TrainerSide
 
@@ -41,30 +41,32 @@ def detached(
     run that is there goes on from its newest checkpoint, and with a checkpoint's name from that one.
     """
     settled, given = configured(config, its_algorithm, changes)
-    return carry_out(settled, lambda: detached_job(settled, given, callbacks), resume=resume)
+    with place_callbacks(settled, callbacks) as listeners:
+        return carry_out(settled, lambda: detached_job(settled, given, listeners), resume=resume)
 
 
 def detached_job(
-    config: RunConfig, given: Given, callbacks: Callbacks, journal: Sequence[Mapping[str, Any]] = ()
+    config: RunConfig, given: Given, listeners: Listeners, journal: Sequence[Mapping[str, Any]] = ()
 ) -> Job:
     """A run put together, on the runtime that is configured; `journal` is of a run that is to be repeated."""
     if config.runtime == "local":
-        return DetachedRun(config, given, callbacks, journal)
+        return DetachedRun(config, given, listeners, journal)
     if importlib.util.find_spec("ray") is None:
         raise ConfigError("runtime ray needs the package ray: pip install 'proa[ray]'")
     from .ray_run import RayRun  # slow to import, and not everyone has it
 
-    return RayRun(config, given, callbacks, journal)
+    return RayRun(config, given, listeners, journal)
 
 
 class DetachedRun:
     """One run on this machine: both sides in one process, over one copy of the model."""
 
     def __init__(
-        self, config: RunConfig, given: Given, callbacks: Callbacks, journal: Sequence[Mapping[str, Any]] = ()
+        self, config: RunConfig, given: Given, listeners: Listeners, journal: Sequence[Mapping[str, Any]] = ()
     ) -> None:
         self.config = config
         self.journal = journal
+        self.listeners = listeners
         self.trainer_side = TrainerSide(config, given)
         self.maker_side = MakerSide(
             config,
@@ -73,7 +75,6 @@ class DetachedRun:
             material=self.trainer_side.material,
             longest_prompt=self.trainer_side.stream.longest,
         )
-        self.listeners = place_callbacks(config, callbacks)
 
     def train(self, folder: RunFolder, resumption: Resumption | None, interruption: Interruption) -> TrainState:
         config, store = self.config, WeightStore(wait_timeout=self.config.wait_timeout)
@@ -83,7 +84,7 @@ class DetachedRun:
             store,
             self.listeners.manager,
             self.listeners.add,
-            DriverSide(folder.path, self.listeners.manager),
+            DriverSide(folder.path, self.listeners.manager, self.listeners.context(folder.path)),
             resumption=resumption,
             asked_to_leave=lambda: interruption.reason,
             journal=self.journal,
@@ -111,9 +112,6 @@ class DetachedRun:
 
     def summary(self) -> dict[str, Any]:
         return self.trainer_side.summary(self.listeners.manager.errors)
-
-    def close(self) -> None:
-        self.listeners.leave()
 
     def _maker(self, name: str, scorer: Any) -> ExperienceMakerHolder:
         callbacks = [ToDriver(self.listeners.manager), *(fresh(callback) for callback in self.listeners.makers)]

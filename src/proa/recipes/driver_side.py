@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from ..data.results import EvalResult, LogContext
 from ..lifecycle.manager import CallbackManager
 from ..policy.random_state import random_state
+from ..record.evals import EVALS_NAME, EvalRecord, rollouts_path, write_predictions
 from ..record.journal import JOURNAL_NAME, Journal
+from ..record.spans import SPANS_NAME, SpanRecord
 
-RECORD_FILES = ("metrics.jsonl", JOURNAL_NAME)
+RECORD_FILES = ("metrics.jsonl", JOURNAL_NAME, EVALS_NAME, SPANS_NAME)
 """What is appended to; a run that goes on cuts them back to where its checkpoint was."""
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """What is written down with a step, beside its metrics."""
+
+    step: int
+    journal: list[dict[str, Any]]
+    """Choices that the seed does not determine."""
+    spans: list[dict[str, Any]]
+    rollouts: list[dict[str, Any]]
 
 
 class Driver(Protocol):
@@ -21,17 +35,23 @@ class Driver(Protocol):
     def before_saving(self) -> dict[str, Any]:
         """What of a checkpoint the driver has: `callbacks`, `random`, and `record`, the lengths of its files."""
 
-    def journal(self, entries: Sequence[dict[str, Any]]) -> None:
-        """Write choices down that the seed does not determine."""
+    def write_step(self, record: StepRecord) -> None:
+        """Write down what comes with a step."""
+
+    def report_eval(self, result: EvalResult, predictions: list[dict[str, Any]]) -> None:
+        """Write an eval's scores and predictions down, and tell the callbacks of it: `benchmark_eval`."""
 
 
 class DriverSide:
     """The driver itself."""
 
-    def __init__(self, folder: Path, manager: CallbackManager) -> None:
+    def __init__(self, folder: Path, manager: CallbackManager, ctx: LogContext) -> None:
         self.folder = folder
         self.manager = manager
+        self.ctx = ctx
         self._journal = Journal(folder)
+        self._evals = EvalRecord(folder)
+        self._spans = SpanRecord(folder)
 
     def before_saving(self) -> dict[str, Any]:
         return {
@@ -40,8 +60,15 @@ class DriverSide:
             "record": {name: _lasting_size(self.folder / name) for name in RECORD_FILES},
         }
 
-    def journal(self, entries: Sequence[dict[str, Any]]) -> None:
-        self._journal.append(entries)
+    def write_step(self, record: StepRecord) -> None:
+        self._journal.append(record.journal)
+        self._spans.append(record.spans)
+        if record.rollouts:
+            write_predictions(self.folder / rollouts_path(record.step), record.rollouts)
+
+    def report_eval(self, result: EvalResult, predictions: list[dict[str, Any]]) -> None:
+        self._evals.append(result, predictions)
+        self.manager.fire("benchmark_eval", self.ctx, result, predictions, result.step)
 
 
 def _lasting_size(path: Path) -> int:

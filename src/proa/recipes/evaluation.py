@@ -1,91 +1,168 @@
-"""Greedy evals of the trainer's weights, with an engine of their own, while the makers go on."""
+"""Evals in the loop: on the trainer's weights after a step, with an engine of their own, while the makers go on."""
 
 from __future__ import annotations
 
-import importlib
-import json
-from collections.abc import Callable
-from pathlib import Path
+import asyncio
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
 from typing import Any
 
 from ..config import ConfigError
 from ..config.run_config import EvalSection, RunConfig
+from ..data.results import EvalResult
 from ..data.sampling import Sampling
+from ..data.state import LoopState
 from ..engines import build_engine
-from ..engines.protocol import Engine, Request
+from ..engines.protocol import Request
 from ..loop import Evaluator
 from ..policy.whole import whole_weights
-from ..private_files import make_private_folder, write_private
-from ..record.secrets import redact_values, remember
-from ..rewards import InlineRewards
+from ..rewards.dotted import resolve
 from ..tasks import Task, load_task
 from ..tasks.builtin import BUILTIN, builtin_task
 from ..tasks.prompts import tokenise
+from ..tasks.task import TaskRow
+from .benchmark import Benchmark, Scored
 from .material import Material
+
+Report = Callable[[EvalResult, list[dict[str, Any]]], None]
+"""Takes the scores of an eval, and its predictions, to the run's driver."""
 
 
 def evaluator_for(
-    section: EvalSection, config: RunConfig, material: Material, steps_done: Callable[[], int]
+    section: EvalSection,
+    config: RunConfig,
+    material: Material,
+    state: Callable[[], LoopState],
+    report: Report,
+    called: Callable[..., Any] | None = None,
 ) -> Evaluator:
-    """An evaluator as configured: the mean of its metric over greedy completions of its prompts.
+    """An evaluator as configured: a benchmark, or a function of one's own that is given the policy."""
+    score = scoring(section, config, material, state, called)
+    last: list[Scored] = []
 
-    Each time, the predictions go to `evals/<name>/step_<steps done>.jsonl` in the run folder.
-    """
-    remember(config.model_dump(mode="json"))  # this may be another process than the one that made the run's folder
-    model, tokenizer = material.model, material.tokenizer
-    task = _eval_task(section, config)
-    scorer = InlineRewards(_metric(section, task))
-    rows = task.rows[: section.count]
-    requests = [Request(tokenise(row, tokenizer, where=f"eval {section.name}"), (0,)) for row in rows]
-    sampling = Sampling(1, section.max_new_tokens or config.sampling.max_new_tokens, temperature=0.0)
-    _check_room(section, material, max(len(request.tokens) for request in requests) + sampling.max_new_tokens)
-    columns = {name: [row.columns[name] for row in rows] for name in rows[0].columns}
-    engines: list[Engine] = []  # built at the first use, kept for the next
+    def metrics() -> dict[str, float]:
+        last[:] = [score()]
+        return last[0].result.metrics
 
-    def score() -> dict[str, float]:
-        if not engines:
-            engines.append(build_engine(config.engine.kind, model, end_ids=material.end_ids, slots=config.engine.slots))
-        engines[0].load(whole_weights(model))
-        completions = [group[0] for group in engines[0].generate(requests, sampling)]
-        texts = [str(tokenizer.decode(c.tokens.tolist(), skip_special_tokens=True)) for c in completions]
-        scores = scorer.score([row.prompt for row in rows], texts, columns)
-        values = [one.value for one in scores if one.value is not None]
-        name = scorer.functions[0].name
-        _write_predictions(
-            config.folder / "evals" / section.name / f"step_{steps_done()}.jsonl",
-            [
-                {**row.columns, "prompt": row.prompt, "completion": text, name: one.value, "error": one.error}
-                for row, text, one in zip(rows, texts, scores, strict=True)
-            ],
+    return Evaluator(
+        section.name,
+        metrics,
+        run_every=section.run_every,
+        baseline=section.baseline,
+        report=lambda: report(last[0].result, last[0].predictions),
+    )
+
+
+def scoring(
+    section: EvalSection,
+    config: RunConfig,
+    material: Material,
+    state: Callable[[], LoopState],
+    called: Callable[..., Any] | None = None,
+) -> Callable[[], Scored]:
+    """Scores the model as it is, each time it is called. What is wrong with the eval is found now."""
+    if section.evaluator is not None:
+        return _calling(section, config, material, state, called)
+    benchmark = Benchmark(
+        section,
+        eval_task(section, config),
+        material,
+        engine=config.engine,
+        max_new_tokens=section.max_new_tokens or config.sampling.max_new_tokens,
+        seed=config.seed,
+    )
+    return lambda: benchmark.score(version=state().policy_version, step=state().global_step - 1)
+
+
+# -- functions of one's own ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What an evaluator of one's own is given: the weights as they are after a step."""
+
+    model: Any
+    tokenizer: Any
+    step: int
+    """Optimizer steps done."""
+    version: int
+    _material: Material
+    _config: RunConfig
+
+    def generate(
+        self,
+        prompts: Sequence[str | list[dict[str, str]]],
+        *,
+        max_new_tokens: int | None = None,
+        temperature: float = 0.0,
+        samples: int = 1,
+        seed: int = 0,
+    ) -> list[list[str]]:
+        """Completions of each prompt, greedy by default."""
+        engine = build_engine(
+            self._config.engine.kind, self.model, end_ids=self._material.end_ids, slots=self._config.engine.slots
         )
-        return {
-            name: sum(values) / len(values) if values else float("nan"),
-            "completion_tokens": sum(map(len, completions)) / len(completions),
-        }
+        engine.load(whole_weights(self.model))
+        requests = [
+            Request(
+                tokenise(TaskRow(prompt), self.tokenizer, where=f"prompt {place}"),
+                tuple(seed + sample for sample in range(samples)),
+            )
+            for place, prompt in enumerate(prompts)
+        ]
+        most = max_new_tokens or self._config.sampling.max_new_tokens
+        groups = engine.generate(requests, Sampling(samples, most, temperature=temperature))
+        decode = self.tokenizer.decode
+        return [[str(decode(one.tokens.tolist(), skip_special_tokens=True)) for one in group] for group in groups]
 
-    return Evaluator(section.name, score, run_every=section.run_every, baseline=section.baseline)
+
+def _calling(
+    section: EvalSection,
+    config: RunConfig,
+    material: Material,
+    state: Callable[[], LoopState],
+    called: Callable[..., Any] | None,
+) -> Callable[[], Scored]:
+    function = called or resolve(str(section.evaluator))
+    if not callable(function):
+        raise ConfigError(f"eval {section.name}: {section.evaluator} is no function of the policy")
+
+    def score() -> Scored:
+        now, began = state(), perf_counter()
+        policy = Policy(material.model, material.tokenizer, now.global_step, now.policy_version, material, config)
+        given: Any = function(policy)
+        if inspect.isawaitable(given):
+            given = asyncio.run(_awaited(given))
+        predictions: list[dict[str, Any]] = list(given.pop("predictions", [])) if isinstance(given, dict) else []
+        metrics = _numbers(section, given)
+        seconds = perf_counter() - began
+        result = EvalResult(
+            section.name, str(section.evaluator), metrics, {}, seconds, now.global_step - 1, list(section.tags)
+        )
+        return Scored(result, predictions)
+
+    return score
 
 
-def _check_room(section: EvalSection, material: Material, longest: int) -> None:
-    context = getattr(material.model.config, "max_position_embeddings", None)
-    if context is not None and longest > context:
+async def _awaited(given: Any) -> Any:
+    return await given
+
+
+def _numbers(section: EvalSection, given: Any) -> dict[str, float]:
+    if not isinstance(given, dict) or not all(isinstance(value, int | float) for value in given.values()):
         raise ConfigError(
-            f"eval {section.name}: its longest prompt with max_new_tokens is {longest} tokens, and the model's context "
-            f"is {context}"
+            f"eval {section.name}: an evaluator returns numbers by name, e.g. {{'accuracy': 0.5}}, and this one gave "
+            f"{given!r:.80}"
         )
+    return {str(name): float(value) for name, value in given.items()}
 
 
-def _write_predictions(path: Path, predictions: list[dict[str, Any]]) -> None:
-    """One line each. A key's name says nothing here: a completion, or a column called `token`, is data."""
-    lines = [
-        json.dumps(prediction, default=lambda value: redact_values(str(value)), ensure_ascii=False)
-        for prediction in redact_values(predictions)
-    ]
-    make_private_folder(path.parent)
-    write_private(path, "\n".join(lines) + "\n")
+# -- data ----------------------------------------------------------------------------------------------
 
 
-def _eval_task(section: EvalSection, config: RunConfig) -> Task:
+def eval_task(section: EvalSection, config: RunConfig) -> Task:
     source = eval_source(section, config)
     if source in BUILTIN:
         return builtin_task(source, "test", section.count, config.seed)
@@ -98,13 +175,3 @@ def eval_source(section: EvalSection, config: RunConfig) -> str:
     if section.source is None and source not in BUILTIN:
         raise ConfigError(f"eval {section.name} has no data of its own: give source, what is held out of training")
     return source
-
-
-def _metric(section: EvalSection, task: Task) -> Any:
-    if section.metric is not None:
-        return section.metric
-    if task.name in BUILTIN:
-        return importlib.import_module(f"proa.tasks.builtin.{task.name}").exact
-    if task.reward is None:
-        raise ConfigError(f"eval {section.name}: the task {task.name} brings no score; give eval.metric")
-    return task.reward

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ class Given:
     tokenizer: PreTrainedTokenizerBase | None = None
     data: Any = None
     rewards: tuple[Callable[..., Any], ...] | None = None
+    evaluators: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    """By the name of their eval."""
 
 
 def configured(
@@ -51,7 +53,26 @@ def _take_objects(changes: Mapping[str, Any]) -> tuple[Given, dict[str, Any]]:
         rest |= {f"reward.{name}": value for name, value in section.items()}  # what is not said stays as it is
     if isinstance(tokenizer, str):
         tokenizer, rest["model.tokenizer"] = None, tokenizer
-    return Given(model, tokenizer, data, rewards), rest
+    if "eval" in rest:
+        rest["eval"], evaluators = _take_evaluators(rest["eval"])
+    else:
+        evaluators = {}
+    return Given(model, tokenizer, data, rewards, evaluators), rest
+
+
+def _take_evaluators(sections: Any) -> tuple[Any, dict[str, Callable[..., Any]]]:
+    """Evals whose evaluator is a function, each described by its name, and the functions by their evals' names."""
+    if not isinstance(sections, Sequence) or isinstance(sections, str):
+        return sections, {}
+    described: list[Any] = []
+    functions: dict[str, Callable[..., Any]] = {}
+    for section in sections:
+        given = section.get("evaluator") if isinstance(section, Mapping) else None
+        if callable(given):
+            functions[str(section.get("name"))] = given
+            section = {**section, "evaluator": f"{getattr(given, '__name__', given)} {GIVEN}"}
+        described.append(section)
+    return described, functions
 
 
 def _take_functions(reward: Any) -> tuple[dict[str, Any], tuple[Callable[..., Any], ...] | None]:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Protocol
 
 from ..config import RunConfig
 from ..data.state import LoopState, TrainState
 from ..errors import ProaError
 from ..loop.interruption import Interruption
-from ..record.run_folder import RunFolder, read_json, refuse_used
+from ..record.run_folder import LOCK_NAME, RunFolder, read_json, refuse_used
 from ..record.run_lock import lock
 from .resuming import AUTO, Resumption, begin_again, changes_to, cut_back, find_checkpoint, saved_config, tell_changes
 
 FROM_THE_BEGINNING = "the beginning"
+_BEFORE_THE_HEADER = {"config.json", ".config.json.new", ".run.json.new"}
+"""What is written before `run.json` makes a folder a run's."""
 
 
 class Job(Protocol):
@@ -29,11 +33,18 @@ class Job(Protocol):
     def summary(self) -> dict[str, Any]:
         """What the header says of how far the run came."""
 
-    def close(self) -> None:
-        """Let go of what the run held."""
+
+AfterTraining = Callable[[RunFolder, TrainState], None]
+"""What comes after training and before the run is marked completed."""
 
 
-def carry_out(config: RunConfig, build: Callable[[], Job], *, resume: str | None = None) -> TrainState:
+def carry_out(
+    config: RunConfig,
+    build: Callable[[], Job],
+    *,
+    resume: str | None = None,
+    after_training: AfterTraining | None = None,
+) -> TrainState:
     """Put the run together, make its folder, train in it, and leave a header that says how it ended.
 
     `resume` is `"auto"` or a checkpoint's name: a run that is there is gone on with, and one that is complete is left
@@ -45,15 +56,27 @@ def carry_out(config: RunConfig, build: Callable[[], Job], *, resume: str | None
     interruption = Interruption(config.checkpoint.grace)
     with lock(config.folder), interruption.listening():
         if not there:
+            _clear_unborn(config.folder)
             refuse_used(config.folder)
         changes = changes_to(saved_config(config.folder), config) if there else {}
         resumption = find_checkpoint(config.folder, resume or AUTO) if there else None
         job = build()
-        try:
-            folder = _reopened(config, resumption, changes) if there else _fresh(config)
-            return _train(job, folder, resumption, interruption, is_new=not there)
-        finally:
-            job.close()
+        folder = _reopened(config, resumption, changes) if there else _fresh(config)
+        with _ending(job, folder, is_new=not there):
+            if interruption.reason:  # while it was put together
+                raise KeyboardInterrupt(interruption.reason)
+            state = job.train(folder, resumption, interruption)
+            if after_training is not None:
+                after_training(folder, state)
+        return state
+
+
+def _clear_unborn(folder: Path) -> None:
+    """Remove what a run left that was killed before it had a header: `proa resume` would not know it as one."""
+    inside = [path for path in folder.iterdir() if path.name != LOCK_NAME]
+    if {path.name for path in inside} <= _BEFORE_THE_HEADER:
+        for path in inside:
+            path.unlink()
 
 
 def _complete(config: RunConfig) -> TrainState | None:
@@ -79,13 +102,11 @@ def _reopened(config: RunConfig, resumption: Resumption | None, changes: dict[st
     return RunFolder.reopen(config.folder, config.model_dump(mode="json"), checkpoint=name, changes=told)
 
 
-def _train(
-    job: Job, folder: RunFolder, resumption: Resumption | None, interruption: Interruption, *, is_new: bool
-) -> TrainState:
+@contextmanager
+def _ending(job: Job, folder: RunFolder, *, is_new: bool) -> Iterator[None]:
+    """Whatever comes of it, the header says so; but what was refused before it began leaves no folder."""
     try:
-        if interruption.reason:  # while it was put together
-            raise KeyboardInterrupt(interruption.reason)
-        state = job.train(folder, resumption, interruption)
+        yield
     except BaseException as error:
         if isinstance(error, ProaError) and not job.began and is_new:
             folder.discard()
@@ -96,7 +117,6 @@ def _train(
         folder.update(**job.summary() | ending | {"ended": round(time.time(), 3)})
         raise
     folder.update(**job.summary() | {"status": "completed", "ended": round(time.time(), 3)})
-    return state
 
 
 def state_summary(state: LoopState, evals: Iterable[str], callback_errors: dict[str, int]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from ..config import ConfigError, RunConfig
 from ..config.run_config import EvalSection
+from ..data.results import EvalResult
 from ..data.state import LoopState, TrainState
 from ..lifecycle.hooks import Callback
 from ..lifecycle.manager import Callbacks
@@ -39,7 +40,7 @@ from .fit_sft import fit_sft
 from .given import Given, configured
 from .job import carry_out, state_summary
 from .material import BASE_NAME, load_material, load_training_task, prepare_lora, save_policy
-from .placing import place_callbacks
+from .placing import Listeners, place_callbacks
 from .resuming import Resumption, load_policy, restore_process
 
 
@@ -81,7 +82,8 @@ def learn(
     """Run a supervised recipe as configured (a `RunConfig`, a YAML file, or keywords alone); `resume` as in
     `detached`."""
     settled, given = configured(config, its_algorithm, changes)
-    return carry_out(settled, lambda: SupervisedRun(settled, given, callbacks), resume=resume)
+    with place_callbacks(settled, callbacks) as listeners:
+        return carry_out(settled, lambda: SupervisedRun(settled, given, listeners), resume=resume)
 
 
 _TEXT, _YES_OR_NO, _NUMBER, _WHOLE = "a text", "true or false", "a number", "a whole number above 0"
@@ -101,8 +103,10 @@ _SETTINGS = {
 class SupervisedRun:
     """One run's parts. What is wrong with model, data or callbacks is found when it is built."""
 
-    def __init__(self, config: RunConfig, given: Given, callbacks: Callbacks) -> None:
+    def __init__(self, config: RunConfig, given: Given, listeners: Listeners) -> None:
         self.config = config
+        self.listeners = listeners
+        self.manager = listeners.manager
         self.kind = config.algorithm.name
         _check_settings(config)
         self.data: Any = load_training_task(config, given) if self.kind == "sft" else _pairs(config, given)
@@ -110,11 +114,10 @@ class SupervisedRun:
         self.material = load_material(config, given)
         self.model: PreTrainedModel = self.material.model
         self.state: LoopState | None = None
+        self._driver: DriverSide | None = None
+        self._given = given.evaluators
         self.evaluators = self._generating_evaluators()
-        self.listeners = place_callbacks(config, callbacks)
-        self.manager = self.listeners.manager
         if self.listeners.makers:
-            self.close()
             raise ConfigError(f"{self.kind} has no makers: a MakerCallback would never be called")
 
     def train(self, folder: RunFolder, resumption: Resumption | None, interruption: Interruption) -> TrainState:
@@ -125,12 +128,13 @@ class SupervisedRun:
             _optimizer_settings(self.config),
             self.config.total_steps * self.config.train_epochs,
         )
+        self._driver = DriverSide(folder.path, self.manager, self.listeners.context(folder.path))
         checkpoints = Checkpoints(
             self.config,
             folder.path,
             self.model,
             lambda model, into: self._save(folder.path, model, into),
-            DriverSide(folder.path, self.manager),
+            self._driver,
             asked_to_leave=lambda: interruption.reason,
             more=lambda: {"optimizer": optimizer.state_dict(), **self._trained()},
         )
@@ -193,9 +197,6 @@ class SupervisedRun:
             "weights_digest": weights_digest(all_parameters(self.model)),
         }
 
-    def close(self) -> None:
-        self.listeners.leave()
-
     # -- the three kinds -----------------------------------------------------------------------------
 
     def _fit_sft(self, common: dict[str, Any]) -> LoopState:
@@ -231,10 +232,19 @@ class SupervisedRun:
         sections = [section for section in self.config.eval if section.kind == "generate"]
         if sections and self.kind == "reward_model":
             raise ConfigError(f"eval {sections[0].name}: a reward model generates nothing; set its kind to loss")
-        return [evaluator_for(section, self.config, self.material, self._steps_done) for section in sections]
+        return [
+            evaluator_for(
+                section, self.config, self.material, self._state, self._report_eval, self._given.get(section.name)
+            )
+            for section in sections
+        ]
 
-    def _steps_done(self) -> int:
-        return self.state.global_step if self.state is not None else 0
+    def _state(self) -> LoopState:
+        return self.state if self.state is not None else LoopState()
+
+    def _report_eval(self, result: EvalResult, predictions: list[dict[str, Any]]) -> None:
+        assert self._driver is not None, "evals come while it trains"
+        self._driver.report_eval(result, predictions)
 
 
 class _Remember(Callback):

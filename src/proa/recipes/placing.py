@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ..callbacks import JsonlMetrics, build_callback
 from ..config import RunConfig
-from ..lifecycle.hooks import BaseCallback, EveryMoment, MakerCallback
+from ..data.results import LogContext
+from ..data.state import LoopState
+from ..lifecycle.hooks import BaseCallback, Callback, EveryMoment, MakerCallback
 from ..lifecycle.manager import CallbackManager, Callbacks
 from ..lifecycle.moments import MOMENTS, EventName, Scope
 from ..lifecycle.placement import Placement
+from ..lifecycle.policy import Priority
 
 
 @dataclass
@@ -25,21 +29,34 @@ class Listeners:
     every_trainer: list[Any]
     """The same of what lives with every one of several."""
     _added: list[BaseCallback]
+    ctx: LogContext | None = None
+    """Of the experiment that this run is part of."""
+
+    def context(self, folder: Path) -> LogContext:
+        """What loggers are told of the run; `state.ctx` is the same."""
+        self.ctx = self.ctx or LogContext(folder)
+        self.add(_HasContext(self.ctx))
+        return self.ctx
 
     def add(self, callback: BaseCallback) -> None:
         """Have a callback listen for this run; the manager may be the user's, and outlive it."""
         self.manager.add(callback)
         self._added.append(callback)
 
-    def leave(self) -> None:
+    def __enter__(self) -> Listeners:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         """Take out what was added for this run."""
         for callback in self._added:
             self.manager.remove(callback)
         self._added.clear()
 
 
-def place_callbacks(config: RunConfig, callbacks: Callbacks, *, trainer_apart: bool = False) -> Listeners:
-    """Callbacks in their places, with the record and the configured ones among them."""
+def place_callbacks(config: RunConfig, callbacks: Callbacks, ctx: LogContext | None = None) -> Listeners:
+    """Callbacks in their places, with the record and the configured ones among them. Use it in a `with`: the manager
+    may be the user's, and is left as it was."""
+    trainer_apart = config.runtime == "ray"
     with_trainer: list[Any] = []
     with_every_trainer: list[Any] = []
     configured = [build_callback(section.model_dump()) for section in config.callbacks]
@@ -52,12 +69,25 @@ def place_callbacks(config: RunConfig, callbacks: Callbacks, *, trainer_apart: b
         with_trainer, with_every_trainer = placement.trainer, placement.every_trainer
         here = [] if trainer_apart else [*with_trainer, *with_every_trainer]
         manager = CallbackManager([*placement.driver, *here])
-    listeners = Listeners(manager, maker_callbacks, with_trainer, with_every_trainer, [])
+    listeners = Listeners(manager, maker_callbacks, with_trainer, with_every_trainer, [], ctx)
     listeners.add(JsonlMetrics())
     for callback in configured:
         if not isinstance(callback, MakerCallback):
             listeners.add(callback)
     return listeners
+
+
+class _HasContext(Callback):
+    """Gives the state its context before anybody else looks."""
+
+    priority = Priority.METRICS + 1
+    uses_asyncio = False
+
+    def __init__(self, ctx: LogContext) -> None:
+        self._ctx = ctx
+
+    def on_train_start(self, state: LoopState) -> None:
+        state.ctx = self._ctx
 
 
 class ToDriver(EveryMoment):

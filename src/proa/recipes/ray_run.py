@@ -13,10 +13,11 @@ from typing import Any
 import torch
 
 from ..config import ConfigError, RunConfig
+from ..data.results import EvalResult
 from ..data.state import TrainState
 from ..errors import SettingError
 from ..lifecycle.hooks import BaseCallback
-from ..lifecycle.manager import CallbackManager, Callbacks
+from ..lifecycle.manager import CallbackManager
 from ..lifecycle.placement import refuse_unportable
 from ..loop.interruption import Interruption
 from ..policy.adapter_layout import AdapterLayout, AdapterOverBase
@@ -36,12 +37,12 @@ from ..runtime.ray.link import AskDriver
 from ..runtime.ray.makers import Limits
 from ..runtime.ray.places import RaySettings, check_options
 from ..runtime.ray.trainer_host import TrainerParts, TrainerTies
-from .driver_side import DriverSide
+from .driver_side import DriverSide, StepRecord
 from .given import Given
 from .job import FROM_THE_BEGINNING
 from .maker_side import MakerSide
 from .material import Material, load_material, load_training_task, lora_settings
-from .placing import fresh, place_callbacks
+from .placing import Listeners, fresh
 from .resuming import Resumption, begin_again, cut_back, find_checkpoint, restore_process
 from .trainer_side import Surroundings, TrainerSide
 
@@ -55,16 +56,16 @@ class RayRun:
     """The driver's part of a run on Ray. What is wrong is found when it is built, here, before anything is started."""
 
     def __init__(
-        self, config: RunConfig, given: Given, callbacks: Callbacks, journal: Sequence[Mapping[str, Any]] = ()
+        self, config: RunConfig, given: Given, listeners: Listeners, journal: Sequence[Mapping[str, Any]] = ()
     ) -> None:
         self.config = config
+        self.listeners = listeners
         self.given = given
         self.journal = tuple(journal)
         _check_devices(config)
         here = config.model_copy(update={"model": config.model.model_copy(update={"device": "cpu"})})
         side = TrainerSide(here, given)
         MakerSide(here, given, task=side.task, material=side.material, longest_prompt=side.stream.longest)
-        self.listeners = place_callbacks(config, callbacks, trainer_apart=True)
         travelling = [*self.listeners.makers, *self.listeners.trainer, *self.listeners.every_trainer]
         refuse_unportable(travelling, pickled)
         self._runtime: RayRuntime | None = None
@@ -75,6 +76,7 @@ class RayRun:
         at_first = manager.state_dict()
         name = f"proa-{config.name}-{uuid.uuid4().hex[:8]}"
         with cluster(config.ray.address, name):
+            interruption.listen_again()
             for attempt in range(config.ray.trainer_restarts + 1):
                 namespace = f"{name}-{attempt}"  # names of actors that died may not be free yet
                 folder.update(ray={"namespace": namespace})
@@ -111,7 +113,7 @@ class RayRun:
         # Actors may have another working directory.
         absolute = config.model_copy(update={"output_dir": config.output_dir.resolve()})
         there = None if resumption is None else replace(resumption, folder=resumption.folder.resolve())
-        driver = DriverSide(folder.path, listeners.manager)
+        driver = DriverSide(folder.path, listeners.manager, listeners.context(folder.path))
         return RayRuntime(
             _BuildTrainer(
                 absolute,
@@ -141,7 +143,11 @@ class RayRun:
             backend=_backend(config),
             output_dir=config.folder,
             live=LiveFile(folder.path),
-            services={"before_saving": driver.before_saving, "journal": driver.journal},
+            services={
+                "before_saving": driver.before_saving,
+                "write_step": driver.write_step,
+                "report_eval": driver.report_eval,
+            },
             interruption=interruption,
         )
 
@@ -155,9 +161,6 @@ class RayRun:
         state = self._runtime.state
         known = self._runtime.summary or ({"steps_run": state.global_step} if state.global_step else {})
         return known | {"callback_errors": self.listeners.manager.errors}
-
-    def close(self) -> None:
-        self.listeners.leave()
 
 
 def _check_devices(config: RunConfig) -> None:
@@ -193,8 +196,11 @@ class _RemoteDriver:
         told: dict[str, Any] = self._ask("before_saving")
         return told
 
-    def journal(self, entries: Sequence[dict[str, Any]]) -> None:
-        self._ask("journal", list(entries))
+    def write_step(self, record: StepRecord) -> None:
+        self._ask("write_step", record)
+
+    def report_eval(self, result: EvalResult, predictions: list[dict[str, Any]]) -> None:
+        self._ask("report_eval", result, predictions)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,10 @@ from ..lifecycle.policy import Priority
 from ..record.checkpoints import CheckpointManager
 from ..record.journal import Journal
 from ..record.run_folder import read_json
-from .detached_run import detached_job
+from . import job_of
 from .given import Given
-from .job import Job, carry_out
-from .learning import SupervisedRun
+from .job import carry_out
+from .placing import place_callbacks
 from .resuming import config_in
 
 
@@ -80,15 +80,9 @@ def replay(
     if until is not None and not 1 <= until <= last:
         raise ConfigError(f"until {until}: the record of {original} has steps 1 to {last}")
     entries = Journal(original).read()
-    build = _builder(config, [*show, _StopAfter(until or last)], entries)
-    state = carry_out(config, build)
+    with place_callbacks(config, [*show, _StopAfter(until or last)]) as listeners:
+        state = carry_out(config, lambda: job_of(config, Given(), listeners, entries))
     return _compared(original, config.folder, state)
-
-
-def _builder(config: RunConfig, callbacks: list[BaseCallback], entries: list[dict[str, Any]]) -> Callable[[], Job]:
-    if config.is_supervised:
-        return lambda: SupervisedRun(config, Given(), callbacks)
-    return lambda: detached_job(config, Given(), callbacks, entries)
 
 
 def _repeated(config: RunConfig, original: Path, into: Path | str | None) -> RunConfig:

@@ -25,16 +25,19 @@ from ..policy.lora import has_lora
 from ..policy.models import load_model
 from ..policy.random_state import set_random_state
 from ..record.checkpoints import CheckpointError, CheckpointManager
+from ..record.evals import EvalRecord, predictions_path
 from ..record.run_folder import RunFolderError, read_json
-from ..record.secrets import redacted_keys
+from ..record.secrets import redact, redacted_keys
 from ..record.state_files import read_state
 from .driver_side import RECORD_FILES
 
 log = logging.getLogger("proa.recipes")
 
 AUTO = "auto"
-OF_THE_RUN = ("metrics.jsonl", "metrics.csv", "journal.jsonl", "live.json", "evals", "checkpoints", "checkpoints.jsonl",
-              "base", "model", ".model.new")  # fmt: skip
+OF_THE_RUN = (
+    "metrics.jsonl", "metrics.csv", "journal.jsonl", "live.json", "evals", "evals.jsonl", "checkpoints",
+    "checkpoints.jsonl", "base", "model", ".model.new", "spans.jsonl", "rollouts",
+)  # fmt: skip
 """What a run writes beside its header; a run that begins again, because it had no checkpoint, begins without."""
 
 
@@ -57,14 +60,24 @@ class Resumption:
         return Resumed(self.part("trainer"), self.row)
 
     def final_state(self, output_dir: Path) -> LoopState:
-        """The state of a run that is complete."""
+        """The state of a run that is complete: as in its last checkpoint, with what came after that."""
         state = LoopState(output_dir=output_dir)
         go_on_with(state, self.loop())
+        header = read_json(self.folder / "run.json")
+        state.policy_version = header.get("policy_version", state.policy_version)
+        state.metrics |= {name: _number(value) for name, value in self.row.metrics.items()}
+        if header.get("stopped_by") is not None:
+            state.stop_training(header.get("stop_reason"), by=header["stopped_by"])
         return state
 
     @property
     def _path(self) -> Path:
         return CheckpointManager(self.folder).path(self.row)
+
+
+def _number(written: Any) -> Any:
+    """A metric as it was before it was written as JSON, which has no word for what is not finite."""
+    return float(written) if written in ("nan", "inf", "-inf") else written
 
 
 def find_checkpoint(folder: Path, name: str = AUTO) -> Resumption | None:
@@ -115,9 +128,13 @@ def cut_back(resumption: Resumption) -> None:
             os.truncate(path, length)
         elif length:
             raise CheckpointError(f"{path} is missing, and had {length} bytes at checkpoint {resumption.row.name}")
-    for predictions in folder.glob("evals/*/step_*.jsonl"):
-        if int(predictions.stem.removeprefix("step_")) > step:
+    known = {predictions_path(result.name, result.step) for result in EvalRecord(folder).read()}
+    for predictions in folder.glob("evals/*/*.jsonl"):
+        if predictions.relative_to(folder) not in known:
             predictions.unlink()
+    for rollouts in folder.glob("rollouts/step_*.jsonl"):
+        if int(rollouts.stem.removeprefix("step_")) > step:
+            rollouts.unlink()
     CheckpointManager(folder).forget_after(step)
 
 
@@ -162,7 +179,7 @@ def restore_process(
 
 _FREE = (
     "name", "output_dir", "runtime", "makers", "ray", "wait_timeout", "lease_timeout", "buffer_limit", "checkpoint",
-    "eval", "callbacks", "reward.timeout", "reward.workers", "model.trust_remote_code",
+    "record", "eval", "callbacks", "reward.timeout", "reward.workers", "model.trust_remote_code",
 )  # fmt: skip
 """What may change without changing what is learned."""
 _LAST_BITS = (
@@ -201,7 +218,7 @@ def changes_to(saved: dict[str, Any], config: RunConfig) -> dict[str, tuple[Any,
     changes = _differences(saved, config.model_dump(mode="json"))
     refused = {key: pair for key, pair in changes.items() if not _is_in(key, (*_FREE, *_LAST_BITS))}
     if refused:
-        told = "; ".join(f"{key} was {before!r} and is {now!r}" for key, (before, now) in refused.items())
+        told = "; ".join(_told(key, before, now) for key, (before, now) in refused.items())
         raise ConfigError(
             f"this run cannot go on with another configuration: {told}. "
             f"To train on with other settings, begin a new run whose model.path is one of its checkpoints"
@@ -211,10 +228,14 @@ def changes_to(saved: dict[str, Any], config: RunConfig) -> dict[str, tuple[Any,
 
 def tell_changes(changes: dict[str, tuple[Any, Any]]) -> None:
     for key, (before, now) in changes.items():
-        if _is_in(key, ("name", "output_dir")):
+        if _is_in(key, ("name", "output_dir")) or redact({key: before}) == redact({key: now}):  # a secret, given again
             continue
         bits = "; results may differ in their last bits from here on" if _is_in(key, _LAST_BITS) else ""
-        log.warning("%s was %r and is %r%s", key, before, now, bits)
+        log.warning("%s%s", _told(key, before, now), bits)
+
+
+def _told(key: str, before: Any, now: Any) -> str:
+    return f"{key} was {redact({key: before})[key]!r} and is {redact({key: now})[key]!r}"
 
 
 def _differences(before: Any, now: Any, key: str = "") -> dict[str, tuple[Any, Any]]:

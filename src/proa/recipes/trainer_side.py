@@ -12,10 +12,10 @@ from transformers import PreTrainedModel
 
 from ..algorithms import PPO, build_algorithm
 from ..config import ConfigError, RunConfig
+from ..data.results import EvalResult
 from ..data.state import LoopState
-from ..lifecycle.hooks import BaseCallback, Callback
+from ..lifecycle.hooks import BaseCallback
 from ..lifecycle.manager import CallbackManager
-from ..lifecycle.policy import Priority
 from ..policy.critic import Critic, critic_from_reward_model, separate_critic, shared_critic
 from ..policy.lora import add_lora, trained_weights
 from ..policy.models import weights_digest
@@ -48,6 +48,7 @@ from .material import (
     save_policy,
 )
 from .resuming import Resumption, load_policy
+from .step_record import TakeStepRecord
 
 
 @dataclass(frozen=True)
@@ -79,8 +80,14 @@ class TrainerSide:
         self.material = load_material(config, given)
         self.stream = _prompts(config, self.task, self.material)
         self.critic_start = _critic_start(config, self.material, self.stream)
-        self.evaluators = [evaluator_for(section, config, self.material, self._steps_done) for section in config.eval]
         self.trainer: PolicyTrainer | None = None
+        self._driver: Driver | None = None
+        self.evaluators = [
+            evaluator_for(
+                section, config, self.material, self._state, self._report_eval, given.evaluators.get(section.name)
+            )
+            for section in config.eval
+        ]
         self._start_digest = ""
 
     def prepare(self, folder: Path, replicas: Replicas | None = None, *, resumed: bool = False) -> None:
@@ -97,6 +104,7 @@ class TrainerSide:
 
     def assemble_first(self, around: Surroundings) -> tuple[PolicyTrainer, LeaseBook]:
         """The trainer that publishes, evaluates, saves and has the lease book; with others beside it, or alone."""
+        self._driver = around.driver
         checkpoints = self._checkpoints(around)
         resumed = around.resumption.loop() if around.resumption is not None else None
         trainer = self._trainer(
@@ -110,7 +118,7 @@ class TrainerSide:
         book = LeaseBook(_plan(self.config), self.stream.__getitem__, sift=trainer.sift, wait_timeout=wait)
         book.repeat(around.journal)
         trainer.source = book if around.replicas.size == 1 else SharedSource(around.replicas, book)
-        around.listen(TakeJournal(book, around.driver))
+        around.listen(TakeStepRecord(trainer, book, around.driver, self.material.tokenizer, self.config))
         if around.resumption is None:
             self._start_digest = around.store.publish(0, trained_weights(self.material.model)).digest
         else:
@@ -241,23 +249,12 @@ class TrainerSide:
             add_lora(self.critic_start, lora_settings(self.config.lora), seed=self.config.seed)
         return critic_from_reward_model(self.critic_start)
 
-    def _steps_done(self) -> int:
-        return self.trainer.state.global_step if self.trainer is not None else 0
+    def _state(self) -> LoopState:
+        return self.trainer.state if self.trainer is not None else LoopState()
 
-
-class TakeJournal(Callback):
-    """Has what the lease book decided for a step written down with that step."""
-
-    priority = Priority.RECORD
-    uses_asyncio = False
-
-    def __init__(self, book: LeaseBook, driver: Driver) -> None:
-        self._book = book
-        self._driver = driver
-
-    def on_step_end(self, state: LoopState, step_idx: int, batch: Any, metrics: dict[str, float]) -> None:
-        if entries := self._book.take_journal():
-            self._driver.journal(entries)
+    def _report_eval(self, result: EvalResult, predictions: list[dict[str, Any]]) -> None:
+        assert self._driver is not None, "evals come while it trains"
+        self._driver.report_eval(result, predictions)
 
 
 def _critic_start(config: RunConfig, material: Material, stream: PromptStream) -> PreTrainedModel | None:

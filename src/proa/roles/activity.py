@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ..data.lease import Delivery
+from ..data.lease import Delivery, Span
 
 _MAKING = ("generate", "score", "load", "wait")
 """The kinds that a delivery tells of: where a maker's time goes before it sends."""
@@ -31,6 +32,10 @@ class Doing:
         return {kind: seconds for kind, seconds in spent.items() if seconds > 0}
 
 
+MOST_SPANS = 10_000
+"""So many are kept for somebody who does not come to take them."""
+
+
 class Activity:
     """Kept by the thread that works, and looked at by any other.
 
@@ -47,17 +52,27 @@ class Activity:
         self._what = what
         self._since = time.time()
         self._spent: dict[str, float] = {}
+        self._spans: deque[Span] = deque(maxlen=MOST_SPANS)
 
     @contextlib.contextmanager
     def doing(self, kind: str, what: str) -> Iterator[None]:
         """While inside, this is what the actor does; afterwards it is again what it did before."""
-        before, begun = self._switch(what), time.perf_counter()
+        before, start, begun = self._switch(what), time.time(), time.perf_counter()
         try:
             yield
         finally:
             self._switch(before)
+            seconds = time.perf_counter() - begun
             with self._lock:
-                self._spent[kind] = self._spent.get(kind, 0.0) + time.perf_counter() - begun
+                self._spent[kind] = self._spent.get(kind, 0.0) + seconds
+                self._spans.append((kind, start, seconds))
+
+    def take_spans(self) -> tuple[Span, ...]:
+        """What was done since this was last asked, each with when it began and how long it took."""
+        with self._lock:
+            taken = tuple(self._spans)
+            self._spans.clear()
+            return taken
 
     def rest(self, what: str) -> None:
         """Between one thing and the next, from now on, this is what the actor does; it counts for no kind."""

@@ -53,6 +53,7 @@ class LeaseBook:
         self.plan = plan
         self.ledger = Ledger()
         self._journal: list[dict[str, Any]] = []
+        self._spans: list[dict[str, Any]] = []
         self._script: deque[int] = deque()  # leases to be taken in this order, where a run is repeated
         self._failed_rewards: Mapping[str, str] = {}  # by uid: samples that had none when the run was first made
         self.made: dict[str, float] = {}
@@ -342,6 +343,11 @@ class LeaseBook:
     def _consume(self, lease_id: int) -> Delivery:
         delivery = self._arrived.pop(lease_id)
         self._mark_consumed(lease_id)
+        self._spans += [
+            {"actor": delivery.made_by, "kind": kind, "start": start, "seconds": seconds, "lease": lease_id,
+             "version": self._versions[lease_id]}
+            for kind, start, seconds in delivery.spans
+        ]  # fmt: skip
         size = self.plan.group_size
         for first in range(0, len(delivery.items), size):
             sifted = self._sift(tuple(map(self._as_it_was_scored, delivery.items[first : first + size])))
@@ -377,6 +383,12 @@ class LeaseBook:
         """The decisions since this was last asked: which lease came first, which sample's reward could not be had."""
         with self.room:
             taken, self._journal = self._journal, []
+            return taken
+
+    def take_spans(self) -> list[dict[str, Any]]:
+        """What makers did for the leases consumed since this was last asked."""
+        with self.room:
+            taken, self._spans = self._spans, []
             return taken
 
     def repeat(self, entries: Sequence[Mapping[str, Any]]) -> None:

@@ -147,7 +147,8 @@ class ExperienceMakerHolder:
         try:
             items = self.make(lease.prompts, lease.seeds, what)
             self.leases_made += 1
-            delivery = Delivery(lease.id, tuple(items), self.name, self.activity.look().spent_since(before))
+            spent, spans = self.activity.look().spent_since(before), self.activity.take_spans()
+            delivery = Delivery(lease.id, tuple(items), self.name, spent, spans)
             moments.maker_send_start(state)
             try:
                 with self.activity.doing("send", f"delivering {what}"):

@@ -71,6 +71,10 @@ class PolicyTrainer(DetachedTrainer):
         self.store = store
         self.settings = settings or StepSettings()
         self._last_reward_error = ""
+        self.keep_log_probs = False
+        """Whether to keep what the policy gave the tokens of a step's batch, for the record."""
+        self.log_probs_in_step: torch.Tensor | None = None
+        """These, as (B, A); NaN in rows that another trainer computes."""
         self._reference = reference_of(model) if algorithm.needs_reference else None
 
     def training_step(self, experience: Experience) -> dict[str, Any]:
@@ -96,11 +100,15 @@ class PolicyTrainer(DetachedTrainer):
         """Those of this trainer's rows, with their share of the loss and of the statistics."""
         loss = 0.0
         sums: dict[str, float] = {}
+        kept_BA = torch.full_like(experience.action_log_probs, float("nan")) if self.keep_log_probs else None
+        self.log_probs_in_step = kept_BA
         for rows in self._micro_batches(experience):
             micro_loss, statistics = self._micro_batch(take_rows(experience, rows), weights_BA[rows])
             loss += micro_loss
             for name, value in statistics.items():
                 sums[name] = sums.get(name, 0.0) + value
+            if kept_BA is not None:
+                kept_BA[rows, : self._micro_log_probs.shape[1]] = self._micro_log_probs
         loss += self._more_gradients(experience, weights_BA, sums)
         return loss, sums
 
@@ -241,6 +249,7 @@ class PolicyTrainer(DetachedTrainer):
         mask_BA = action_mask_of(micro)
         weights_BA = weights_BA[:, : mask_BA.shape[1]]
         statistics = self._statistics(self.model, micro, with_entropy=True, value_head=self._value_head)
+        self._micro_log_probs = statistics.log_probs_BA.detach()
         assert micro.old_log_probs is not None
         assert micro.advantages is not None
         token_loss = self.algorithm.token_loss(

@@ -6,11 +6,11 @@ import contextlib
 import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -33,6 +33,8 @@ from .source import PushedExperience, Source
 from .waiting import StepInterrupted
 
 log = logging.getLogger("proa.trainer")
+
+T = TypeVar("T")
 
 MAX_EMPTY_STEPS = 3
 """So many steps in a row may have nothing to train on before the run fails."""
@@ -103,6 +105,8 @@ class DetachedTrainer(ABC):
         self._after: AfterStep | None = None
         self._resumed: Resumed | None = None
         self._interrupted_by = ""
+        self.batch_in_step: Experience | None = None
+        """What the last step was taken on."""
 
     @abstractmethod
     def training_step(self, experience: Experience) -> dict[str, Any]:
@@ -123,7 +127,7 @@ class DetachedTrainer(ABC):
         state = self._new_state(total_steps, train_epochs) if resumed is None else self.state
         episodes = math.ceil(total_steps / update_steps)
         life = Lifecycle(self.manager, state)
-        self._after = after = AfterStep(life, self.evaluators, self.saver, self.state_dict)
+        self._after = after = AfterStep(life, *self._timed(), self.state_dict)
         begun = perf_counter()
         with life.training(lambda: artifacts_of(state, self.manager, after.rows, begun)), self._at_work():
             if resumed is None:
@@ -138,6 +142,20 @@ class DetachedTrainer(ABC):
                     self._run_episode(life, after, fresh, train_epochs)
             self._place = Place(episodes)
             after.at_the_end()
+
+    def _timed(self) -> tuple[list[Evaluator], Saver | None]:
+        """Evaluators and saver, with the time that they take among what the trainer does."""
+
+        def timed(kind: str, what: str, call: Callable[..., T]) -> Callable[..., T]:
+            def within(*arguments: Any) -> T:
+                with self.activity.doing(kind, what):
+                    return call(*arguments)
+
+            return within
+
+        evaluators = [replace(e, score=timed("eval", f"evaluating {e.name}", e.score)) for e in self.evaluators]
+        saver = self.saver and replace(self.saver, save=timed("save", "saving a checkpoint", self.saver.save))
+        return evaluators, saver
 
     def interrupt(self, reason: str = "interrupted") -> None:
         """Have training end at the next boundary between steps, with a checkpoint, by `KeyboardInterrupt`."""
@@ -257,7 +275,7 @@ class DetachedTrainer(ABC):
         self, life: Lifecycle, after: AfterStep, experience: Experience, settling: Sequence[BufferItem] = ()
     ) -> None:
         with life.step() as step:
-            step.experience = experience
+            self.batch_in_step = step.experience = experience
             step.metrics = self.training_step(experience)
             if isinstance(step.metrics, dict):
                 step.metrics = {**step.metrics, **self._where_time_went(), **(self.source.made if settling else {})}

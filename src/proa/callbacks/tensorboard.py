@@ -1,0 +1,85 @@
+"""TensorBoard: event files that `tensorboard --logdir` shows, written by torch's own writer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ..data.results import LogContext, Status
+from .logged_values import Table, text_of
+from .run_logger import RunLogger
+from .run_place import Place, library
+
+FLUSH_SECONDS = 10
+
+
+class TensorBoardLogger(RunLogger):
+    """Writes `<output_dir>/tensorboard`: metrics as scalars; configuration, checkpoints and predictions as text.
+
+    A run that goes on voids what came after its checkpoint, so that TensorBoard shows each step once. Texts among
+    the metrics are left out; NaN and infinity are shown as TensorBoard shows them.
+    """
+
+    kind = "tensorboard"
+    package = "tensorboard"
+
+    def __init__(
+        self,
+        *,
+        folder: str | Path | None = None,
+        predictions: int = 50,
+        state_key: str | None = None,
+    ) -> None:
+        super().__init__(folder=folder, predictions=predictions, state_key=state_key)
+
+    def _open(self, place: Place, run_id: str | None, first_step: int) -> str:
+        self._folder = place.folder / place.name if place.shared else place.folder
+        self._open_writer(first_step)
+        if run_id is None and place.config:
+            self._text("config", place.config, 0)
+        return run_id or place.name
+
+    def _open_writer(self, first_step: int) -> None:
+        # Events that stand in the folder and are not before the first step are purged by whoever reads them.
+        purge = first_step if any(self._folder.glob("events.out.tfevents.*")) else None
+        writer = library("torch.utils.tensorboard").SummaryWriter
+        self._writer = writer(str(self._folder), purge_step=purge, flush_secs=FLUSH_SECONDS)
+
+    def _write(self, values: dict[str, Any], step: int) -> None:
+        for name, value in values.items():
+            if not isinstance(value, str):
+                self._writer.add_scalar(name, value, step)
+
+    def _write_table(self, name: str, table: Table, step: int) -> None:
+        self._writer.add_text(name, table.as_markdown(), step)
+
+    def _write_checkpoint(self, name: str, facts: dict[str, Any], step: int) -> None:
+        self._text("checkpoint", {"name": name, **facts}, step)
+        self._writer.flush()  # what a run goes on from must not have lost what led there
+
+    def _write_error(self, text: str, step: int) -> None:
+        self._writer.add_text("error", _code(text), step)
+
+    def _close(self, status: Status, summary: dict[str, Any]) -> None:
+        self._text("summary", summary, 0)
+        self._writer.close()
+
+    def _earlier_id(self, place: Place) -> str | None:
+        folder = place.folder / place.name if place.shared else place.folder
+        return place.name if any(folder.glob("events.out.tfevents.*")) else None
+
+    def _tell_ids(self, ctx: LogContext) -> None:
+        """It has no ids: it knows a run by its folder."""
+
+    def _rewind(self, first_step: int) -> None:
+        self._writer.close()
+        self._open_writer(first_step)
+        self._last = {}
+
+    def _text(self, name: str, facts: dict[str, Any], step: int) -> None:
+        self._writer.add_text(name, _code(text_of(facts)), step)
+
+
+def _code(text: str) -> str:
+    """As Markdown shows it without changing it."""
+    return "\n".join(f"    {line}" for line in text.splitlines())

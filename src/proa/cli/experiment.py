@@ -1,0 +1,76 @@
+"""`proa experiment`: carries an experiment out, a line for every run, and ends with what came of it."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ..config import ConfigError, load_experiment_config
+from ..data.results import ArmResult, ExperimentResult
+from ..errors import ProaError
+from ..experiments import Experiment
+from .words import duration, interval
+
+
+def experiment(file: str, flags: Sequence[str]) -> int:
+    """Exit code: 0 all runs are complete, 1 one failed, 2 wrong use."""
+    sys.path.insert(0, str(Path.cwd()))  # so that rewards and tasks beside the configuration can be named
+    console = Console()
+    try:
+        config = load_experiment_config(file, flags)
+        planned = Experiment(config, tell=lambda arm: _tell(console, arm))
+        count = sum(len(chain) for chain in planned.plan)
+        console.print(f"{config.name}: {count} runs in {config.folder}", highlight=False, soft_wrap=True)
+        result = planned.run()
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except ProaError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"go on with proa experiment {file}", file=sys.stderr)
+        raise
+    except Exception:
+        traceback.print_exc()
+        return 1
+    show_result(console, result)
+    return 0 if result.status == "completed" else 1
+
+
+def _tell(console: Console, arm: ArmResult) -> None:
+    scores = ", ".join(
+        f"{name}.{metric} {value:.4g}"
+        for name, metrics in arm.eval_metrics.items()
+        for metric, value in metrics.items()
+        if metric != "completion_tokens"
+    )
+    words = [f"{arm.name}: {arm.status}", duration(arm.train_seconds) if arm.train_seconds else "", scores]
+    line = ", ".join(word for word in words if word)
+    console.print(Text(f"{line}: {arm.error}" if arm.error else line), soft_wrap=True)
+
+
+def show_result(console: Console, result: ExperimentResult) -> None:
+    """Arms with their intervals, and the conclusion."""
+    if result.success_metric is not None:
+        table = Table(title=f"{result.name}: {result.success_metric}", title_justify="left")
+        for column in ("arm", "repeats", "mean", "95 % interval"):
+            table.add_column(column)
+        for name, group in result.groups.items():
+            estimate = group.metrics.get(result.success_metric)
+            best = " *" if name == result.best_arm else ""
+            if estimate is None or estimate.mean is None:
+                table.add_row(name + best, "0", "none", "")
+            else:
+                table.add_row(
+                    name + best, str(estimate.n), f"{estimate.mean:.4g}", interval(estimate.low, estimate.high)
+                )
+        console.print(table)
+    if result.conclusion:
+        console.print(Text(result.conclusion), soft_wrap=True)

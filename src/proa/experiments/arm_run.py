@@ -1,0 +1,177 @@
+"""One run of an experiment, wherever it happens: its hooks, its training, its benchmarks, its result."""
+
+from __future__ import annotations
+
+import math
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+from ..callbacks import build_callback
+from ..config import ExperimentConfig, RunConfig
+from ..data.loop import LoopArtifacts
+from ..data.results import ArmResult, LogContext, RunResult, Status
+from ..data.state import LoopState, TrainState
+from ..lifecycle.hooks import BaseCallback, Callback
+from ..lifecycle.manager import CallbackManager, Callbacks
+from ..lifecycle.policy import Priority
+from ..recipes import job_of
+from ..recipes.given import Given
+from ..recipes.job import carry_out
+from ..recipes.model_eval import evaluate_folder
+from ..recipes.placing import Listeners, place_callbacks
+from ..recipes.resuming import AUTO
+from ..record.evals import EvalRecord
+from ..record.run_folder import RunFolder
+from .plan import PlannedRun
+from .saved_result import save_arm
+
+
+@dataclass
+class ArmRun:
+    """Carries one planned run out. `callbacks` are what the user gave; factories make new ones for this run."""
+
+    experiment: ExperimentConfig
+    run: PlannedRun
+    callbacks: Sequence[BaseCallback | Callable[[], BaseCallback]] | CallbackManager = ()
+    ids: dict[str, Any] = field(default_factory=dict)
+    arm: ArmResult | None = field(default=None, init=False)
+    """What is known of it, also while it runs."""
+
+    def carry_out(self) -> ArmResult:
+        """Train, benchmark, and tell of it. A failure is in the result, an interrupt is raised after it was told."""
+        run = self.run
+        ctx = LogContext(
+            run.config.folder, self.experiment, run.key, run.config, run.group, self.ids
+        )  # fmt: skip
+        self.arm = arm = ArmResult(
+            run.key,
+            run.config,
+            "running",
+            group_name=run.group,
+            group_id=None if run.group is None else self.ids.get(f"group:{run.group}", run.group),
+        )
+        with place_callbacks(run.config, self._callbacks(), ctx) as listeners:
+            telling = _Telling(self.experiment, run, arm, ctx, listeners)
+            telling.carry_out()
+        return arm
+
+    def _callbacks(self) -> Callbacks:
+        configured = [build_callback(section.model_dump()) for section in self.experiment.callbacks]
+        if isinstance(self.callbacks, CallbackManager):
+            manager = CallbackManager([*self.callbacks.callbacks, *configured])
+            return self.callbacks if not configured else manager
+        return [*self.callbacks, *configured]
+
+
+@dataclass
+class _Telling:
+    """One run with its hooks around it: `run_start`, and whatever happens, `run_end`."""
+
+    experiment: ExperimentConfig
+    run: PlannedRun
+    arm: ArmResult
+    ctx: LogContext
+    listeners: Listeners
+    result: RunResult = field(init=False)
+
+    def carry_out(self) -> None:
+        self.result = RunResult(self.run.key)
+        kept = _KeepArtifacts(self.result)
+        self.listeners.add(kept)
+        manager = self.listeners.manager
+        try:
+            manager.fire("run_start", self.ctx)
+            self._train()
+        except BaseException as error:
+            self._fail(error)
+            if not isinstance(error, Exception):
+                raise
+
+    def _fail(self, error: BaseException) -> None:
+        status: Status = "failed" if isinstance(error, Exception) else "cancelled"
+        if self.arm.status == "running":
+            self._end(status, error)
+        else:  # it was a hook of `run_end` that failed
+            self.arm.status = self.result.status = status
+            self.arm.error = self.result.error = f"{type(error).__name__}: {error}"
+            save_arm(self.arm, self.run.config.folder)
+
+    def _train(self) -> None:
+        config = self.run.config
+        carry_out(
+            config,
+            lambda: job_of(config, Given(), self.listeners),
+            resume=AUTO,
+            after_training=self._after_training,
+        )
+
+    def _after_training(self, folder: RunFolder, state: TrainState) -> None:
+        """Benchmarks of the final weights; then `run_end`, and only then is the run marked completed."""
+        self.result.metrics = _numbers(state.metrics)
+        for section in self.experiment.metadata.benchmark:
+            began = perf_counter()
+            scored = evaluate_folder(
+                self.run.config.folder / "model",
+                section,
+                self.run.config,
+                version=_version_of(state),
+                steps=state.global_step,
+            )
+            EvalRecord(folder.path).append(scored.result, scored.predictions)
+            self.arm.eval_seconds += perf_counter() - began
+            self.listeners.manager.fire("benchmark_eval", self.ctx, scored.result, scored.predictions, None)
+        self._end("completed", None)
+
+    def _end(self, status: Status, error: BaseException | None) -> None:
+        run, arm = self.result, self.arm
+        run.status = arm.status = status
+        run.run_id = arm.run_id = str(self.ctx.ids.get("run_id", self.run.key))
+        if error is not None:
+            run.error = arm.error = f"{type(error).__name__}: {error}"
+            run.extras["traceback"] = "".join(traceback.format_exception(error))
+        arm.run_result = run
+        arm.metrics = dict(run.metrics)
+        _add_evals(arm, self.run.config)
+        if run.artifacts is not None:
+            arm.train_seconds = run.artifacts.train_seconds
+        self.listeners.manager.fire("run_end", self.ctx, run, arm)
+        if self.run.config.folder.exists():
+            save_arm(arm, self.run.config.folder)
+
+
+def _add_evals(arm: ArmResult, config: RunConfig) -> None:
+    results = EvalRecord(config.folder).read() if config.folder.exists() else []
+    arm.evals = results
+    for result in results:  # the last of each
+        arm.eval_metrics[result.name] = dict(result.metrics)
+        arm.eval_breakdowns[result.name] = result.breakdowns
+    arm.eval_seconds += sum(result.eval_seconds for result in results if result.step is not None)
+
+
+def _numbers(metrics: dict[str, Any]) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if isinstance(value, int | float) and not _is_nan(value)}
+
+
+def _is_nan(value: float) -> bool:
+    return math.isnan(value)
+
+
+def _version_of(state: TrainState) -> int:
+    return state.policy_version if isinstance(state, LoopState) else 0
+
+
+class _KeepArtifacts(Callback):
+    """Keeps what training left behind, for the run's result."""
+
+    priority = Priority.METRICS
+    uses_asyncio = False
+
+    def __init__(self, result: RunResult) -> None:
+        self._result = result
+
+    def on_train_end(self, state: LoopState, artifacts: LoopArtifacts) -> None:
+        self._result.artifacts = artifacts
+        self._result.metrics = _numbers(state.metrics)

@@ -1,0 +1,111 @@
+"""Several runs at once: chains in threads here, each run in a process of its own, or in a task of a cluster."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ..data.results import ArmResult, LogContext
+from ..lifecycle.manager import CallbackManager
+from ..loop.interruption import Interruption
+from .arm_run import ArmRun
+from .plan import Chain, PlannedRun
+from .processes import ArmProcess, Elsewhere
+
+if TYPE_CHECKING:
+    from .experiment import Experiment
+
+Start = Callable[[ArmRun], Elsewhere]
+LOOK_SECONDS = 0.1
+
+
+def run_concurrently(experiment: Experiment, manager: CallbackManager, ctx: LogContext) -> None:
+    """Carry out what is left, so many chains at a time. An interrupt is passed on, and waited for."""
+    config = experiment.config
+    interruption = Interruption(grace=float("inf"))  # each run has a grace period of its own
+    interruption.polled = True
+    with interruption.listening(), _starting(experiment) as start:
+        chains = _Chains(experiment, manager, ctx, start, interruption)
+        with ThreadPoolExecutor(config.max_concurrent_arms, "proa arm") as pool:
+            futures = [pool.submit(chains.carry_out, chain) for chain in experiment.left]
+            _wait_for(futures)
+    if interruption.reason:
+        raise KeyboardInterrupt(interruption.reason)
+
+
+def _wait_for(futures: list[Future[None]]) -> None:
+    pending = set(futures)
+    while pending:
+        done, pending = wait(pending, LOOK_SECONDS, FIRST_EXCEPTION)
+        for future in done:
+            future.result()
+
+
+class _Chains:
+    """What the threads of an experiment share."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        manager: CallbackManager,
+        ctx: LogContext,
+        start: Start,
+        interruption: Interruption,
+    ) -> None:
+        self._experiment = experiment
+        self._manager = manager
+        self._ctx = ctx
+        self._start = start
+        self._interruption = interruption
+        self._guard = threading.Lock()
+
+    def carry_out(self, chain: Chain) -> None:
+        from .experiment import not_reached
+
+        failed: ArmResult | None = None
+        for run in chain:
+            if self._experiment.is_done(run) or self._interruption.reason:
+                continue
+            if failed is not None:
+                with self._guard:
+                    self._experiment.note(not_reached(run, failed))
+                continue
+            arm = self._one(run)
+            failed = arm if arm.status != "completed" else None
+
+    def _one(self, run: PlannedRun) -> ArmResult:
+        with self._guard:  # hooks of the experiment are called one at a time
+            self._experiment.announce_group(run, self._manager, self._ctx)
+            ids = {key: value for key, value in self._ctx.ids.items() if key != "run_id"}
+        elsewhere = self._start(ArmRun(self._experiment.config, run, self._experiment.given, ids))
+        asked = 0
+        while not elsewhere.ended(LOOK_SECONDS):
+            wanted = 2 if self._interruption.at_once else 1 if self._interruption.reason else 0
+            while asked < wanted:
+                asked += 1
+                elsewhere.interrupt()
+        arm, new_ids = elsewhere.outcome()
+        with self._guard:
+            self._ctx.ids.update({key: value for key, value in new_ids.items() if key != "run_id"})
+            self._experiment.note(replace(arm, run_config=run.config))
+        return arm
+
+
+def _starting(experiment: Experiment) -> Any:
+    """Where runs are started: a context manager that gives a `Start`."""
+    if experiment.config.arms_on == "ray":
+        from .ray_tasks import arm_tasks  # not everyone has ray
+
+        return arm_tasks(experiment.config)
+    return _Processes()
+
+
+class _Processes:
+    def __enter__(self) -> Start:
+        return ArmProcess
+
+    def __exit__(self, *_: object) -> None:
+        """Every process has been waited for."""

@@ -1,0 +1,219 @@
+"""`Experiment`: carries a plan of runs out, tells callbacks of it, and says what came of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ..callbacks import build_callback
+from ..config import ConfigError, ExperimentConfig, load_experiment_config
+from ..data.results import ArmResult, ExperimentResult, LogContext, Status
+from ..lifecycle.hooks import BaseCallback
+from ..lifecycle.manager import CallbackManager, Callbacks
+from ..recipes.resuming import changes_to, saved_config
+from ..record.durable import Disk
+from ..record.run_folder import as_json, read_json
+from ..record.run_lock import lock
+from .arm_run import ArmRun
+from .plan import Chain, PlannedRun, plan
+from .saved_result import arm_dict, load_arm
+from .summary import summarise
+
+log = logging.getLogger("proa.experiments")
+
+EXPERIMENT_NAME = "experiment.json"
+
+
+class Experiment:
+    """Arms times repeats, or stages, each a run of its own, compared at the end.
+
+    Running it again skips what is complete and goes on with what was cut off.
+    """
+
+    def __init__(
+        self,
+        config: ExperimentConfig | Mapping[str, Any] | Path | str,
+        callbacks: Callbacks = None,
+        *,
+        tell: Callable[[ArmResult], None] | None = None,
+    ) -> None:
+        if isinstance(config, Mapping):
+            config = load_experiment_config(None, **config)
+        elif not isinstance(config, ExperimentConfig):
+            config = load_experiment_config(config)
+        self.config = config
+        self.plan = plan(config)
+        self._given = callbacks if isinstance(callbacks, CallbackManager) else tuple(callbacks or ())
+        self._tell = tell or (lambda _: None)
+        self._arms: dict[str, ArmResult] = {}
+        self._groups_told: set[str] = set()
+        if config.max_concurrent_arms > 1:
+            _refuse_instances(self._given)
+
+    def run(self) -> ExperimentResult:
+        """Carry out what is left to be done, and say what came of all of it."""
+        manager = self._experiment_manager()
+        ctx = LogContext(self.config.folder, self.config)
+        with lock(self.config.folder), self._around(manager, ctx) as result:
+            self._write(result)
+            for chain in self.plan:
+                self._skip_complete(chain)
+            if self.config.max_concurrent_arms > 1:
+                from .concurrent import run_concurrently
+
+                run_concurrently(self, manager, ctx)
+            else:
+                for chain in self.plan:
+                    self._run_chain(chain, manager, ctx)
+        return result
+
+    # -- one after the other -------------------------------------------------------------------------
+
+    def _run_chain(self, chain: Chain, manager: CallbackManager, ctx: LogContext) -> None:
+        """A chain's runs in order; the first that fails ends it."""
+        failed: ArmResult | None = None
+        for run in chain:
+            if run.key in self._arms:
+                failed = self._arms[run.key] if self._arms[run.key].status != "completed" else None
+                continue
+            if failed is not None:
+                self.note(not_reached(run, failed))
+                continue
+            self.announce_group(run, manager, ctx)
+            ctx.ids.pop("run_id", None)
+            arm = self._arm_run(run, ctx.ids)
+            self.note(arm)
+            failed = arm if arm.status != "completed" else None
+
+    def _arm_run(self, run: PlannedRun, ids: dict[str, Any]) -> ArmResult:
+        carried = ArmRun(self.config, run, self._given, ids)
+        try:
+            return carried.carry_out()
+        except BaseException:
+            if carried.arm is not None:
+                self.note(carried.arm)
+            raise
+
+    def announce_group(self, run: PlannedRun, manager: CallbackManager, ctx: LogContext) -> None:
+        """`group_start`, once, just before the group's first run."""
+        if run.group is not None and run.group not in self._groups_told:
+            self._groups_told.add(run.group)
+            manager.fire("group_start", ctx, run.group)
+
+    def note(self, arm: ArmResult) -> None:
+        """A run has ended."""
+        self._arms[arm.name] = arm
+        if arm.status == "failed":
+            log.warning("%s failed: %s", arm.name, arm.error)
+        self._tell(arm)
+
+    def is_done(self, run: PlannedRun) -> bool:
+        return run.key in self._arms
+
+    @property
+    def given(self) -> Any:
+        """The callbacks that the user gave."""
+        return self._given
+
+    @property
+    def left(self) -> list[Chain]:
+        """Chains that have something left to be done."""
+        return [chain for chain in self.plan if any(run.key not in self._arms for run in chain)]
+
+    # -- what is complete already --------------------------------------------------------------------
+
+    def _skip_complete(self, chain: Chain) -> None:
+        for run in chain:
+            header = run.config.folder / "run.json"
+            if not header.exists():
+                return
+            try:
+                changes_to(saved_config(run.config.folder), run.config)
+            except ConfigError as error:
+                raise ConfigError(f"{run.config.folder} is of another experiment: {error}") from None
+            arm = load_arm(run)
+            if read_json(header).get("status") != "completed" or arm is None or arm.status != "completed":
+                return
+            self._arms[run.key] = arm
+
+    # -- hooks and record ----------------------------------------------------------------------------
+
+    def _experiment_manager(self) -> CallbackManager:
+        """Who hears of the experiment and its groups: what was given as it is, and one of each that is made."""
+        configured = [build_callback(section.model_dump()) for section in self.config.callbacks]
+        if isinstance(self._given, CallbackManager):
+            if not configured:
+                return self._given
+            return CallbackManager([*self._given.callbacks, *configured])
+        here = [one for one in self._given if not isinstance(one, BaseCallback) or _hears_experiments(one)]
+        return CallbackManager([*here, *configured])
+
+    @contextmanager
+    def _around(self, manager: CallbackManager, ctx: LogContext) -> Iterator[ExperimentResult]:
+        """`experiment_start`, and whatever happens, `experiment_end` with what there is."""
+        result = ExperimentResult(self.config.name, "running", hypothesis=self.config.metadata.hypothesis)
+        interrupted = False
+        try:
+            manager.fire("experiment_start", ctx)
+            yield result
+        except BaseException as error:
+            interrupted = not isinstance(error, Exception)
+            self._end(result, manager, ctx, "cancelled" if interrupted else "failed")
+            raise
+        failed = any(arm.status != "completed" for arm in self._arms.values())
+        self._end(result, manager, ctx, "failed" if failed else "completed")
+
+    def _end(self, result: ExperimentResult, manager: CallbackManager, ctx: LogContext, status: Status) -> None:
+        order = [run for chain in self.plan for run in chain]
+        arms = [self._arms[run.key] for run in order if run.key in self._arms]
+        groups = {run.key: run.arm for run in order}
+        summarise(result, arms, groups, self.config)
+        result.status = status
+        result.experiment_id = str(ctx.ids.get("experiment_id", self.config.name))
+        try:
+            manager.fire("experiment_end", ctx, result)
+        finally:
+            self._write(result)
+
+    def _write(self, result: ExperimentResult) -> None:
+        content = {
+            "name": result.name,
+            "status": result.status,
+            "config": self.config.model_dump(mode="json"),
+            "runs": [
+                {"key": run.key, "arm": run.arm, "group": run.group, "seed": run.seed}
+                for chain in self.plan
+                for run in chain
+            ],
+            "best_arm": result.best_arm,
+            "best_score": result.best_score,
+            "conclusion": result.conclusion,
+            "hypothesis": result.hypothesis,
+            "groups": {name: group.as_dict() for name, group in result.groups.items()},
+            "arms": [arm_dict(arm) for arm in result.arms],
+        }
+        Disk().replace_file(self.config.folder / EXPERIMENT_NAME, as_json(content).encode("utf-8"))
+
+
+def not_reached(run: PlannedRun, failed: ArmResult) -> ArmResult:
+    """The result of a stage whose chain ended before it."""
+    return ArmResult(
+        run.key, run.config, "cancelled", error=f"not run: {failed.name} {failed.status}", group_name=run.group
+    )  # fmt: skip
+
+
+def _hears_experiments(callback: BaseCallback) -> bool:
+    from ..lifecycle.hooks import Callback
+
+    return isinstance(callback, Callback)
+
+
+def _refuse_instances(given: Sequence[Any] | CallbackManager) -> None:
+    if isinstance(given, CallbackManager) or any(isinstance(one, BaseCallback) for one in given):
+        raise ConfigError(
+            "with max_concurrent_arms above 1 each run has a process of its own, where a callback's instance is not: "
+            "give a factory, e.g. the class itself, which makes one for each run"
+        )

@@ -1,0 +1,86 @@
+"""A run of an experiment in a process of its own, which ends with the one that started it."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import threading
+from multiprocessing.connection import Connection
+from typing import Any, Protocol
+
+from ..data.results import ArmResult
+from .arm_run import ArmRun
+
+
+class Elsewhere(Protocol):
+    """A run that goes on in another process."""
+
+    def ended(self, seconds: float) -> bool:
+        """Whether it is over, waiting that long."""
+
+    def interrupt(self) -> None:
+        """As Ctrl-C does: the first time it saves and leaves, the second time it leaves at once."""
+
+    def outcome(self) -> tuple[ArmResult, dict[str, Any]]:
+        """Its result, and what its loggers call things."""
+
+
+class ArmProcess:
+    """On this machine. It gets signals from its starter alone, and leaves as on SIGTERM when that is gone."""
+
+    def __init__(self, work: ArmRun) -> None:
+        context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
+        self._work = work
+        self._here, there = context.Pipe()
+        self._process = context.Process(target=_child, args=(there, work), name=work.run.key, daemon=False)
+        self._process.start()
+        there.close()
+        self._told: tuple[ArmResult, dict[str, Any]] | None = None
+
+    def ended(self, seconds: float) -> bool:
+        with contextlib.suppress(EOFError, OSError):
+            if self._told is None and self._here.poll(seconds):
+                self._told = self._here.recv()
+        if self._told is None and self._process.is_alive():
+            return False
+        self._process.join(seconds)
+        return not self._process.is_alive()
+
+    def interrupt(self) -> None:
+        if self._process.pid is not None and self._process.is_alive():
+            os.kill(self._process.pid, signal.SIGINT)
+
+    def outcome(self) -> tuple[ArmResult, dict[str, Any]]:
+        if self._told is not None:
+            return self._told
+        run, code = self._work.run, self._process.exitcode
+        how = f"by signal {-code}" if code is not None and code < 0 else f"with exit code {code}"
+        arm = ArmResult(run.key, run.config, "failed", error=f"its process ended {how}", group_name=run.group)
+        return arm, {}
+
+
+def _child(connection: Connection, work: ArmRun) -> None:
+    if hasattr(os, "setsid"):
+        os.setsid()  # Ctrl-C in a terminal goes to a whole group; here it comes once, from the starter
+    threading.Thread(target=_leave_with_starter, args=(os.getppid(),), name="proa starter", daemon=True).start()
+    connection.send(carried_out(work))
+    connection.close()
+
+
+def carried_out(work: ArmRun) -> tuple[ArmResult, dict[str, Any]]:
+    """A run's result, also where it was interrupted: whoever started it knows that."""
+    try:
+        arm = work.carry_out()
+    except KeyboardInterrupt:
+        if work.arm is None:
+            raise
+        arm = work.arm
+    return arm, work.ids
+
+
+def _leave_with_starter(starter: int) -> None:
+    while os.getppid() == starter:
+        threading.Event().wait(0.5)
+    os.kill(os.getpid(), signal.SIGTERM)

@@ -1,0 +1,41 @@
+"""Runs of an experiment as tasks of a Ray cluster; the experiment's folder must be one that all its machines share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ..config import ExperimentConfig
+from ..data.results import ArmResult
+from ..runtime.ray.tasks import Task, TaskFailed, tasks_of, told
+from .arm_run import ArmRun
+from .processes import carried_out
+
+
+class ArmTask:
+    """One run in the cluster."""
+
+    def __init__(self, work: ArmRun, start: Callable[[Callable[[Any], Any], Any], Task]) -> None:
+        self._work = work
+        self._task = start(carried_out, work)
+
+    def ended(self, seconds: float) -> bool:
+        return self._task.ended(seconds)
+
+    def interrupt(self) -> None:
+        self._task.interrupt()
+
+    def outcome(self) -> tuple[ArmResult, dict[str, Any]]:
+        try:
+            outcome: tuple[ArmResult, dict[str, Any]] = self._task.value()
+        except TaskFailed as error:
+            run = self._work.run
+            return ArmResult(run.key, run.config, "failed", error=told(error), group_name=run.group), {}
+        return outcome
+
+
+@contextmanager
+def arm_tasks(config: ExperimentConfig) -> Iterator[Callable[[ArmRun], ArmTask]]:
+    with tasks_of(config.ray_address, f"proa-{config.name}") as start:
+        yield lambda work: ArmTask(work, start)

@@ -1,0 +1,162 @@
+"""A benchmark: the prompts of a task, completions of them, and how good each is."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+from ..config import ConfigError
+from ..config.run_config import EngineSection, EvalSection
+from ..data.lease import sample_seed
+from ..data.results import EvalResult
+from ..data.sampling import Completion, Sampling
+from ..engines import build_engine
+from ..engines.protocol import Engine, Request
+from ..policy.whole import whole_weights
+from ..rewards import InlineRewards
+from ..rewards.score import Score
+from ..statistics import summarise
+from ..tasks import Task
+from ..tasks.builtin import BUILTIN
+from ..tasks.prompts import tokenise
+from ..tasks.task import TaskRow
+from .material import Material
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What came of a benchmark: its scores, and a row for every completion."""
+
+    result: EvalResult
+    predictions: list[dict[str, Any]]
+
+
+class Benchmark:
+    """Scores a model's completions of a task. What is wrong with the task is found when it is built."""
+
+    def __init__(
+        self,
+        section: EvalSection,
+        task: Task,
+        material: Material,
+        *,
+        engine: EngineSection,
+        max_new_tokens: int,
+        seed: int,
+    ) -> None:
+        self.section = section
+        self._material = material
+        self._engine_section = engine
+        self._rows = task.rows[: section.count]
+        self._scorer = InlineRewards(_metric(section, task))
+        self.metric = self._scorer.functions[0].name
+        self._sampling = Sampling(section.samples, max_new_tokens, temperature=section.sampling_temperature)
+        self._requests = [self._request(place, row, seed) for place, row in enumerate(self._rows)]
+        _check_room(section, material, max(len(request.tokens) for request in self._requests) + max_new_tokens)
+        self._engine: Engine | None = None  # built at the first use, kept for the next
+
+    def score(self, *, version: int, step: int | None) -> Scored:
+        """The scores of the model's weights as they are."""
+        began = perf_counter()
+        groups = self._generate()
+        predictions = self._predictions(groups, version)
+        metrics, breakdowns = self._summary(predictions)
+        result = EvalResult(
+            self.section.name,
+            benchmark_id=self.section.source or self.section.name,
+            metrics=metrics,
+            breakdowns=breakdowns,
+            eval_seconds=perf_counter() - began,
+            step=step,
+            tags=list(self.section.tags),
+        )
+        return Scored(result, predictions)
+
+    def _summary(
+        self, predictions: list[dict[str, Any]]
+    ) -> tuple[dict[str, float], dict[str, dict[str, dict[str, float]]]]:
+        """The mean under the name of what scored it first, then what else there is to say."""
+        several = self.section.samples > 1
+        rows = [{**row["columns"], **row} for row in predictions]
+        found, breakdowns = summarise(rows, k=self.section.samples if several else (), keys=self.section.breakdown)
+        tokens = sum(row["tokens"] for row in predictions) / len(predictions)
+        metrics = {self.metric: found["mean_reward"], "completion_tokens": tokens}
+        more = [f"pass@{self.section.samples}", f"mean@{self.section.samples}"] if several else []
+        metrics |= {name: found[name] for name in more}
+        return metrics | ({"errors": found["errors"]} if found["errors"] else {}), breakdowns
+
+    def _generate(self) -> list[list[Completion]]:
+        material = self._material
+        if self._engine is None:
+            self._engine = build_engine(
+                self._engine_section.kind, material.model, end_ids=material.end_ids, slots=self._engine_section.slots
+            )
+        self._engine.load(whole_weights(material.model))
+        return self._engine.generate(self._requests, self._sampling)
+
+    def _predictions(self, groups: list[list[Completion]], version: int) -> list[dict[str, Any]]:
+        pairs = [(place, sample) for place in range(len(groups)) for sample in range(len(groups[place]))]
+        completions = [groups[place][sample] for place, sample in pairs]
+        decode = self._material.tokenizer.decode
+        texts = [str(decode(one.tokens.tolist(), skip_special_tokens=True)) for one in completions]
+        rows = [self._rows[place] for place, _ in pairs]
+        columns = {name: [row.columns[name] for row in rows] for name in self._rows[0].columns}
+        scores = self._scorer.score([row.prompt for row in rows], texts, columns)
+        return [
+            self._prediction(place, sample, completion, text, score, version)
+            for (place, sample), completion, text, score in zip(pairs, completions, texts, scores, strict=True)
+        ]
+
+    def _prediction(
+        self, place: int, sample: int, completion: Completion, text: str, score: Score, version: int
+    ) -> dict[str, Any]:
+        row = self._rows[place]
+        return {
+            "task_id": _task_id(row, place),
+            "sample": sample,
+            "prompt": row.prompt,
+            "completion": text,
+            "reward": score.value,
+            "correct": None if score.value is None else score.value >= self.section.correct_at,
+            "error": score.error,
+            "tokens": len(completion),
+            "finish_reason": completion.finish_reason,
+            "policy_version": version,
+            "seed": self._requests[place].seeds[sample],
+            "columns": row.columns,
+        }
+
+    def _request(self, place: int, row: TaskRow, seed: int) -> Request:
+        tokens = tokenise(row, self._material.tokenizer, where=f"eval {self.section.name}")
+        # Seeds of its own: an eval that samples must not repeat what training saw.
+        seeds = tuple(sample_seed(seed, -1 - place, sample) for sample in range(self.section.samples))
+        return Request(tokens, seeds)
+
+
+def _task_id(row: TaskRow, place: int) -> str:
+    """What the data calls it, or its place."""
+    for name in ("task_id", "id"):
+        if name in row.columns:
+            return str(row.columns[name])
+    return str(place)
+
+
+def _check_room(section: EvalSection, material: Material, longest: int) -> None:
+    context = getattr(material.model.config, "max_position_embeddings", None)
+    if context is not None and longest > context:
+        raise ConfigError(
+            f"eval {section.name}: its longest prompt with max_new_tokens is {longest} tokens, and the model's context "
+            f"is {context}"
+        )
+
+
+def _metric(section: EvalSection, task: Task) -> Any:
+    if section.metric is not None:
+        return section.metric
+    if task.name in BUILTIN:
+        return importlib.import_module(f"proa.tasks.builtin.{task.name}").exact
+    if task.reward is None:
+        raise ConfigError(f"eval {section.name}: the task {task.name} brings no score; give eval.metric")
+    return task.reward

@@ -1,0 +1,103 @@
+"""What is written down with a step, beside its metrics: decisions, who did what, and some of its completions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from ..config import RunConfig
+from ..data.experience import Experience
+from ..data.state import LoopState
+from ..lifecycle.hooks import Callback
+from ..lifecycle.policy import Priority
+from ..roles.lease_book import LeaseBook
+from ..roles.policy_trainer import PolicyTrainer, action_mask_of, attention_mask_of
+from .driver_side import Driver, StepRecord
+
+ABOUT_SO_MANY = 50
+"""Steps of a run whose completions are kept, where nothing else is said."""
+
+
+class TakeStepRecord(Callback):
+    """Takes it from the trainer and the lease book to the run's driver, once a step."""
+
+    priority = Priority.RECORD
+    uses_asyncio = False
+
+    def __init__(
+        self,
+        trainer: PolicyTrainer,
+        book: LeaseBook,
+        driver: Driver,
+        tokenizer: PreTrainedTokenizerBase,
+        config: RunConfig,
+    ) -> None:
+        self._trainer = trainer
+        self._book = book
+        self._driver = driver
+        self._tokenizer = tokenizer
+        self._settings = config.record
+        steps = config.total_steps * config.train_epochs
+        self._every = config.record.rollouts_every or max(1, steps // ABOUT_SO_MANY)
+        self._name = "trainer_0"
+        trainer.keep_log_probs = self._is_kept(0)
+
+    def on_step_end(self, state: LoopState, step_idx: int, batch: Any, metrics: dict[str, float]) -> None:
+        rollouts = self._rollouts(step_idx) if self._is_kept(step_idx) and state.exception is None else []
+        self._trainer.keep_log_probs = self._is_kept(step_idx + 1)
+        record = StepRecord(step_idx, self._book.take_journal(), self._spans(step_idx), rollouts)
+        if record.journal or record.spans or record.rollouts:
+            self._driver.write_step(record)
+
+    def _is_kept(self, step_idx: int) -> bool:
+        return self._settings.rollouts > 0 and step_idx % self._every == 0
+
+    def _spans(self, step_idx: int) -> list[dict[str, Any]]:
+        own = [
+            {"actor": self._name, "kind": kind, "start": start, "seconds": seconds, "step": step_idx}
+            for kind, start, seconds in self._trainer.activity.take_spans()
+        ]
+        spans = [*own, *self._book.take_spans()]
+        return spans if self._settings.spans else []
+
+    def _rollouts(self, step_idx: int) -> list[dict[str, Any]]:
+        experience, own_BA = self._trainer.batch_in_step, self._trainer.log_probs_in_step
+        if experience is None or own_BA is None or experience.advantages is None:
+            return []
+        # Another group each time, so that the record shows more than the first prompt.
+        first = (step_idx // self._every * self._settings.rollouts) % len(experience)
+        rows = [(first + place) % len(experience) for place in range(min(self._settings.rollouts, len(experience)))]
+        return [self._rollout(experience, own_BA, row, step_idx) for row in rows]
+
+    def _rollout(self, experience: Experience, own_BA: torch.Tensor, row: int, step_idx: int) -> dict[str, Any]:
+        mask_A = action_mask_of(experience)[row]
+        actions = mask_A.shape[0]
+        real_S = attention_mask_of(experience)[row].bool()
+        prompt = experience.sequences[row, :-actions][real_S[:-actions]].tolist()
+        tokens = experience.sequences[row, -actions:][mask_A].tolist()
+        decode: Any = self._tokenizer.decode
+        notes = experience.notes[row] if experience.notes else {}
+        assert experience.advantages is not None
+        return {
+            "step": step_idx,
+            "uid": experience.uids[row] if experience.uids else "",
+            "group_id": experience.group_ids[row] if experience.group_ids else "",
+            "prompt": decode(prompt, skip_special_tokens=True),
+            "completion": decode(tokens, skip_special_tokens=True),
+            "reward": None if experience.reward is None else float(experience.reward[row]),
+            "reward_parts": notes.get("reward_parts", {}),
+            "finish_reason": notes.get("finish_reason"),
+            "tokens": [str(decode([token])) for token in tokens],
+            "log_probs": _listed(experience.action_log_probs[row], mask_A),
+            "trainer_log_probs": _listed(own_BA[row], mask_A),
+            "advantages": _listed(experience.advantages[row], mask_A),
+            "versions": [] if experience.versions is None else experience.versions[row][mask_A].tolist(),
+        }
+
+
+def _listed(values_A: torch.Tensor, mask_A: torch.Tensor) -> list[float | None]:
+    """Numbers as JSON has them; a token that another trainer computed has none here."""
+    values = values_A[mask_A].float().tolist()
+    return [round(value, 6) if value == value else None for value in values]

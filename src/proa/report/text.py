@@ -1,0 +1,96 @@
+"""Text of any origin as something to look at: nothing in it hides, moves or overwrites what stands around it."""
+
+from __future__ import annotations
+
+import math
+import re
+from datetime import datetime
+from typing import Any
+
+# Controls, soft hyphens, marks that turn the direction of text, invisible joiners and tags, halves of characters.
+_UNSEEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff0-\ufffb"
+    "\ufffe\uffff\ud800-\udfff\U000e0000-\U000e0fff]"
+)
+
+
+def visible(text: str) -> str:
+    """The text with everything that is not seen, and could still act, named. Line breaks and tabs stay.
+
+    >>> visible("a\\x00b\\x1b[2J\\u202ec\\x85")
+    'a␀b␛[2J⟨U+202E⟩c⟨U+0085⟩'
+    """
+    return _UNSEEN.sub(_named, text)
+
+
+def clipped(text: str, most: int) -> str:
+    """The beginning of a long text, saying how much is left out.
+
+    >>> clipped("abcdef", 4)
+    'abcd… (2 more characters)'
+    """
+    left = len(text) - most
+    return text if left <= 0 else f"{text[:most]}… ({left:,} more characters)"
+
+
+def number(value: Any) -> str:
+    """Four digits of a number, with a true minus; anything else as it is.
+
+    >>> number(-0.123456), number(20480), number("NaN"), number(None)
+    ('−0.1235', '20,480', 'NaN', '')
+    """
+    if value is None:
+        return ""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    if isinstance(value, int) or (abs(value) >= 10_000 and math.isfinite(value) and abs(value) < 1e15):
+        return f"{value:,.0f}".replace("-", "−")
+    return f"{value:.4g}".replace("-", "−")
+
+
+def short(value: float) -> str:
+    """A number at an axis.
+
+    >>> short(20_000), short(1_500_000), short(0.25), short(-2e-05)
+    ('20k', '1.5M', '0.25', '−2e−05')
+    """
+    for unit, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if unit <= abs(value) < unit * 1e6:
+            return f"{value / (1e3 if letter == 'k' else unit):.4g}{letter}".replace("-", "−")
+    return f"{value:.4g}".replace("-", "−")
+
+
+def duration(seconds: float) -> str:
+    """
+    >>> [duration(n) for n in (0.44, 45.2, 200, 9000, 200_000)]
+    ['0.44 s', '45 s', '3 min', '2 h 30 min', '2 d 7 h']
+    """
+    if seconds < 120:
+        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes, hours = int(seconds // 60), int(seconds // 3600)
+    if minutes < 120:
+        return f"{minutes} min"
+    return f"{hours} h {minutes % 60} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+
+
+def moment(seconds: float) -> str:
+    """When that was, in local time."""
+    try:
+        return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
+    except (OverflowError, ValueError, OSError):
+        return f"{seconds} seconds after 1970"
+
+
+def count(n: int, noun: str) -> str:
+    """
+    >>> count(1, "repeat"), count(2048, "row")
+    ('1 repeat', '2,048 rows')
+    """
+    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
+
+
+def _named(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    if code < 0x20:
+        return chr(0x2400 + code)  # pictures of the controls
+    return "␡" if code == 0x7F else f"⟨U+{code:04X}⟩"

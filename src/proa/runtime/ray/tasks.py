@@ -1,0 +1,43 @@
+"""Pieces of work as tasks of a Ray cluster, one process each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import ray
+
+from .calls import in_short
+from .cluster import cluster
+
+
+class Task:
+    """One piece of work, somewhere in the cluster."""
+
+    def __init__(self, function: Callable[[Any], Any], work: Any) -> None:
+        remote: Any = ray.remote(max_retries=0)(function)
+        self._reference = remote.remote(work)
+
+    def ended(self, seconds: float) -> bool:
+        ready, _ = ray.wait([self._reference], timeout=seconds)
+        return bool(ready)
+
+    def interrupt(self) -> None:
+        """Ctrl-C, in the task's main thread."""
+        ray.cancel(self._reference, force=False)
+
+    def value(self) -> Any:
+        """What came of it; raises what Ray says of a task whose process is gone."""
+        return ray.get(self._reference)
+
+
+@contextmanager
+def tasks_of(address: str | None, name: str) -> Iterator[Callable[[Callable[[Any], Any], Any], Task]]:
+    """Inside, tasks can be started on that cluster, or on one that is started here."""
+    with cluster(address, name):
+        yield Task
+
+
+TaskFailed = ray.exceptions.RayError
+told = in_short

@@ -1,0 +1,23 @@
+"""What the scores of experiments say, and what they do not: intervals, paired comparisons, rankings, sentences.
+
+Functions of plain values. Importing this loads no torch, and numpy and scipy only when something is computed.
+"""
+
+from .comparison import Comparison, compare
+from .evals import mean_at_k, pass_at_k, summarise
+from .intervals import Estimate, estimate
+from .ranking import Best, best_of
+from .words import conclusion
+
+__all__ = [
+    "Best",
+    "Comparison",
+    "Estimate",
+    "best_of",
+    "compare",
+    "conclusion",
+    "estimate",
+    "mean_at_k",
+    "pass_at_k",
+    "summarise",
+]

@@ -1,0 +1,161 @@
+"""What each logger asks of its library: offline unless told, within its time, and nothing of anybody else's."""
+
+import os
+import threading
+import time
+
+import pytest
+from tests.callbacks.logger_readers import FailingModule, needs, put_in_place, read
+
+from proa import CallbackManager, LoopState
+from proa.callbacks import build_callback
+from proa.errors import CallbackConfigError
+
+
+@pytest.mark.parametrize(
+    ("kind", "params", "words"),
+    [
+        ("wandb", {"mode": "on"}, "write 'offline', or 'online'"),
+        ("wandb", {"timeout": 0}, "more than 0"),
+        ("wandb", {"projekt": "x"}, "did you mean 'project'"),
+        ("trackio", {"mode": "local"}, "write 'offline', or 'online'"),
+        ("trackio", {"timeout": -1}, "more than 0"),
+        ("trackio", {"space_id": "me/space"}, "write mode: online"),
+        ("tensorboard", {"predictions": -1}, "0 or more"),
+        ("tensorboard", {"project": "x"}, "no parameter 'project'"),
+    ],
+)
+def test_mistakes_are_told_in_the_users_words(monkeypatch, kind, params, words):
+    put_in_place(monkeypatch, kind, FailingModule())
+    with pytest.raises(CallbackConfigError, match=words):
+        build_callback({"kind": kind, "params": params})
+
+
+def opened(logger, folder):
+    manager, state = CallbackManager([logger]), LoopState(output_dir=folder)
+    manager.fire("train_start", state)
+    return manager, state
+
+
+def write_one(logger, folder, loss):
+    manager, state = opened(logger, folder)
+    manager.fire("step_end", state, 0, metrics={"loss": loss})
+    manager.fire("train_end", state)
+    assert manager.errors == {}
+
+
+@needs("wandb")
+def test_wandb_leaves_the_runs_of_others_alone_and_waits_as_long_as_it_was_told(tmp_path):
+    import wandb
+
+    theirs = wandb.init(mode="offline", dir=tmp_path, project="theirs", settings=wandb.Settings(silent=True))
+    try:
+        logger = build_callback({"kind": "wandb", "params": {"timeout": 7, "tags": ["small"], "project": "ours"}})
+        manager, state = opened(logger, tmp_path / "run")
+        assert wandb.run is theirs
+        settings = logger._run.settings
+        assert (settings.init_timeout, settings.finish_timeout, settings.mode) == (7, 7, "offline")
+        assert (settings.disable_git, settings.save_code, settings.console) == (True, False, "off")
+        assert (logger._run.project, logger._run.tags) == ("ours", ("small",))
+        manager.fire("train_end", state)
+        theirs.log({"x": 1})
+    finally:
+        theirs.finish()
+
+
+class Answering:
+    """A wandb that takes note of how it is called."""
+
+    class Settings:
+        model_fields = ("silent", "init_timeout")
+
+        def __init__(self, **settings):
+            self.settings = settings
+
+    def init(self, **asked):
+        self.asked = asked
+        return FailingModule("define_metric", "finish", "log", "summary.update")
+
+
+def test_wandb_online_asks_to_go_on_and_passes_only_settings_that_the_version_knows(tmp_path, monkeypatch):
+    put_in_place(monkeypatch, "wandb", answering := Answering())
+    for mode, resume in (("online", "allow"), ("offline", None)):
+        logger = build_callback({"kind": "wandb", "params": {"mode": mode, "timeout": 3}})
+        logger.load_state_dict({"run_id": "old"})
+        CallbackManager([logger]).fire(
+            "train_start", LoopState(output_dir=tmp_path / mode, resumed_from="step_2", global_step=2)
+        )
+        asked = answering.asked
+        assert (asked["mode"], asked["resume"], asked["id"]) == (mode, resume, "old")
+        assert asked["settings"].settings == {"silent": True, "init_timeout": 3}
+
+
+@needs("trackio")
+def test_trackio_writes_each_run_to_its_own_folder(tmp_path, monkeypatch):
+    monkeypatch.delenv("TRACKIO_DIR", raising=False)
+    for name, loss in (("a", 1.0), ("b", 2.0)):
+        write_one(build_callback({"kind": "trackio"}), tmp_path / name, loss)
+    assert read("trackio", tmp_path / "a").values["loss"] == [(0, 1.0)]
+    assert read("trackio", tmp_path / "b").values["loss"] == [(0, 2.0)]
+
+
+@needs("trackio")
+def test_trackio_runs_at_the_same_time_share_the_folder_of_the_first_and_are_told(tmp_path, monkeypatch, caplog):
+    monkeypatch.delenv("TRACKIO_DIR", raising=False)
+    manager, state = opened(build_callback({"kind": "trackio"}), tmp_path / "a")
+    write_one(build_callback({"kind": "trackio"}), tmp_path / "b", 2.0)
+    manager.fire("step_end", state, 0, metrics={"loss": 1.0})
+    manager.fire("train_end", state)
+    assert "one folder in a process" in caplog.text
+    assert sorted(read("trackio", tmp_path / "a").values["loss"]) == [(0, 1.0), (0, 2.0)]
+
+
+@needs("trackio")
+def test_trackio_goes_where_the_environment_says_and_leaves_the_environment_alone(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "of_all" / "trackio"))
+    monkeypatch.setenv("TRACKIO_SPACE_ID", "nobody/nowhere")  # offline is offline
+    write_one(build_callback({"kind": "trackio"}), tmp_path / "run", 1.0)
+    assert os.environ["TRACKIO_SPACE_ID"] == "nobody/nowhere"
+    assert read("trackio", tmp_path / "of_all").values["loss"] == [(0, 1.0)]
+
+
+@needs("trackio")
+def test_trackio_leaves_a_run_of_others_open_and_asks_nobody_who_they_are(tmp_path, monkeypatch):
+    import trackio.run
+    from trackio import context_vars
+
+    asked = []
+    monkeypatch.setattr("trackio.run._get_default_namespace", lambda: asked.append(1))
+    before = trackio.run._get_default_namespace
+    theirs = FailingModule()
+    token = context_vars.current_run.set(theirs)
+    try:
+        write_one(build_callback({"kind": "trackio"}), tmp_path, 1.0)
+        assert context_vars.current_run.get() is theirs
+    finally:
+        context_vars.current_run.reset(token)
+    assert (theirs.calls, asked) == ([], [])
+    assert trackio.run._get_default_namespace is before
+
+
+def test_trackio_that_hangs_is_given_up_and_closed_when_it_comes_late(tmp_path, monkeypatch):
+    let_go, finished = threading.Event(), threading.Event()
+
+    class Late:
+        id = "late"
+
+        def finish(self):
+            finished.set()
+
+    class Hanging(FailingModule):
+        def init(self, **asked):
+            let_go.wait(30)
+            return Late()
+
+    put_in_place(monkeypatch, "trackio", Hanging())
+    begun = time.monotonic()
+    manager, _ = opened(build_callback({"kind": "trackio", "params": {"timeout": 0.05}}), tmp_path)
+    assert time.monotonic() - begun < 5
+    assert manager.errors == {"TrackioLogger": 1}
+    let_go.set()
+    assert finished.wait(5)

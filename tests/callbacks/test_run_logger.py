@@ -1,0 +1,273 @@
+"""What the loggers have in common: what is opened when, what is told, and what is not told twice."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from proa import CallbackManager, EvalResult, LogContext, LoopState, RunResult
+from proa.callbacks.logged_values import plain_config, table_of
+from proa.callbacks.run_logger import RunLogger
+from proa.data.loop import ManifestRow
+from proa.data.results import ArmResult
+from proa.errors import CallbackConfigError
+
+
+class Recording(RunLogger):
+    """A logger whose library is a list."""
+
+    kind = "recording"
+    package = "json"
+
+    def __init__(self, earlier=None, before=None, fails=False, **common):
+        super().__init__(**common)
+        self.calls = []
+        self.earlier, self.before, self.fails = earlier, before or {}, fails
+
+    def _open(self, place, run_id, first_step):
+        self.calls.append(("open", place.name, run_id, first_step))
+        if self.fails:
+            raise ConnectionError("nobody there")
+        self.place = place
+        return run_id or "new"
+
+    def _write(self, values, step):
+        self.calls.append(("write", values, step))
+
+    def _write_table(self, name, table, step):
+        self.calls.append(("table", name, len(table.rows), step))
+
+    def _write_checkpoint(self, name, facts, step):
+        self.calls.append(("checkpoint", name, facts, step))
+
+    def _write_error(self, text, step):
+        self.calls.append(("error", text, step))
+
+    def _close(self, status, summary):
+        self.calls.append(("close", status, summary))
+
+    def _earlier_id(self, place):
+        return self.earlier
+
+    def _logged_before(self, place, run_id):
+        return dict(self.before)
+
+    def _rewind(self, first_step):
+        self.calls.append(("rewind", first_step))
+
+
+def step(manager, state, step_idx, **metrics):
+    state.global_step = step_idx + 1
+    manager.fire("step_end", state, step_idx, metrics=metrics)
+
+
+def test_a_plain_run_is_open_from_train_start_to_train_end(tmp_path):
+    logger = Recording()
+    manager, state = CallbackManager([logger]), LoopState(output_dir=tmp_path / "mine")
+    manager.fire("train_start", state)
+    assert (logger.run_id, logger.state_dict()) == ("new", {"run_id": "new"})
+    step(manager, state, 0, loss=1.0)
+    manager.fire("train_end", state)
+    assert logger.calls == [
+        ("open", "mine", None, -1),
+        ("write", {"loss": 1.0}, 0),
+        ("close", "completed", {"status": "completed", "steps_run": 1}),
+    ]
+    assert logger.run_id is None
+    assert logger.place.folder == tmp_path / "mine" / "recording"
+
+
+def in_experiment(tmp_path, **known):
+    return LogContext(tmp_path, config={"name": "my/experiment"}, run_key="a/b", group_name="a", **known)
+
+
+def test_a_run_of_an_experiment_is_open_from_run_start_to_run_end(tmp_path):
+    logger = Recording()
+    manager, ctx = CallbackManager([logger]), in_experiment(tmp_path)
+    manager.fire("run_start", ctx)
+    assert (ctx.ids["run_id"], ctx.ids["recording:run_id"]) == ("new", "new")
+    state = LoopState(output_dir=tmp_path, ctx=ctx)
+    manager.fire("train_start", state)
+    manager.fire("train_end", state)
+    assert logger.run_id == "new"
+    manager.fire(
+        "run_end", ctx, RunResult("r", "failed", {"reward": 0.5}, error="lost"), ArmResult("a", status="failed")
+    )
+    assert logger.calls == [
+        ("open", "a-b", None, -1),
+        ("close", "failed", {"status": "failed", "reward": 0.5, "error": "lost"}),
+    ]
+    assert (logger.place.project, logger.place.group) == ("my-experiment", "a")
+
+
+def test_a_runs_own_folder_is_left_alone_until_the_run_has_made_it(tmp_path):
+    own = tmp_path / "arm"
+    ctx = LogContext(own, config={"name": "compare"}, run_key="arm")
+    logger = Recording()
+    manager = CallbackManager([logger])
+    manager.fire("run_start", ctx)
+    manager.fire("run_end", ctx, RunResult("r", "failed"), ArmResult("a", status="failed"))  # it was never made
+    assert (logger.calls, own.exists()) == ([], False)
+    manager.fire("run_start", ctx)
+    own.mkdir()
+    manager.fire("train_start", LoopState(output_dir=own, ctx=ctx))
+    assert logger.calls == [("open", "arm", None, -1)]
+    assert ctx.ids["run_id"] == "new"
+
+
+def test_an_experiment_keeps_its_id_when_it_is_run_again(tmp_path):
+    ids = []
+    for folder in (tmp_path, tmp_path, tmp_path / "other"):
+        ctx = LogContext(folder)
+        CallbackManager([Recording()]).fire("experiment_start", ctx)
+        ids.append(ctx.ids["experiment_id"])
+    assert ids[0] == ids[1] != ids[2]
+
+
+def test_what_an_earlier_try_left_waits_for_train_start_to_say_whether_the_run_goes_on(tmp_path):
+    for resumed_from, opened in (("step_2", ("open", "a-b", "old", 2)), (None, ("open", "a-b", None, -1))):
+        logger = Recording(earlier="old")
+        manager, ctx = CallbackManager([logger]), in_experiment(tmp_path)
+        manager.fire("run_start", ctx)
+        assert logger.calls == []
+        manager.fire("train_start", LoopState(output_dir=tmp_path, global_step=2, resumed_from=resumed_from))
+        assert logger.calls == [opened]
+
+
+def test_a_run_that_only_had_its_benchmarks_left_goes_on_without_training(tmp_path):
+    logger = Recording(earlier="old")
+    manager, ctx = CallbackManager([logger]), in_experiment(tmp_path)
+    manager.fire("run_start", ctx)
+    manager.fire("benchmark_eval", ctx, EvalResult("sort", metrics={"exact": 0.5}), [], None)
+    manager.fire("run_end", ctx, None, None)
+    assert [call[0] for call in logger.calls] == ["open", "write", "close"]
+    assert logger.calls[0][2] == "old"
+    assert logger.calls[2][1] == "failed"
+
+
+def test_the_saved_id_outranks_what_the_folder_says(tmp_path):
+    logger = Recording(earlier="of the folder")
+    logger.load_state_dict({"run_id": "saved"})
+    CallbackManager([logger]).fire("train_start", LoopState(output_dir=tmp_path, resumed_from="step_2", global_step=2))
+    assert logger.calls == [("open", tmp_path.name, "saved", 2)]
+
+
+def test_nothing_is_told_twice_each_metric_by_itself(tmp_path):
+    logger = Recording(before={"loss": 3, "sort.exact": 1})
+    logger.load_state_dict({"run_id": "old"})
+    manager = CallbackManager([logger])
+    state = LoopState(output_dir=tmp_path, resumed_from="step_2", global_step=2)
+    manager.fire("train_start", state)
+    for step_idx in (2, 3, 4):
+        step(manager, state, step_idx, loss=1.0)
+        manager.fire("eval_end", state, step_idx, "sort", {"exact": 0.5})
+        manager.fire("benchmark_eval", LogContext(tmp_path), EvalResult("sort", metrics={"exact": 0.5}), [], step_idx)
+    assert logger.calls[1:] == [
+        ("write", {"sort.exact": 0.5}, 2),
+        ("write", {"sort.exact": 0.5}, 3),
+        ("write", {"loss": 1.0}, 4),
+        ("write", {"sort.exact": 0.5}, 4),
+    ]
+
+
+def test_a_trainer_that_was_started_again_goes_on_in_the_open_run(tmp_path):
+    logger = Recording()
+    manager, state = CallbackManager([logger]), LoopState(output_dir=tmp_path)
+    manager.fire("train_start", state)
+    step(manager, state, 0, loss=1.0)
+    step(manager, state, 1, loss=1.0)
+    manager.fire("train_start", LoopState(output_dir=tmp_path, resumed_from="step_1", global_step=1))
+    step(manager, state, 1, loss=1.0)
+    step(manager, state, 2, loss=1.0)
+    assert [call[0] for call in logger.calls] == ["open", "write", "write", "rewind", "write"]
+    assert logger.calls[3] == ("rewind", 1)
+    assert logger.calls[4][2] == 2
+
+
+def test_a_benchmark_after_training_stands_where_the_next_step_would(tmp_path):
+    logger = Recording(predictions=10)
+    manager, ctx = CallbackManager([logger]), in_experiment(tmp_path)
+    manager.fire("run_start", ctx)
+    state = LoopState(output_dir=tmp_path)
+    manager.fire("train_start", state)
+    step(manager, state, 0, loss=1.0)
+    manager.fire("benchmark_eval", ctx, EvalResult("sort", metrics={"exact": 0.5}), [{"p": 1}] * 99, 0)
+    manager.fire("benchmark_eval", ctx, EvalResult("sort", metrics={"exact": 0.75}), [{"p": 1}] * 3, None)
+    assert logger.calls[2:] == [
+        ("write", {"sort.exact": 0.5}, 0),
+        ("table", "sort.predictions", 10, 0),
+        ("write", {"sort.exact": 0.75}, 1),
+        ("table", "sort.predictions", 3, 1),
+    ]
+
+
+def test_a_checkpoint_is_told_by_name_with_its_scores_and_where_it_lies(tmp_path):
+    logger = Recording()
+    manager, state = CallbackManager([logger]), LoopState(output_dir=tmp_path)
+    manager.fire("train_start", state)
+    row = ManifestRow("step_2", 1, 0, "state", "model", step=2, metrics={"sort.exact": 0.5, "api_key": "planted-key-7"})
+    for _ in range(2):
+        manager.fire("checkpoint_saved", state, row)
+    facts = {"step": 2, "path": "model", "final": False, "sort.exact": 0.5, "api_key": "REDACTED"}
+    assert logger.calls[1:] == [("checkpoint", "step_2", facts, 1)]
+
+
+@pytest.mark.parametrize(("error", "status"), [(ValueError("x"), "failed"), (KeyboardInterrupt(), "cancelled")])
+def test_how_a_plain_run_ended_is_told(tmp_path, error, status):
+    logger = Recording()
+    manager, state = CallbackManager([logger]), LoopState(output_dir=tmp_path)
+    manager.fire("train_start", state)
+    state.exception = error
+    manager.fire("step_end", state, 0, metrics={"loss": math.nan})  # it was cut short
+    manager.fire("eval_end", state, 0, "sort", {"exact": 0.5})
+    if status == "failed":
+        manager.fire("error", state, error)
+    manager.fire("train_end", state)
+    told = [("error", "ValueError: x", 0)] if status == "failed" else []
+    assert logger.calls[1:] == [*told, ("close", status, {"status": status, "steps_run": 0})]
+
+
+def test_a_library_that_cannot_open_the_run_is_asked_once(tmp_path):
+    logger = Recording(fails=True)
+    manager, state = CallbackManager([logger]), LoopState(output_dir=tmp_path)
+    manager.fire("train_start", state)
+    for step_idx in range(5):
+        step(manager, state, step_idx, loss=1.0)
+    manager.fire("checkpoint_saved", state, ManifestRow("step_2", 1, 0))
+    manager.fire("train_end", state)
+    assert [call[0] for call in logger.calls] == ["open"]
+    assert manager.errors == {"Recording": 1}
+
+
+def test_nowhere_to_write_is_a_wrong_setting_and_a_folder_of_its_own_is_taken(tmp_path):
+    with pytest.raises(CallbackConfigError, match="'recording' has nowhere to write: give it a folder"):
+        CallbackManager([Recording()]).fire("train_start", LoopState())
+    logger = Recording(folder=tmp_path)
+    CallbackManager([logger]).fire("train_start", LoopState())
+    assert logger.place.folder == tmp_path / "recording"
+
+
+def test_a_negative_number_of_predictions_is_refused():
+    with pytest.raises(CallbackConfigError, match="0 or more"):
+        Recording(predictions=-1)
+
+
+def test_predictions_are_spread_bounded_and_without_secrets(monkeypatch):
+    monkeypatch.setenv("PLANTED_TOKEN", "planted-by-env-7")
+    records = [{"text": "x" * 5000, "token": 3, "said": "planted-by-env-7", "info": {"a": [1]}}, {"late": None}]
+    table = table_of(records, 5)
+    assert table.columns == ["text", "token", "said", "info", "late"]
+    assert [len(str(table.rows[0][0])), *table.rows[0][1:]] == [2000, 3, "REDACTED", '{"a": [1]}', ""]
+    assert table_of([{"n": n} for n in range(7)], 1).rows == [[0]]
+    assert table_of([], 5).rows == []
+
+
+def test_a_configuration_may_be_a_model_a_mapping_or_nothing(tmp_path):
+    class Model:
+        def model_dump(self, mode):
+            return {"path": "a", "api_key": "planted-key-7"}
+
+    assert plain_config(Model()) == {"path": "a", "api_key": "REDACTED"}
+    assert plain_config({"folder": Path("a")}) == {"folder": "a"}
+    assert plain_config(ArmResult("a"))["name"] == "a"
+    assert plain_config(None) == {}

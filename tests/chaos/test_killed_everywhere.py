@@ -1,0 +1,40 @@
+"""Killed at any moment, a run that goes on comes to what it would have come to: weights, record, evals, callbacks."""
+
+import os
+
+import pytest
+from kill_scenarios import SCENARIOS
+from killed_runs import finish, killed_everywhere
+
+WHOLE = ("grpo_one_behind", "ppo_separate", "sft")
+"""Those of which every copy is gone on with here; of the others every seventh, and all of them in `make prove`."""
+
+
+@pytest.fixture(autouse=True)
+def quick_disk(monkeypatch):
+    """A copy is taken of what was written, not of what a power cut would leave: nothing has to reach the disk."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+def differences(scenario, folder, every):
+    """The copies from which the run came to something else, with what differs."""
+    expected, copies = killed_everywhere(scenario.recipe, folder, scenario.more, **scenario.settings)
+    assert expected["status"] == "completed"
+    assert len(copies) > 8
+    found = {}
+    for copy in copies[::every]:
+        outcome = finish(scenario.recipe, copy, scenario.more, **scenario.settings)
+        if differing := [key for key in expected if outcome[key] != expected[key]]:
+            found[copy.parent.name] = differing
+    return found
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_a_killed_run_goes_on_as_if_nothing_had_been(name, tmp_path):
+    assert differences(SCENARIOS[name], tmp_path, every=1 if name in WHOLE else 7) == {}
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("name", [name for name in SCENARIOS if name not in WHOLE])
+def test_killed_at_any_moment_at_all_it_does(name, tmp_path):
+    assert differences(SCENARIOS[name], tmp_path, every=1) == {}

@@ -1,0 +1,362 @@
+"""Nothing that is saved could be left out: without any one part a run goes on to something else, or is refused."""
+
+import contextlib
+import os
+import threading
+import time
+
+import pytest
+import torch
+from kill_scenarios import ADAPTIVE_KL, LORA, OF_PAIRS, StopAfter, inline, often_the_same
+from killed_runs import DETACHED, SUPERVISED
+from left_out_runs import SECONDS, Gate, Story, emptied, paths_in, put
+from tests.roles.honest_makers import fulfil, plan, prompt
+
+from proa import Callback
+from proa.recipes import dapo, dr_grpo, grpo, ppo, reward_model, sft
+from proa.roles.buffer import DetachedReplayBuffer
+from proa.roles.lease_book import LeaseBook
+from proa.roles.lease_plan import Sifted
+from proa.roles.source import PushedExperience
+from proa.roles.waiting import WaitTimeoutError
+
+
+@pytest.fixture(autouse=True)
+def quick_disk(monkeypatch):
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+# -- the runs ------------------------------------------------------------------------------------------
+
+
+class At(Callback):
+    """Does something when a step is done, and something when a step's checkpoint is there."""
+
+    def __init__(self, done=None, saved=None):
+        self.done, self.saved = done or {}, saved or {}
+
+    def on_step_end(self, state, step_idx, batch, metrics):
+        self.done.get(state.global_step, lambda: None)()
+
+    def on_checkpoint(self, state, row):
+        self.saved.get(row.step, lambda: None)()
+
+
+def a_ppo_run(folder):
+    """Three episodes of two batches, two epochs of each. After 3 steps all of the next episode's leases have come;
+    after 7 the last episode's are open, and a maker has the first of them."""
+    gate = Gate(calls=16)
+
+    def digits(completions):
+        gate.pass_through()
+        return [float(sum(map(str.isdigit, completion))) for completion in completions]
+
+    def all_have_come():
+        assert gate.opened.is_set() or gate.reached.wait(SECONDS)
+        time.sleep(0.1)
+
+    settings = DETACHED | {
+        "total_steps": 5, "update_steps": 2, "train_epochs": 2, "algorithm": {"params": ADAPTIVE_KL},
+        "critic": {"kind": "separate", "learning_rate": 1e-2}, "reward": inline(digits),
+    }  # fmt: skip
+    story = Story(folder, ppo, settings, (3, 7, 10), lambda: [At({3: all_have_come}, {7: gate.opened.set})])
+    gate.opened.set()
+    return story
+
+
+def a_run_without_rewards(folder):
+    """The rewards of the first step fail; those of all others are the same, so that nothing can be learned."""
+    broken = threading.Event()
+    broken.set()
+
+    def nothing(completions):
+        return [None if broken.is_set() else 1.0 for _ in completions]
+
+    settings = DETACHED | {"total_steps": 8, "max_staleness": 0, "reward": inline(nothing), "eval": []}
+    return Story(folder, dapo, settings, (2,), lambda: [At(saved={1: broken.clear})])
+
+
+def a_run_beyond_numbers(folder):
+    def beyond_all_numbers(completions):
+        return [3e38 * (-1) ** place for place, _ in enumerate(completions)]
+
+    settings = DETACHED | {"total_steps": 14, "reward": inline(beyond_all_numbers), "eval": []}
+    return Story(folder, dr_grpo, settings, (2,))
+
+
+def a_run_with_a_journal(folder):
+    def not_always_a_number(completions):
+        return [None if "5" in completion else float("1" in completion) for completion in completions]
+
+    return Story(folder, grpo, DETACHED | {"total_steps": 3, "reward": inline(not_always_a_number)}, (2,))
+
+
+def a_run_with_left_over_groups(folder):
+    settings = DETACHED | {"reward": inline(often_the_same), "lease_prompts": 2, "total_steps": 3}
+    return Story(folder, dapo, settings, (1,))
+
+
+def a_run_that_stops(folder):
+    settings = DETACHED | {"total_steps": 3, "update_steps": 2, "train_epochs": 2}
+    return Story(folder, grpo, settings, (3,), lambda: [StopAfter(3)])
+
+
+def an_sft_run(folder):
+    return Story(folder, sft, SUPERVISED, (4, 6))
+
+
+def an_sft_run_that_stops(folder):
+    return Story(folder, sft, SUPERVISED, (4,), lambda: [StopAfter(4)])
+
+
+def a_reward_model(folder):
+    return Story(folder, reward_model, SUPERVISED | OF_PAIRS | {"lora": LORA}, (2,))
+
+
+STORIES = {
+    "ppo": a_ppo_run,
+    "no_rewards": a_run_without_rewards,
+    "beyond_numbers": a_run_beyond_numbers,
+    "journal": a_run_with_a_journal,
+    "left_over": a_run_with_left_over_groups,
+    "stops": a_run_that_stops,
+    "sft": an_sft_run,
+    "sft_stops": an_sft_run_that_stops,
+    "reward_model": a_reward_model,
+}
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory):
+    """Each story, told once."""
+    stories = {}
+
+    def tell(name):
+        if name not in stories:
+            with pytest.MonkeyPatch.context() as patched:
+                patched.setattr(os, "fsync", lambda descriptor: None)
+                stories[name] = STORIES[name](tmp_path_factory.mktemp(name))
+        return stories[name]
+
+    return tell
+
+
+# -- the parts -----------------------------------------------------------------------------------------
+
+STATE = ("num_epochs", "max_steps", "num_steps", "metrics")
+CONTROLS = [
+    # story, step, part; what stands there instead is what a run begins with, unless it is said
+    *(("ppo", 7, f"trainer.loop.{name}") for name in ("global_step", "policy_version", *STATE)),
+    *(("ppo", 7, f"trainer.place.{name}") for name in ("episode", "epoch", "done")),
+    ("ppo", 7, "trainer.batches"),
+    ("ppo", 10, "trainer.after.evaluated_at"),
+    *(("ppo", 7, f"trainer.optimizers.{n}.{name}") for n in (0, 1) for name in ("steps", "parameters", "moments")),
+    ("ppo", 7, "trainer.critic"),
+    ("ppo", 7, "trainer.kl_reward_coefficient", 0.05),
+    ("ppo", 7, "trainer.used_coefficient", 0.05),
+    ("ppo", 3, "trainer.source.arrived"),
+    ("ppo", 7, "trainer.source.versions", torch.zeros_like),
+    ("ppo", 7, "trainer.source.handed_out"),
+    ("left_over", 1, "trainer.source.groups"),
+    ("ppo", 7, "weights.versions"),
+    ("ppo", 7, "run.callbacks"),
+    *(("ppo", 7, f"run.random.{stream}") for stream in ("python", "numpy", "torch")),
+    *(("ppo", 7, f"run.record.{name}.jsonl") for name in ("metrics", "evals")),
+    ("journal", 2, "run.record.journal.jsonl"),
+    ("ppo", 7, "run.start_digest"),
+    *(("stops", 3, f"trainer.loop.{name}") for name in ("should_stop", "stop_reason", "stopped_by")),
+    ("no_rewards", 2, "trainer.empty_in_a_row"),
+    ("no_rewards", 2, "trainer.last_reward_error"),
+    ("beyond_numbers", 2, "trainer.optimizers.0.skipped_in_a_row"),
+    *(("sft", 4, f"trainer.loop.{name}") for name in ("step", "epoch", "global_step", *STATE)),
+    ("sft", 4, "trainer.within_epoch"),
+    ("sft", 6, "trainer.after.evaluated_at"),
+    *(("sft", 4, f"optimizer.{name}") for name in ("steps", "parameters", "moments")),
+    ("sft", 4, "run.callbacks"),
+    *(("sft", 4, f"run.random.{stream}") for stream in ("python", "numpy", "torch")),
+    ("sft", 4, "run.record.metrics.jsonl"),
+    *(("sft_stops", 4, f"trainer.loop.{name}") for name in ("should_stop", "stop_reason", "stopped_by")),
+    ("reward_model", 2, "trained", lambda trained: {name: torch.zeros_like(one) for name, one in trained.items()}),
+]  # fmt: skip
+"""In `trainer.source` only what needs a run to be noticed; all of it is left out below, from a lease book."""
+
+INFORMATIONAL = {
+    "run.threads": "says with how many threads it was computed; what the run goes on with is its configuration's",
+    "run.libraries": "says by which versions it was computed",
+    "run.random.cuda": "of a device that is not here; streams are set where as many devices are",
+    "trainer.loop.output_dir": "where the run lay; it may have been moved",
+    "trainer.loop.rank": "each trainer is the one it is",
+    "trainer.loop.world_size": "is how many trainers there are now",
+    "trainer.loop.resumed_from": "of the time before, if it went on then too",
+    "trainer.optimizers.0.skipped_steps": "a count for whoever looks; nothing is decided by it",
+    "trainer.optimizers.1.skipped_steps": "a count for whoever looks; nothing is decided by it",
+    "optimizer.skipped_steps": "a count for whoever looks; nothing is decided by it",
+}
+ELSEWHERE = {
+    "trainer.source": "left out part by part below",
+    "trainer.loop.step": "of a detached run follows from its place; the state of a complete run has it",
+    "trainer.loop.epoch": "of a detached run follows from its place; the state of a complete run has it",
+    "trainer.loop.episode": "follows from its place; the state of a complete run has it",
+    "trainer.loop.policy_version": "a supervised run has none",
+    "trainer.optimizers.1.skipped_in_a_row": "as that of the first optimizer",
+    "optimizer.skipped_in_a_row": "as that of a detached run's optimizer",
+    "run.record": "the length of each file; that each is cut back to it is shown with `cut_back`",
+}
+
+
+@pytest.mark.parametrize("name", STORIES)
+def test_with_all_of_its_parts_it_goes_on_as_if_nothing_had_been(name, told, monkeypatch):
+    story = told(name)
+    for step in story.steps:
+        outcome = story.go_on(step, monkeypatch)
+        assert [key for key in story.outcome if outcome.get(key) != story.outcome[key]] == [], step
+
+
+@pytest.mark.parametrize("control", CONTROLS, ids=lambda control: f"{control[0]} {control[1]} {control[2]}")
+def test_it_is_noticed_when_one_part_is_left_out(control, told, monkeypatch):
+    name, step, part, *other = control
+    story, replaced = told(name), []
+
+    def leave_out(tree):
+        def instead(saved):
+            given = other[0] if other else emptied
+            now = given(saved) if callable(given) else given
+            replaced.append((saved, now))
+            return now
+
+        put(tree, part, instead)
+
+    waits = {"wait_timeout": 3.0} if "wait_timeout" in story.settings else {}
+    outcome = story.go_on(step, monkeypatch, leave_out, **waits)
+    assert replaced, "the checkpoint has no such part"
+    assert any(str(saved) != str(now) for saved, now in replaced), "it was that already"
+    assert [key for key in story.outcome if outcome.get(key) != story.outcome[key]] != []
+
+
+def test_every_part_of_a_checkpoint_is_left_out_somewhere_or_only_tells_of_something(told):
+    known = {control[2] for control in CONTROLS} | INFORMATIONAL.keys() | ELSEWHERE.keys()
+    for name in STORIES:
+        story = told(name)
+        for step in story.steps:
+            assert set(paths_in(story.tree(step))) - known == set(), (name, step)
+
+
+def test_the_state_of_a_complete_run_is_what_it_was_when_it_ended(tmp_path):
+    for recipe, settings in ((grpo, DETACHED | {"update_steps": 2, "train_epochs": 2}), (sft, SUPERVISED)):
+        settings |= {"output_dir": tmp_path, "name": recipe.__name__}
+        whole, again = recipe(**settings), recipe(**settings, resume="auto")
+        changed = {key for key, value in whole.to_dict().items() if again.to_dict()[key] != value}
+        assert (changed, again.resumed_from) == ({"resumed_from"}, f"step_{whole.global_step}")
+        assert (again.epoch, again.step, again.global_step) == (whole.epoch, whole.step, whole.global_step)
+
+
+# -- the lease book ------------------------------------------------------------------------------------
+
+PLAN = {"prompts_per_step": 4, "lease_prompts": 1, "update_steps": 1, "total_steps": 10, "max_staleness": 1}
+
+
+def a_book_in_order():
+    """Between two steps: leases have come, one is with a maker, groups were filtered and one is left over."""
+    book = LeaseBook(plan(**PLAN | {"lease_prompts": 2, "update_steps": 2}), prompt, sift=drop_the_third)
+    for step in range(3):
+        book.start_episode(step // 2)
+        for _ in range(3):
+            book.deliver(fulfil(book.next_lease("m")), "m")
+        book.settle(book.take_step())
+    book.next_lease("m")
+    return book, 3
+
+
+def a_windowed_book():
+    """Slow makers have held leases back for long: one is too stale by now, one can still be trained on."""
+    book = LeaseBook(plan(**PLAN | {"schedule": "windowed"}), prompt)
+    for step, slow in enumerate((0, 9, None)):
+        book.start_episode(step)
+        for lease in leases_there_are(book):
+            if lease.id != slow:
+                book.deliver(fulfil(lease), "m")
+        book.settle(book.take_step())
+    return book, 3
+
+
+def leases_there_are(book):
+    with contextlib.suppress(WaitTimeoutError):
+        while True:
+            yield book.next_lease("m", seconds=0.0)
+
+
+def drop_the_third(group):
+    return Sifted((), {"unlucky": group}) if group[0].group_id == "2" else Sifted(group, {})
+
+
+def rest_of(book, first, again):
+    """All that a book does from there: batches, versions, and where every sample is in the end."""
+    over, batches = threading.Event(), []
+
+    def work():
+        while not over.is_set():
+            with contextlib.suppress(WaitTimeoutError):
+                again.deliver(fulfil(again.next_lease("m", seconds=0.01)), "m")
+
+    maker = threading.Thread(target=work)
+    maker.start()
+    try:
+        for step in range(first, book.plan.total_steps):
+            again.start_episode(step // book.plan.update_steps)
+            items = again.take_step()
+            again.settle(items)
+            batches.append([(item.uid, item.versions.tolist()) for item in items])
+    finally:
+        over.set()
+        maker.join()
+    again.close("over")
+    return batches, again.ledger.as_dict(), again.ledger.closes
+
+
+BOOK_PARTS = [
+    "episode", "steps_taken", "versions", "next", "consumed_ahead", "handed_out", "in_vain", "arrived", "groups",
+    *(f"ledger.{count}" for count in ("leased", "trained", "buffered", "in_flight", "dropped")),
+    *(f"ledger.tokens.{count}" for count in ("made", "buffered", "trained", "dropped")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("part", BOOK_PARTS)
+def test_without_any_part_a_lease_book_does_something_else(part):
+    seen = []
+    for make in (a_book_in_order, a_windowed_book):
+        book, first = make()
+        assert set(paths_in(book.state_dict())) <= {*BOOK_PARTS, "ledger.dropped.unlucky", "ledger.dropped.stale"}
+        outcomes = []
+        for change in (lambda saved: saved, emptied):
+            again = LeaseBook(book.plan, prompt, sift=book._sift, wait_timeout=0.5)
+            state = book.state_dict()
+            put(state, part, change)
+            try:
+                again.load_state_dict(state)
+                outcomes.append(rest_of(book, first, again))
+            except (IndexError, WaitTimeoutError) as error:
+                outcomes.append(error)
+        seen.append(outcomes[0] != outcomes[1])
+        assert isinstance(outcomes[0], tuple)
+        assert outcomes[0][-1], "its ledger closes"
+    assert any(seen)
+
+
+def test_without_any_part_a_buffer_of_pushed_experience_does_something_else():
+    def source():
+        return PushedExperience(DetachedReplayBuffer(2, wait_timeout=0.05))
+
+    book = LeaseBook(plan(), prompt)
+    book.start_episode(0)
+    first = source()
+    first.extend(fulfil(book.next_lease("m")).items)
+    first.settle(first.take_step("t"))
+    saved = first.state_dict()
+    whole, without_items, without_ledger = source(), source(), source()
+    whole.load_state_dict(saved)
+    without_items.load_state_dict(saved | {"items": source().state_dict()["items"]})
+    without_ledger.load_state_dict(saved | {"ledger": source().ledger.as_dict()})
+    assert [item.uid for item in whole.take_step("t")] == ["1/0", "1/1"]
+    assert whole.ledger.as_dict() == first.ledger.as_dict() != without_ledger.ledger.as_dict()
+    with pytest.raises(WaitTimeoutError):
+        without_items.take_step("t")

@@ -1,0 +1,159 @@
+"""Ctrl-C and SIGTERM, whenever they come: a checkpoint, exit code 130, nobody left, and the same end after `resume`."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from tests.chaos.nursery import REPOSITORY, living_below
+from tests.chaos.real_runs import DETACHED, SUPERVISED, begin, came_to, go_on, header_of, held_up, newest_checkpoint
+
+A_DOZEN_OR_A_HUNDRED = [*range(12), *(pytest.param(number, marks=pytest.mark.prove) for number in range(12, 112))]
+
+
+@pytest.mark.parametrize("number", A_DOZEN_OR_A_HUNDRED)
+def test_a_signal_at_any_instant_leaves_a_checkpoint_and_the_run_ends_as_if_nothing_had_been(
+    nursery, undisturbed, tmp_path, number
+):
+    settings = SUPERVISED if number % 4 == 3 else DETACHED
+    whole = undisturbed(settings)
+    run = begin(nursery, tmp_path, settings)
+    time.sleep(random.Random(number).random() * whole.seconds * 0.9)
+    run.send(signal.SIGINT if number % 2 else signal.SIGTERM)
+    code = run.wait()
+    told = header_of(tmp_path)
+    if told["status"] != "completed":  # it was through before the signal came
+        assert (code, told["status"], told["stop_reason"]) == (130, "cancelled", "interrupted"), run.printed
+        saved = newest_checkpoint(tmp_path)
+        assert told.get("steps_run") == (saved.step if saved else None)
+        go_on(nursery, tmp_path)
+    assert not nursery.left_behind()
+    assert came_to(tmp_path) == whole.outcome
+
+
+MOMENTS = {
+    "before the first step": ("train_start", 0, 0),
+    "in a step": ("step_start", 3, 4),
+    "in an eval between steps": ("eval_start", 2, 2),
+    "while a checkpoint is told of": ("checkpoint_saved", 2, 2),
+    "in the last step": ("step_end", 5, 5),
+}
+
+
+@pytest.mark.parametrize(("moment", "step", "saved"), MOMENTS.values(), ids=MOMENTS)
+def test_a_signal_at_this_moment_is_answered_at_the_next_boundary(
+    nursery, undisturbed, tmp_path, moment, step, saved
+):  # fmt: skip
+    callbacks, marker = held_up(tmp_path, moment, step=step, seconds=0.3)
+    run = begin(nursery, tmp_path, DETACHED, callbacks=callbacks)
+    run.wait_until(marker.exists)
+    run.send(signal.SIGTERM)
+    assert run.wait() == 130, run.printed
+    assert newest_checkpoint(tmp_path).step == saved
+    assert f"{saved} steps are saved: go on with proa resume run" in run.printed
+    go_on(nursery, tmp_path)
+    assert came_to(tmp_path) == undisturbed(DETACHED).outcome
+
+
+def test_a_signal_in_the_final_evals_costs_nothing_that_was_learned(nursery, undisturbed, tmp_path):
+    settings = {**DETACHED, "eval": [{"name": "held_out", "count": 4}]}
+    callbacks, marker = held_up(tmp_path, "eval_start", step=5, seconds=0.3)
+    run = begin(nursery, tmp_path, settings, callbacks=callbacks)
+    run.wait_until(marker.exists)
+    run.send(signal.SIGINT)
+    assert run.wait() in (0, 130), run.printed
+    assert newest_checkpoint(tmp_path).step == 5
+    go_on(nursery, tmp_path)
+    assert came_to(tmp_path) == undisturbed(settings).outcome
+
+
+def left_at_once(nursery, undisturbed, tmp_path, run):
+    """What is to be true of a run that was left in its fourth step, with a checkpoint after the second."""
+    assert run.wait(20.0) == 130, run.printed
+    assert header_of(tmp_path)["status"] == "cancelled"
+    assert newest_checkpoint(tmp_path).step == 2
+    go_on(nursery, tmp_path)
+    assert came_to(tmp_path) == undisturbed(DETACHED).outcome
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_second_signal_leaves_at_once_with_the_last_checkpoint(nursery, undisturbed, tmp_path, number):
+    callbacks, marker = held_up(tmp_path, "step_end", step=4)
+    run = begin(nursery, tmp_path, DETACHED, callbacks=callbacks)
+    run.wait_until(marker.exists)
+    run.send(signal.SIGINT)
+    run.wait_until(lambda: "once more to leave at once" in run.printed)
+    time.sleep(0.3)
+    assert run.code is None, "the first signal only asks"
+    run.send(number)
+    left_at_once(nursery, undisturbed, tmp_path, run)
+
+
+def test_the_end_of_the_grace_period_leaves_at_once_with_the_last_checkpoint(nursery, undisturbed, tmp_path):
+    callbacks, marker = held_up(tmp_path, "step_end", step=4)
+    checkpoint = {**DETACHED["checkpoint"], "grace": 0.5}
+    run = begin(nursery, tmp_path, DETACHED, callbacks=callbacks, checkpoint=checkpoint)
+    run.wait_until(marker.exists)
+    run.send(signal.SIGTERM)
+    left_at_once(nursery, undisturbed, tmp_path, run)
+
+
+HANGS_ONCE = """\
+import time
+from pathlib import Path
+
+def score(prompts, completions, **columns):
+    if len(list(Path(".").glob("scored*"))) == 9 and not Path("held_up").exists():
+        Path("held_up").touch()
+        time.sleep(1000)
+    Path(f"scored-{time.time_ns()}").touch()
+    return [float(len(completion) % 3) for completion in completions]
+"""
+
+
+def test_sigterm_while_the_trainer_waits_for_a_reward_that_hangs_saves_and_leaves_nobody(
+    nursery, undisturbed, tmp_path
+):
+    (tmp_path / "hangs_once.py").write_text(HANGS_ONCE)
+    settings = {**DETACHED, "reward": {"functions": ["hangs_once.score"], "workers": 1, "timeout": 500.0}}
+    run = begin(nursery, tmp_path, settings)
+    run.wait_until((tmp_path / "held_up").exists)
+    time.sleep(0.3)
+    run.send(signal.SIGTERM)
+    assert run.wait(20.0) == 130, run.printed
+    assert not nursery.left_behind()
+    told, saved = header_of(tmp_path), newest_checkpoint(tmp_path)
+    assert saved.step == told["steps_run"] > 0
+    go_on(nursery, tmp_path)
+    assert header_of(tmp_path)["ledger"]["trained"] == 5 * 8
+
+
+def test_the_command_ends_with_130_after_either_signal_and_its_reward_worker_is_gone(tmp_path):
+    settings = {**DETACHED, "total_steps": 100_000, "reward": {"workers": 1}, "checkpoint": {}}
+    (tmp_path / "run.yaml").write_text(json.dumps(settings))
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    runs = [
+        subprocess.Popen(
+            [sys.executable, "-m", "proa", "train", "run.yaml", "--output_dir", ".", "--name", number.name],
+            cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(REPOSITORY / "src")}, stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE, text=True, start_new_session=True,
+        )
+        for number in numbers
+    ]  # fmt: skip
+    for run, number in zip(runs, numbers, strict=True):
+        metrics = tmp_path / number.name / "metrics.jsonl"
+        while run.poll() is None and not (metrics.exists() and metrics.read_text().count("\n") > 2):
+            time.sleep(0.05)
+        below = living_below(run.pid)
+        assert len(below) == 1, "its reward worker"
+        run.send_signal(number)
+        _, told = run.communicate(timeout=30)
+        steps = json.loads((tmp_path / number.name / "run.json").read_text())["steps_run"]
+        assert run.returncode == 130
+        assert f"{steps} steps are saved: go on with proa resume {number.name}\ninterrupted\n" in told
+        assert "Traceback" not in told
+        assert not [pid for pid in below if os.path.exists(f"/proc/{pid}")]  # noqa: PTH110

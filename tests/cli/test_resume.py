@@ -1,0 +1,166 @@
+"""`proa resume`: words and exit codes for what goes on, and for what cannot."""
+
+import json
+import os
+import shutil
+from typing import ClassVar
+
+import pytest
+import torch
+import yaml
+
+from proa import Callback
+from proa.callbacks import registry
+from proa.cli.main import main
+from proa.recipes import sft
+
+CONFIG = {
+    "name": "run", "total_steps": 3, "train_batch_size": 8, "sampling": {"group_size": 2, "max_new_tokens": 4},
+    "model": {"config": {
+        "model_type": "llama", "vocab_size": 16, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 24,
+    }},
+    "task": {"source": "sort_digits", "count": 32}, "reward": {"workers": 0}, "optimizer": {"learning_rate": 3e-3},
+    "wait_timeout": 60.0, "checkpoint": {"save_every": 1, "keep": None},
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def quick_disk(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("runs")
+    (folder / "run.yaml").write_text(yaml.safe_dump(CONFIG | {"output_dir": str(folder)}))
+    assert main(["train", str(folder / "run.yaml")]) == 0
+    return folder / "run"
+
+
+@pytest.fixture
+def run(finished, tmp_path):
+    """A run of three steps that was cut off after its second checkpoint, in another place than it began."""
+    shutil.copytree(finished, tmp_path / "moved")
+    change(tmp_path / "moved" / "run.json", status="running")
+    return tmp_path / "moved"
+
+
+def change(path, **entries):
+    path.write_text(json.dumps(json.loads(path.read_text()) | entries))
+
+
+def header(run):
+    return json.loads((run / "run.json").read_text())
+
+
+def test_a_run_goes_on_where_it_lies_now_and_comes_to_the_same_weights(run, finished, capsys):
+    assert main(["resume", str(run), "--checkpoint", "step_1"]) == 0
+    assert header(run)["weights_digest"] == header(finished)["weights_digest"]
+    assert header(run)["resumed"][-1]["checkpoint"] == "step_1"
+    assert f"the record is in {run}" in capsys.readouterr().out
+
+
+def test_what_does_not_change_the_result_may_change(run, finished, capsys, caplog):
+    assert main(["resume", str(run), "--checkpoint", "step_1", "--makers", "2", "--checkpoint.keep", "1"]) == 0
+    assert header(run)["weights_digest"] == header(finished)["weights_digest"]
+    assert header(run)["resumed"][-1]["changes"]["makers"] == {"before": 1, "now": 2}
+    assert "makers was 1 and is 2" in caplog.text
+
+
+def test_a_complete_run_is_told_to_be_and_shown(finished, capsys):
+    before = sorted((path, path.stat().st_mtime_ns) for path in finished.rglob("*"))
+    assert main(["resume", str(finished)]) == 0
+    said = capsys.readouterr()
+    assert said.err == f"{finished} is complete: there is nothing to go on with\n"
+    assert "weights" in said.out
+    assert sorted((path, path.stat().st_mtime_ns) for path in finished.rglob("*")) == before
+
+
+@pytest.mark.parametrize("missing", ["run.json", "config.json", "everything"])
+def test_a_folder_that_is_no_runs_is_told(run, missing, capsys):
+    shutil.rmtree(run) if missing == "everything" else (run / missing).unlink()
+    assert main(["resume", str(run)]) == 2
+    name = "config.json" if missing == "everything" else missing
+    assert capsys.readouterr().err == f"{run} is not a run's folder: there is no {name} in it\n"
+
+
+def test_a_broken_header_is_told(run, capsys):
+    (run / "run.json").write_text("{")
+    assert main(["resume", str(run)]) == 2
+    assert "run.json is broken" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--seed", "5"], "this run cannot go on with another configuration: seed was 0 and is 5"),
+        (["--optimizer.learning-rate", "1e-4"], "optimizer.learning_rate was 0.003 and is 0.0001"),
+        (["--sed", "5"], "did you mean 'seed'"),
+        (["--seed"], "--seed needs a value"),
+    ],
+)
+def test_what_cannot_change_is_wrong_use(run, flags, words, capsys):
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    assert main(["resume", str(run), *flags]) == 2
+    assert words in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"} == before
+
+
+def test_a_checkpoint_that_there_is_not_is_told_with_a_near_one(run, capsys):
+    assert main(["resume", str(run), "--checkpoint", "step2"]) == 1
+    assert f"{run} has no checkpoint step2; did you mean 'step_2'" in capsys.readouterr().err
+
+
+def test_a_broken_checkpoint_is_told_with_the_newest_good_one(run, capsys):
+    (run / "checkpoints" / "step_2" / "model" / "config.json").write_text("{}")
+    assert main(["resume", str(run), "--checkpoint", "step_2"]) == 1
+    assert "the newest that is whole is step_3" in capsys.readouterr().err
+
+
+class Chat(Callback):
+    keys: ClassVar = []
+
+    def __init__(self, api_key):
+        self.keys.append(api_key)
+
+
+def test_a_secret_that_was_not_written_down_is_asked_for(run, capsys, caplog, monkeypatch):
+    monkeypatch.setitem(registry._registered, "chat", Chat)
+    change(run / "config.json", callbacks=[{"kind": "chat", "params": {"api_key": "REDACTED"}}])
+    assert main(["resume", str(run)]) == 2
+    assert capsys.readouterr().err == (
+        "callbacks.0.params.api_key was a secret and was not written down: give it again, "
+        "as --callbacks.0.params.api_key VALUE\n"
+    )
+    assert main(["resume", str(run), "--callbacks.0.params.api_key", "k-123456789"]) == 0
+    assert Chat.keys == ["k-123456789"]
+    said = capsys.readouterr()
+    assert "k-123456789" not in said.out + said.err + caplog.text
+    assert not [path for path in run.rglob("*") if path.is_file() and b"k-123456789" in path.read_bytes()]
+
+
+def test_parts_that_were_given_in_python_are_told_to_be(tmp_path, capsys):
+    rows = [{"prompt": f"{n}>", "answer": str(n) * 3} for n in range(10)]
+    from proa.tasks.builtin.characters import tokenizer
+
+    sft(
+        model=CONFIG["model"], task=rows, tokenizer=tokenizer(), total_steps=1,
+        train_batch_size=2, output_dir=tmp_path,
+    )  # fmt: skip
+    assert main(["resume", str(tmp_path / "run")]) == 2
+    said = capsys.readouterr().err
+    assert f"parts of this run were given in Python (see {tmp_path / 'run' / 'config.json'})" in said
+    assert 'by the same call with resume="auto"' in said
+
+
+@pytest.mark.parametrize("spelling", [".", "..", "../run", "run/"])
+def test_the_folder_may_be_named_as_one_stands(finished, tmp_path, spelling, monkeypatch, capsys):
+    shutil.copytree(finished, tmp_path / "run")
+    (tmp_path / "run" / "inside").mkdir()
+    stand = {".": "run", "..": "run/inside", "../run": "run", "run/": "."}[spelling]
+    monkeypatch.chdir(tmp_path / stand)
+    assert main(["resume", spelling]) == 0
+    assert "is complete" in capsys.readouterr().err

@@ -1,0 +1,133 @@
+"""Ctrl-C and SIGTERM: the first asks, the second leaves, and nothing is left behind."""
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from proa.loop import interruption as module
+from proa.loop.interruption import Interruption
+
+
+@pytest.fixture(autouse=True)
+def quick_looks(monkeypatch):
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.005)
+
+
+def send(number=signal.SIGINT):
+    """Raise a signal, and see it handled."""
+    os.kill(os.getpid(), number)
+    time.sleep(0.001)
+
+
+def wait_for(happened, seconds=5.0):
+    until = time.monotonic() + seconds
+    while not happened() and time.monotonic() < until:
+        time.sleep(0.002)
+    assert happened()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_asks_and_says_what_a_second_does(number, capfd):
+    interruption = Interruption()
+    assert interruption.reason == ""
+    with interruption.listening():
+        send(number)
+        assert (interruption.reason, interruption.at_once) == (number.name, False)
+    assert "saving a checkpoint after this step; once more to leave at once" in capfd.readouterr().err
+
+
+def test_the_second_signal_leaves_at_once(capfd):
+    interruption = Interruption()
+    with interruption.listening():
+        send(signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt, match="SIGTERM"):
+            send(signal.SIGINT)
+    assert (interruption.reason, interruption.at_once) == ("SIGTERM", True)
+
+
+def test_where_somebody_polls_the_second_signal_raises_nothing(capfd):
+    interruption = Interruption()
+    interruption.polled = True
+    with interruption.listening():
+        send()
+        send()
+        assert interruption.at_once
+
+
+def test_after_the_grace_period_it_leaves_as_by_a_second_signal(capfd):
+    interruption = Interruption(grace=0.02)
+    with pytest.raises(KeyboardInterrupt, match="SIGINT"), interruption.listening():
+        send()
+        time.sleep(5)
+    assert interruption.at_once
+
+
+def test_before_the_grace_period_is_over_it_goes_on(capfd):
+    interruption = Interruption(grace=60)
+    with interruption.listening():
+        send()
+        time.sleep(0.05)
+    assert not interruption.at_once
+
+
+def test_the_grace_period_begins_with_the_first_request():
+    interruption = Interruption(grace=0.05)
+    interruption.ask("first")
+    time.sleep(0.06)
+    interruption.ask("second")
+    assert interruption.reason == "first"
+    with pytest.raises(KeyboardInterrupt, match="first"), interruption.listening():
+        time.sleep(5)
+
+
+def test_what_is_to_be_done_is_done_once_with_the_reason_in_another_thread(capfd):
+    interruption, done = Interruption(), []
+    interruption.when_asked(lambda reason: done.append(("early", reason, threading.current_thread())))
+    with interruption.listening():
+        time.sleep(0.02)
+        assert done == []
+        send()
+        wait_for(lambda: done)
+        interruption.when_asked(lambda reason: done.append(("late", reason, threading.current_thread())))
+        wait_for(lambda: len(done) == 2)
+        time.sleep(0.03)
+    assert [one[:2] for one in done] == [("early", "SIGINT"), ("late", "SIGINT")]
+    assert all(one[2] is not threading.main_thread() for one in done)
+
+
+def test_the_handlers_that_were_there_are_there_again(capfd):
+    heard = []
+    before = {number: signal.signal(number, lambda *_: heard.append("mine")) for number in module.SIGNALS}
+    try:
+        for leave in (lambda: None, lambda: 1 / 0):
+            try:
+                with Interruption().listening():
+                    send()
+                    leave()
+            except ZeroDivisionError:
+                pass
+            assert heard == []
+            for number in module.SIGNALS:
+                send(number)
+            assert heard == ["mine", "mine"]
+            heard.clear()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert not [thread for thread in threading.enumerate() if thread.name == "proa interruption"]
+
+
+def test_outside_the_main_thread_no_handler_is_set():
+    handlers, heard = [signal.getsignal(number) for number in module.SIGNALS], []
+
+    def elsewhere():
+        with Interruption().listening():
+            heard.append([signal.getsignal(number) for number in module.SIGNALS])
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert heard == [handlers]
