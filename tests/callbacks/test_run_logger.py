@@ -234,6 +234,7 @@ def test_a_library_that_cannot_open_the_run_is_asked_once(tmp_path):
     for step_idx in range(5):
         step(manager, state, step_idx, loss=1.0)
     manager.fire("checkpoint_saved", state, ManifestRow("step_2", 1, 0))
+    manager.fire("benchmark_eval", LogContext(tmp_path), EvalResult("sort", metrics={"exact": 0.5}), [{"p": 1}], 4)
     manager.fire("train_end", state)
     assert [call[0] for call in logger.calls] == ["open"]
     assert manager.errors == {"Recording": 1}

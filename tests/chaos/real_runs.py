@@ -36,10 +36,18 @@ def go_on(nursery, folder):
     assert code == 0, printed
 
 
-def held_up(folder, moment, **where):
-    """The part of a configuration that has the run wait at a moment, and the file that says that it does."""
+def held_up(nursery, folder, settings, moment, step=0, **changes):
+    """A run that has begun and waits at a moment."""
     marker = folder / "held_up"
-    return [{"kind": "holds_up", "params": {"marker": str(marker), "moment": moment, **where}}], marker
+    callback = {"kind": "holds_up", "params": {"marker": str(marker), "moment": moment, "step": step}}
+    run = begin(nursery, folder, settings, callbacks=[callback], **changes)
+    run.wait_until(marker.exists)
+    return run
+
+
+def let_go(folder):
+    """Have a run that waits go on."""
+    (folder / "held_up.over").touch()
 
 
 def header_of(folder):

@@ -10,7 +10,17 @@ import time
 
 import pytest
 from tests.chaos.nursery import REPOSITORY, living_below
-from tests.chaos.real_runs import DETACHED, SUPERVISED, begin, came_to, go_on, header_of, held_up, newest_checkpoint
+from tests.chaos.real_runs import (
+    DETACHED,
+    SUPERVISED,
+    begin,
+    came_to,
+    go_on,
+    header_of,
+    held_up,
+    let_go,
+    newest_checkpoint,
+)
 
 A_DOZEN_OR_A_HUNDRED = [*range(12), *(pytest.param(number, marks=pytest.mark.prove) for number in range(12, 112))]
 
@@ -35,23 +45,22 @@ def test_a_signal_at_any_instant_leaves_a_checkpoint_and_the_run_ends_as_if_noth
     assert came_to(tmp_path) == whole.outcome
 
 
-MOMENTS = {
-    "before the first step": ("train_start", 0, 0),
-    "in a step": ("step_start", 3, 4),
-    "in an eval between steps": ("eval_start", 2, 2),
-    "while a checkpoint is told of": ("checkpoint_saved", 2, 2),
-    "in the last step": ("step_end", 5, 5),
-}
+MOMENTS = [
+    pytest.param("train_start", 0, 0, id="before the first step"),
+    pytest.param("step_start", 3, 4, id="in a step"),
+    pytest.param("step_end", 5, 5, id="in the last step"),
+    pytest.param("eval_start", 2, 2, id="in an eval between steps", marks=pytest.mark.prove),
+    pytest.param("checkpoint_saved", 2, 2, id="while a checkpoint is told of", marks=pytest.mark.prove),
+]
 
 
-@pytest.mark.parametrize(("moment", "step", "saved"), MOMENTS.values(), ids=MOMENTS)
+@pytest.mark.parametrize(("moment", "step", "saved"), MOMENTS)
 def test_a_signal_at_this_moment_is_answered_at_the_next_boundary(
     nursery, undisturbed, tmp_path, moment, step, saved
 ):  # fmt: skip
-    callbacks, marker = held_up(tmp_path, moment, step=step, seconds=0.3)
-    run = begin(nursery, tmp_path, DETACHED, callbacks=callbacks)
-    run.wait_until(marker.exists)
+    run = held_up(nursery, tmp_path, DETACHED, moment, step)
     run.send(signal.SIGTERM)
+    let_go(tmp_path)
     assert run.wait() == 130, run.printed
     assert newest_checkpoint(tmp_path).step == saved
     assert f"{saved} steps are saved: go on with proa resume run" in run.printed
@@ -61,10 +70,9 @@ def test_a_signal_at_this_moment_is_answered_at_the_next_boundary(
 
 def test_a_signal_in_the_final_evals_costs_nothing_that_was_learned(nursery, undisturbed, tmp_path):
     settings = {**DETACHED, "eval": [{"name": "held_out", "count": 4}]}
-    callbacks, marker = held_up(tmp_path, "eval_start", step=5, seconds=0.3)
-    run = begin(nursery, tmp_path, settings, callbacks=callbacks)
-    run.wait_until(marker.exists)
+    run = held_up(nursery, tmp_path, settings, "eval_start", 5)
     run.send(signal.SIGINT)
+    let_go(tmp_path)
     assert run.wait() in (0, 130), run.printed
     assert newest_checkpoint(tmp_path).step == 5
     go_on(nursery, tmp_path)
@@ -80,11 +88,9 @@ def left_at_once(nursery, undisturbed, tmp_path, run):
     assert came_to(tmp_path) == undisturbed(DETACHED).outcome
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.prove)])
 def test_the_second_signal_leaves_at_once_with_the_last_checkpoint(nursery, undisturbed, tmp_path, number):
-    callbacks, marker = held_up(tmp_path, "step_end", step=4)
-    run = begin(nursery, tmp_path, DETACHED, callbacks=callbacks)
-    run.wait_until(marker.exists)
+    run = held_up(nursery, tmp_path, DETACHED, "step_end", 4)
     run.send(signal.SIGINT)
     run.wait_until(lambda: "once more to leave at once" in run.printed)
     time.sleep(0.3)
@@ -94,10 +100,8 @@ def test_the_second_signal_leaves_at_once_with_the_last_checkpoint(nursery, undi
 
 
 def test_the_end_of_the_grace_period_leaves_at_once_with_the_last_checkpoint(nursery, undisturbed, tmp_path):
-    callbacks, marker = held_up(tmp_path, "step_end", step=4)
     checkpoint = {**DETACHED["checkpoint"], "grace": 0.5}
-    run = begin(nursery, tmp_path, DETACHED, callbacks=callbacks, checkpoint=checkpoint)
-    run.wait_until(marker.exists)
+    run = held_up(nursery, tmp_path, DETACHED, "step_end", 4, checkpoint=checkpoint)
     run.send(signal.SIGTERM)
     left_at_once(nursery, undisturbed, tmp_path, run)
 

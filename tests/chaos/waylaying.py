@@ -8,19 +8,22 @@ from proa.lifecycle.hooks import EveryMoment
 
 
 class HoldsUp(EveryMoment):
-    """Sleeps at the first of these moments that comes at that step or later, having made a file that says so."""
+    """Waits at the first moment of that name at that step or later, having made a file that says so.
+
+    It goes on when there is a second file, `<marker>.over`; without one it hangs.
+    """
 
     uses_asyncio = False
 
-    def __init__(self, marker: str, moment: str, step: int = 0, seconds: float = 1000.0) -> None:
-        self.marker, self.moment, self.step, self.seconds = Path(marker), moment, step, seconds
-        self.global_step = 0
+    def __init__(self, marker: str, moment: str, step: int = 0) -> None:
+        self.marker, self.over = Path(marker), Path(f"{marker}.over")
+        self.moment, self.step = moment, step
 
     def on_moment(self, event, payload):
-        state = payload.get("state")
-        if event == self.moment and state.global_step >= self.step and not self.marker.exists():
+        if event == self.moment and payload["state"].global_step >= self.step and not self.marker.exists():
             self.marker.touch()
-            time.sleep(self.seconds)
+            while not self.over.exists():
+                time.sleep(0.02)
 
 
 def register():

@@ -11,7 +11,9 @@ from proa.errors import SettingError
 from proa.statistics import Estimate, estimate
 from proa.statistics.intervals import student_t
 
-numbers = st.lists(st.floats(-100, 100), min_size=2, max_size=12).filter(lambda values: len(set(values)) > 1)
+numbers = st.lists(st.floats(-100, 100).map(lambda x: round(x, 3)), min_size=2, max_size=12).filter(
+    lambda values: len(set(values)) > 1
+)
 
 
 @settings(deadline=None)

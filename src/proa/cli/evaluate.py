@@ -33,7 +33,7 @@ def evaluate(
     try:
         folder, config = _find(Path(source), settings, checkpoint)
         section = _section(config, settings)
-        scored = evaluate_folder(folder, section, config)
+        scored = evaluate_folder(folder, section, config, any_length=not (Path(source) / "run.json").exists())
         if output is not None:
             make_private_folder(Path(output).resolve().parent)
             write_predictions(Path(output), scored.predictions)

@@ -81,7 +81,12 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument("folder", metavar="RUN_DIR", help="a run's folder, <output_dir>/<name>")
     show.add_argument("--json", action="store_true", help="print one JSON object: header, live view, last metrics")
     show.add_argument("--follow", action="store_true", help="go on until the run ends")
+    show.add_argument("--trace", metavar="FILE", help="write its timeline there, for https://ui.perfetto.dev")
     show.set_defaults(run=_show)
+    runs = verbs.add_parser("runs", help="list runs and experiments")
+    runs.add_argument("folder", nargs="?", default="runs", metavar="DIR", help="where they lie (default: runs)")
+    runs.add_argument("--json", action="store_true", help="print JSON")
+    runs.set_defaults(run=_runs)
     export = verbs.add_parser("export", help="write a model with its adapter merged in, as a plain Hugging Face folder")
     export.add_argument("source", help="a run's folder, or an adapter folder")
     export.add_argument("folder", help="where to write; must not exist")
@@ -168,7 +173,13 @@ def _replay(options: argparse.Namespace) -> int:
 def _show(options: argparse.Namespace) -> int:
     from .show import show
 
-    return show(options.folder, as_json=options.json, follow=options.follow)
+    return show(options.folder, as_json=options.json, follow=options.follow, trace=options.trace)
+
+
+def _runs(options: argparse.Namespace) -> int:
+    from .runs import runs
+
+    return runs(options.folder, as_json=options.json)
 
 
 def _export(options: argparse.Namespace) -> int:

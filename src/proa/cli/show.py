@@ -17,9 +17,12 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from ..private_files import write_private
+from ..record.checkpoints import CheckpointManager
 from ..record.live import ActorView, LiveView
 from ..record.reading import QUIET_SECONDS, NoRunError, Process, RunRecord, read_run
-from ..record.run_folder import BrokenRecordError
+from ..record.run_folder import BrokenRecordError, read_json
+from ..record.spans import SpanRecord, trace_of
 from .words import curve, duration, ledger_line, number, values_line
 
 FOLLOW_SECONDS = 0.5
@@ -30,11 +33,17 @@ STYLES = {
 }  # fmt: skip
 
 
-def show(folder: str, *, as_json: bool = False, follow: bool = False) -> int:
+def show(folder: str, *, as_json: bool = False, follow: bool = False, trace: str | None = None) -> int:
     """Exit code: 0 done, 1 a broken record, 2 no run's folder."""
     console = Console(highlight=False)
     try:
+        if (Path(folder) / "experiment.json").is_file():
+            return _show_experiment(Path(folder), console, as_json)
         record = read_run(Path(folder))
+        if trace is not None:
+            write_private(Path(trace), json.dumps(trace_of(SpanRecord(record.folder).read())))
+            print(f"open {trace} at https://ui.perfetto.dev", file=sys.stderr)
+            return 0
         if as_json:
             looks: Iterable[RunRecord] = _until_the_end(record) if follow else [record]
             (last,) = deque(looks, maxlen=1)
@@ -53,6 +62,29 @@ def show(folder: str, *, as_json: bool = False, follow: bool = False) -> int:
     return 0
 
 
+def _show_experiment(folder: Path, console: Console, as_json: bool) -> int:
+    """What an experiment has come to, as its header says."""
+    content = read_json(folder / "experiment.json")
+    if as_json:
+        print(json.dumps(content, indent=2))
+        return 0
+    console.print(
+        Text.assemble((f"{content['name']}: ", "bold"), (content["status"], STYLES.get(content["status"], "")))
+    )
+    table = Table()
+    for column in ("run", "status", "scores"):
+        table.add_column(column)
+    ended = {arm["name"]: arm for arm in content["arms"]}
+    for run in content["runs"]:
+        arm = ended.get(run["key"], {"status": "pending", "eval_metrics": {}})
+        scores = {f"{name}.{key}": value for name, found in arm["eval_metrics"].items() for key, value in found.items()}
+        table.add_row(Text(run["key"]), Text(arm["status"], STYLES.get(arm["status"], "")), Text(values_line(scores)))
+    console.print(table)
+    if content.get("conclusion"):
+        console.print(Text(content["conclusion"]), soft_wrap=True)
+    return 0
+
+
 def as_object(record: RunRecord) -> dict[str, Any]:
     """What `--json` prints."""
     return {
@@ -62,6 +94,7 @@ def as_object(record: RunRecord) -> dict[str, Any]:
         "metrics": record.last_metrics,
         "steps_per_second": record.steps_per_second,
         "cut_off": record.cut_off,
+        "checkpoints": [row.as_dict() for row in CheckpointManager(record.folder).rows],
     }
 
 
@@ -77,6 +110,7 @@ def parts_of(record: RunRecord) -> list[RenderableType]:
     if ledger:
         parts.append(Text(ledger_line(ledger)))
     parts += [Text(f"eval {name}: {values_line(scores)}") for name, scores in record.evals.items()]
+    parts += [Text(line) for line in _checkpoints(record)]
     if header.get("callback_errors"):
         parts.append(Text(f"callback errors: {values_line(header['callback_errors'])}", style="red"))
     return [*parts, *_metrics(record)]
@@ -202,6 +236,14 @@ def _remarks(live: LiveView) -> Iterator[str]:
             yield f"{which} was lost: {actor.reason}"
         if actor.log:
             yield f"{actor.name} prints to {actor.log}"
+
+
+def _checkpoints(record: RunRecord) -> Iterator[str]:
+    rows = CheckpointManager(record.folder).rows
+    if rows:
+        yield f"checkpoints: {', '.join(row.name + (' (final)' if row.final else '') for row in rows)}"
+    if record.cut_off or record.header["status"] in ("cancelled", "failed"):
+        yield f"go on with it by proa resume {record.folder}"
 
 
 def _metrics(record: RunRecord) -> Iterator[RenderableType]:

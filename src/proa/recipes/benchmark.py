@@ -25,6 +25,9 @@ from ..tasks.task import TaskRow
 from .material import Material
 
 
+DEFAULT_NEW_TOKENS = 256
+
+
 @dataclass(frozen=True)
 class Scored:
     """What came of a benchmark: its scores, and a row for every completion."""
@@ -43,7 +46,7 @@ class Benchmark:
         material: Material,
         *,
         engine: EngineSection,
-        max_new_tokens: int,
+        max_new_tokens: int | None,
         seed: int,
     ) -> None:
         self.section = section
@@ -52,9 +55,11 @@ class Benchmark:
         self._rows = task.rows[: section.count]
         self._scorer = InlineRewards(_metric(section, task))
         self.metric = self._scorer.functions[0].name
-        self._sampling = Sampling(section.samples, max_new_tokens, temperature=section.sampling_temperature)
         self._requests = [self._request(place, row, seed) for place, row in enumerate(self._rows)]
-        _check_room(section, material, max(len(request.tokens) for request in self._requests) + max_new_tokens)
+        longest = max(len(request.tokens) for request in self._requests)
+        most = max_new_tokens or _room(material, longest)
+        _check_room(section, material, longest + most)
+        self._sampling = Sampling(section.samples, most, temperature=section.sampling_temperature)
         self._engine: Engine | None = None  # built at the first use, kept for the next
 
     def score(self, *, version: int, step: int | None) -> Scored:
@@ -141,6 +146,12 @@ def _task_id(row: TaskRow, place: int) -> str:
         if name in row.columns:
             return str(row.columns[name])
     return str(place)
+
+
+def _room(material: Material, longest: int) -> int:
+    """What is left of the context, where nobody says how long completions may be."""
+    context = getattr(material.model.config, "max_position_embeddings", None)
+    return DEFAULT_NEW_TOKENS if context is None else max(1, min(DEFAULT_NEW_TOKENS, context - longest))
 
 
 def _check_room(section: EvalSection, material: Material, longest: int) -> None:

@@ -61,8 +61,12 @@ def scoring(
     material: Material,
     state: Callable[[], LoopState],
     called: Callable[..., Any] | None = None,
+    *,
+    any_length: bool = False,
 ) -> Callable[[], Scored]:
-    """Scores the model as it is, each time it is called. What is wrong with the eval is found now."""
+    """Scores the model as it is, each time it is called. What is wrong with the eval is found now.
+
+    With `any_length`, completions may be as long as the model's context allows where the eval does not say."""
     if section.evaluator is not None:
         return _calling(section, config, material, state, called)
     benchmark = Benchmark(
@@ -70,7 +74,7 @@ def scoring(
         eval_task(section, config),
         material,
         engine=config.engine,
-        max_new_tokens=section.max_new_tokens or config.sampling.max_new_tokens,
+        max_new_tokens=section.max_new_tokens or (None if any_length else config.sampling.max_new_tokens),
         seed=config.seed,
     )
     return lambda: benchmark.score(version=state().policy_version, step=state().global_step - 1)

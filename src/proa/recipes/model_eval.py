@@ -28,12 +28,13 @@ def evaluate_folder(
     version: int = 0,
     steps: int = 0,
     called: Callable[..., Any] | None = None,
+    any_length: bool = False,
 ) -> Scored:
     """The scores of the model in a folder, plain or an adapter, as a run of that configuration would take them."""
     torch.set_num_threads(config.threads)
     material = _material_in(folder, config)
     state = LoopState(global_step=steps, policy_version=version)
-    scored = scoring(section, config, material, lambda: state, called)()
+    scored = scoring(section, config, material, lambda: state, called, any_length=any_length)()
     return replace(scored, result=replace(scored.result, step=None))
 
 

@@ -13,8 +13,8 @@ from .scale import Scale, range_of, ticks, whole_ticks
 from .text import count, number, short
 
 WIDTH, HEIGHT = 420, 236
-LEFT, RIGHT, TOP, BOTTOM = 50, 410, 14, 196
-FEW = 40
+LEFT, RIGHT, TOP, BOTTOM = 50, 410, 24, 196
+FEW = 30
 """A curve with at most so many points has them marked."""
 COLOURS = 8
 """Classes of colours that the page's style has; the strokes differ where arms share one."""
@@ -91,7 +91,7 @@ def _axes(across: Scale, up: Scale, unit: str) -> Markup:
         parts.append(tag("text", short(tick), x=f"{across.at(tick):.1f}", y=BOTTOM + 16, text_anchor="middle"))
     parts.append(tag("line", class_="axis", x1=LEFT, x2=RIGHT, y1=BOTTOM, y2=BOTTOM))
     parts.append(tag("text", "steps done", class_="unit", x=RIGHT, y=BOTTOM + 33, text_anchor="end"))
-    parts.append(tag("text", unit, class_="unit", x=LEFT - 44, y=BOTTOM + 33))
+    parts.append(tag("text", unit, class_="unit", x=4, y=10))
     return tag("g", parts)
 
 

@@ -52,6 +52,8 @@ class Curve:
     runs: int = 1
     every: int = 1
     """Steps that one point is the mean of."""
+    points: int = 0
+    """How many there were before it was thinned."""
     not_finite: int = 0
     first_not_finite: int | None = None
 
@@ -92,6 +94,7 @@ def curve_of(runs: Sequence[Series]) -> Curve | None:
         return None
     bad = [(step, value) for run in runs for step, value in _not_finite(run)]
     curve = _single(runs[0]) if len(runs) == 1 else _mean_of(runs)
+    curve.points = max(map(len, runs))
     curve.not_finite = len(bad)
     curve.first_not_finite = min(bad)[0] if bad else None
     return curve

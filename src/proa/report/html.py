@@ -20,7 +20,7 @@ class Markup(str):
 _VOID = frozenset({"meta", "input", "br", "link"})
 
 
-def tag(name: str, *inside: object, **attributes: object) -> Markup:
+def tag(name: str, /, *inside: object, **attributes: object) -> Markup:
     """An element. `class_` and `data_x` are `class` and `data-x`; an attribute that is None or False is left out.
 
     >>> tag("p", "1 < 2", tag("b", "\\x1b"), class_="note", hidden=True, id=None)

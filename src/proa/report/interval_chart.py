@@ -9,7 +9,7 @@ from ..statistics.intervals import Estimate
 from .chart import RIGHT, WIDTH, class_of
 from .html import Markup, tag
 from .scale import Scale, range_of, ticks
-from .text import clipped, number, short
+from .text import ended, number, short
 
 ROW = 44
 TOP = 8
@@ -74,6 +74,6 @@ def _row(row: Row, along: Scale, top: float) -> Markup:
     if said.mean is not None:
         x = along.at(said.mean)
         parts.append(tag("path", class_="mean", d=f"M{x:.1f},{middle - 6}l5,6l-5,6l-5,-6Z"))
-    name = tag("text", clipped(row.name, 34), tag("title", row.name), class_="name", x=14, y=top + 16)
+    name = tag("text", ended(row.name, 30), tag("title", row.name), class_="name", x=14, y=top + 16)
     value = tag("text", words, x=RIGHT, y=top + 16, text_anchor="end")
     return tag("g", name, value, parts, class_=class_of(row.place))

@@ -33,6 +33,15 @@ def clipped(text: str, most: int) -> str:
     return text if left <= 0 else f"{text[:most]}… ({left:,} more characters)"
 
 
+def ended(text: str, most: int) -> str:
+    """A name that fits into so many characters.
+
+    >>> ended("learning_rate-0.0003", 10)
+    'learning_…'
+    """
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
 def number(value: Any) -> str:
     """Four digits of a number, with a true minus; anything else as it is.
 

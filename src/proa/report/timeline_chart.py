@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from .html import Markup, join, tag
 from .scale import Scale, ticks
 from .spans import KINDS, Lane, Span, Timeline, blocks, window_in_the_middle
-from .text import clipped, duration, number, short
+from .text import duration, ended, number, short
 
 WIDTH = 1000
 LEFT = 120
@@ -119,8 +119,7 @@ def _figure(
 
 
 def _name(actor: str, place: int) -> Markup:
-    words = clipped(actor, 16) if len(actor) > 18 else actor
-    return tag("text", words, tag("title", actor), x=LEFT - 8, y=6 + LANE * place + 15, text_anchor="end")
+    return tag("text", ended(actor, 16), tag("title", actor), x=LEFT - 8, y=6 + LANE * place + 15, text_anchor="end")
 
 
 def _rect(kind: str, x: float, width: float, place: int, said: str) -> Markup:

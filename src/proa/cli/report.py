@@ -1,0 +1,33 @@
+"""`proa report`: writes one page to look at, of a run or an experiment."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from ..errors import ProaError
+from ..record.durable import in_words
+from ..record.reading import NoRunError
+from ..report import write_report
+
+
+def report(path: str, output: str | None = None) -> int:
+    """Exit code: 0 done, 1 a broken record or no room, 2 wrong use."""
+    target = None if output is None else Path(output)
+    if target is not None and (target.is_dir() or not target.parent.is_dir()):
+        wrong = "is a folder: give a file" if target.is_dir() else f"cannot be written: there is no folder {target.parent}"
+        print(f"--output {target} {wrong}", file=sys.stderr)
+        return 2
+    try:
+        written, size = write_report(Path(path), target)
+    except NoRunError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except ProaError as error:
+        print(error, file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"the report cannot be written: {error}", file=sys.stderr)
+        return 1
+    print(f"{written}: {in_words(size)}")
+    return 0

@@ -1,0 +1,134 @@
+"""Arms compared: their scores with intervals, differences seed by seed, and what each run came to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+from ..statistics.comparison import compare
+from ..statistics.intervals import Estimate, estimate
+from ..statistics.ranking import best_of
+from .html import Markup, join, tag
+from .interval_chart import Row, interval_chart
+from .overview import badge, seconds_of
+from .reading import Arm, RunData, Subject
+from .section import Section, stroke, table
+from .text import duration, number
+
+MOST_METRICS = 6
+_NOTE = "◆ mean, bar: 95 % t-interval over repeats, ○ each repeat. Only runs that were completed count."
+
+
+def arms_compared(subject: Subject) -> Section | None:
+    """By the metric that the experiment is judged by, and by those of its evals."""
+    if subject.experiment is None or not subject.arms:
+        return None
+    judged, mode = _judged_by(subject.experiment)
+    metrics = list(dict.fromkeys([*filter(None, [judged]), *_eval_metrics(subject)]))[:MOST_METRICS]
+    body: list[Markup] = []
+    if metrics:
+        body.append(tag("div", [_chart(subject.arms, metric, judged, mode) for metric in metrics], class_="charts"))
+    if judged:
+        body += _differences(subject.arms, judged, mode)
+    body.append(tag("h3", "Runs"))
+    body.append(_runs(subject, metrics))
+    return Section("arms", "Arms compared", body)
+
+
+def _judged_by(content: Mapping[str, Any]) -> tuple[str | None, Literal["max", "min"]]:
+    config = content.get("config")
+    metadata = config.get("metadata") if isinstance(config, Mapping) else None
+    if not isinstance(metadata, Mapping):
+        return None, "max"
+    metric = metadata.get("success_metric")
+    return (str(metric) if metric else None), ("min" if metadata.get("mode") == "min" else "max")
+
+
+def _eval_metrics(subject: Subject) -> list[str]:
+    names: dict[str, None] = {}
+    for run in subject.runs:
+        of_evals = run.result.get("eval_metrics")
+        scores = of_evals if isinstance(of_evals, Mapping) and of_evals else run.record.evals if run.record else {}
+        for benchmark, metrics in scores.items():
+            if isinstance(metrics, Mapping):
+                names |= {f"{benchmark}.{metric}": None for metric in metrics if metric != "completion_tokens"}
+    return list(names)
+
+
+def _scores(arm: Arm, metric: str) -> list[float | None]:
+    return [run.score(metric) if run.status == "completed" else None for run in arm.runs]
+
+
+def _chart(arms: Sequence[Arm], metric: str, judged: str | None, mode: str) -> Markup:
+    rows = []
+    for place, arm in enumerate(arms):
+        found = estimate(_scores(arm, metric))
+        shown = [score for score in _scores(arm, metric) if score is not None and _is_number(score)]
+        rows.append(Row(arm.name, place, shown, found))
+    with_value = {row.name: row.estimate for row in rows if row.estimate.mean is not None}
+    title = f"{metric}, {_finding(with_value, mode)}" if metric == judged and with_value else metric
+    missing = [f"{row.name}: {_missing(row.estimate)}." for row in rows if row.estimate.missing]
+    return interval_chart(title, rows, metric, " ".join([_NOTE, *missing]))
+
+
+def _finding(estimates: Mapping[str, Estimate], mode: str) -> str:
+    best = best_of(estimates, "min" if mode == "min" else "max")
+    better = "less is better" if mode == "min" else "more is better"
+    if len(estimates) < 2:
+        return better
+    return f"{better}: {' and '.join(best.arms)} {'has' if len(best.arms) == 1 else 'have'} the best mean"
+
+
+def _missing(found: Estimate) -> str:
+    return f"{found.missing} of {found.n + found.missing} runs without a score"
+
+
+def _differences(arms: Sequence[Arm], metric: str, mode: Literal["max", "min"]) -> list[Markup]:
+    """The best arm against each other one, over the seeds that both have."""
+    estimates = {arm.name: estimate(_scores(arm, metric)) for arm in arms}
+    best = best_of(estimates, mode)
+    if len(best.ranked) < 2:
+        return []
+    by_name = {arm.name: arm for arm in arms}
+    first, rows = best.ranked[0], []
+    for other in best.ranked[1:]:
+        found = compare(
+            _by_seed(by_name[first], metric), _by_seed(by_name[other], metric), mode=mode, names=(first, other)
+        )
+        between = "" if found.low is None else f"{number(found.low)} to {number(found.high)}"
+        rows.append((f"{first} − {other}", number(found.difference), between, number(found.seeds), found.verdict, found.words))
+    note = (
+        "Differences within the same seed, so chance that both arms share falls out. The first arm was picked by these "
+        "scores, which flatters it. A difference that is not seen may still be there."
+    )
+    head = ("arms", "difference", "95 % interval", "seeds", "verdict", "in words")
+    return [tag("h3", f"Differences in {metric}"), tag("p", note, class_="note"), table(head, rows, numbers=(1, 3))]
+
+
+def _by_seed(arm: Arm, metric: str) -> dict[Any, float | None]:
+    """By place where the seeds are not known."""
+    scores = _scores(arm, metric)
+    return {place if run.seed is None else run.seed: score for place, (run, score) in enumerate(zip(arm.runs, scores, strict=True))}
+
+
+def _runs(subject: Subject, metrics: Sequence[str]) -> Markup:
+    rows = []
+    for place, arm in enumerate(subject.arms):
+        for run in arm.runs:
+            scores = [number(run.score(metric)) for metric in metrics]
+            rows.append([join([stroke(place), arm.name]), run.key, number(run.seed), badge(run.status), *_far(run), *scores, run.error])
+    head = ["arm", "run", "seed", "status", "steps", "time", *metrics, "what went wrong"]
+    if not any(run.error for run in subject.runs):
+        head, rows = head[:-1], [row[:-1] for row in rows]
+    return table(head, rows, numbers=(2, 4, 5, *range(6, 6 + len(metrics))))
+
+
+def _far(run: RunData) -> Iterator[str]:
+    record = run.record
+    yield "" if record is None else number(record.steps_done)
+    seconds = None if record is None else seconds_of(record)
+    yield "" if seconds is None else duration(seconds)
+
+
+def _is_number(score: float) -> bool:
+    return score - score == 0

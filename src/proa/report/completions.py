@@ -1,0 +1,146 @@
+"""What the model wrote, as text: samples with their tokens coloured, and the predictions of evals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from .html import Markup, plain, tag
+from .reading import Subject
+from .samples import Predictions, Rollout
+from .section import Section, folded, table
+from .text import count, ended, number
+
+MISMATCHES = (0.01, 0.1, 0.5)
+"""Differences of log-probabilities, in nats, at which the next shade begins."""
+SHADES = 3
+STATIC_ROWS = 10
+"""Predictions that are shown without the page's script."""
+MOST_COLUMNS = 12
+_COLOURINGS = (("advantage", "token advantage"), ("mismatch", "trainer/sampler mismatch"), ("none", "nothing"))
+_FIRST_COLUMNS = ("task_id", "sample", "prompt", "completion", "answer", "reward", "correct", "error")
+_SCORES = ("reward", "correct", "exact", "score")
+
+
+def samples(subject: Subject) -> tuple[Section | None, list[dict[str, Any]]]:
+    """Samples that were trained on; and the numbers of their tokens, for the page's script."""
+    numbers: list[dict[str, Any]] = []
+    parts = []
+    for run in subject.told:
+        if run.rollouts:
+            largest = max((abs(a) for one in run.rollouts for a in one.advantages if a is not None and math.isfinite(a)), default=0.0)
+            shown = [_legends(largest), _told(run.rollouts, run.rollout_steps), *_moments(run.rollouts, largest, numbers)]
+            parts.append(shown if subject.experiment is None else [folded(f"{run.arm}: run {run.key}", *shown, opened=not parts)])
+    if not parts:
+        return None, []
+    choices = [
+        [tag("input", type="radio", name="colour", id=f"by-{key}", checked=key == "advantage"), tag("label", words, for_=f"by-{key}")]
+        for key, words in _COLOURINGS
+    ]  # fmt: skip
+    note = tag("span", "Colour by ", class_="what")
+    box = tag("div", note, choices, tag("div", parts, class_="samples"), class_="colouring")
+    return Section("samples", "Sampled completions", [box]), numbers
+
+
+def predictions(subject: Subject) -> tuple[Section | None, list[dict[str, Any]]]:
+    """A table to page through, its first rows in the page itself; and all rows for the page's script."""
+    found = [one for run in subject.told for one in run.predictions if one.rows]
+    if not found:
+        return None, []
+    sets = [_set(one, several=len(subject.arms) > 1) for one in found]
+    first = sets[0]
+    rows = [[number(cell) for cell in row] for row in first["rows"][:STATIC_ROWS]]
+    note = f"{first['name']}: the first {count(len(rows), 'row')} of {first['of']:,}. With the page's script all of them can be paged through."
+    body = [tag("div", tag("p", note, class_="note"), table(first["keys"], rows), class_="predictions")]
+    left = [f"{one.name} of {one.run}: {len(one.rows):,} of {one.of:,}" for one in found if len(one.rows) < one.of]
+    if left:
+        body.append(tag("p", f"The page holds only the first rows of {'; '.join(left)}.", class_="note"))
+    return Section("predictions", "Predictions of evals", body), sets
+
+
+# -- samples -----------------------------------------------------------------------------------------
+
+
+def _legends(largest: float) -> Markup:
+    edges = [number(sign * largest) for sign in (-1, 1)]
+    advantage = [tag("span", class_=f"swatch t a{shade}") for shade in range(2 * SHADES + 1)]
+    mismatch = [tag("span", class_=f"swatch t m{shade}") for shade in range(2 * SHADES + 1)]
+    steps = ", ".join(map(str, MISMATCHES))
+    return tag(
+        "p",
+        tag("span", "advantage ", edges[0], " ", advantage, " ", edges[1], class_="for-advantage"),
+        tag("span", "trainer less likely ", mismatch, f" trainer more likely; shades begin at ±{steps} nats", class_="for-mismatch"),
+        class_="legend",
+    )
+
+
+def _told(rollouts: Sequence[Rollout], steps: int) -> Markup:
+    found = [abs(one) for rollout in rollouts for one in rollout.mismatches if one is not None and math.isfinite(one)]
+    words = f"{count(len(rollouts), 'sample')} from {count(len({one.step for one in rollouts}), 'step')} of the {steps:,} that have some."
+    if found:
+        words += f" Mismatch (trainer's log-probability before the step, less the sampler's): mean {number(sum(found) / len(found))} nats a token, at most {number(max(found))}, over the tokens shown."
+    return tag("p", words, class_="note")
+
+
+def _moments(rollouts: Sequence[Rollout], largest: float, numbers: list[dict[str, Any]]) -> Iterator[Markup]:
+    for step in sorted({one.step for one in rollouts}):
+        here = [one for one in rollouts if one.step == step]
+        yield folded(f"Step {step + 1:,}: {count(len(here), 'sample')}", [_sample(one, largest, numbers) for one in here], opened=step == max(one.step for one in rollouts))
+
+
+def _sample(one: Rollout, largest: float, numbers: list[dict[str, Any]]) -> Markup:
+    facts = [f"reward {number(one.reward)}" if one.reward is not None else "no reward"]
+    facts += [f"{name} {number(value)}" for name, value in one.reward_parts.items() if len(one.reward_parts) > 1]
+    facts += [one.finish_reason, f"group {one.group}" if one.group else "", count(one.all_tokens, "token") if one.all_tokens else ""]
+    place = len(numbers)
+    numbers.append({"advantage": one.advantages, "mismatch": one.mismatches, "sampler": one.sampler, "version": one.versions})
+    tokens = [_token(token, a, m, largest) for token, a, m in zip(one.tokens, one.advantages, one.mismatches, strict=True)]
+    more = f"… {one.all_tokens - len(one.tokens):,} more tokens" if one.all_tokens > len(one.tokens) else None
+    return tag(
+        "article",
+        tag("p", ", ".join(filter(None, facts)), class_="note"),
+        tag("div", one.prompt, class_="text prompt", dir="auto"),
+        tag("div", tokens or one.completion, class_="text tokens", dir="auto", data_sample=place, tabindex="0"),
+        tag("p", more, class_="note") if more else None,
+        tag("output", class_="readout"),
+        class_="sample",
+    )
+
+
+def _token(token: str, advantage: float | None, mismatch: float | None, largest: float) -> Markup:
+    shown = token.replace("\n", "↵\n")
+    edges = [share * largest for share in (0.05, 1 / 3, 2 / 3)]
+    classes = f"t {_shade('a', advantage, edges)}{_shade('m', mismatch, MISMATCHES)}".strip()
+    return tag("span", shown, class_=classes)
+
+
+def _shade(letter: str, value: float | None, edges: Sequence[float]) -> str:
+    """A class for how far a value is from zero: 0 to 2 below, 4 to 6 above; none near zero.
+
+    >>> _shade("m", 0.2, MISMATCHES), _shade("m", -9.0, MISMATCHES), _shade("m", 0.001, MISMATCHES)
+    ('m5 ', 'm0 ', '')
+    """
+    if value is None:
+        return ""
+    if not math.isfinite(value):
+        return f"{letter}x "
+    far = sum(abs(value) >= edge and abs(value) > 0 for edge in edges)
+    return f"{letter}{SHADES + (far if value > 0 else -far)} " if far else ""
+
+
+# -- predictions -------------------------------------------------------------------------------------
+
+
+def _set(one: Predictions, *, several: bool) -> dict[str, Any]:
+    there = dict.fromkeys(key for row in one.rows for key in row)
+    keys = [key for key in _FIRST_COLUMNS if key in there] + [key for key in there if key not in _FIRST_COLUMNS]
+    keys = keys[:MOST_COLUMNS]
+    score = next((key for key in _SCORES if key in keys), None)
+    name = f"{one.run}: {one.name}" if several else one.name
+    rows = [[plain(row.get(key)) for key in keys] for row in one.rows]
+    return {
+        "name": f"{ended(name, 80)}, {one.when}", "of": one.of, "keys": [ended(key, 40) for key in keys], "rows": rows,
+        "score": None if score is None else keys.index(score),
+        "error": keys.index("error") if "error" in keys else None,
+    }  # fmt: skip

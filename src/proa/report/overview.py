@@ -1,0 +1,179 @@
+"""The top of the page: what this is, how far it has come, what it came to."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ..record.reading import QUIET_SECONDS, RunRecord
+from .html import Markup, tag
+from .reading import RunData, Subject
+from .section import Section, table
+from .text import count, duration, moment, number
+
+_WORST_FIRST = ("failed", "cut off", "cannot be read", "cancelled", "running", "not begun", "completed")
+
+
+def overview(subject: Subject) -> Section:
+    """Status, the main figures, and whatever went wrong."""
+    if subject.experiment is not None:
+        return Section("overview", "Overview", list(_of_experiment(subject, subject.experiment)))
+    return Section("overview", "Overview", list(_of_run(subject.runs[0])))
+
+
+def badge(status: str) -> Markup:
+    known = status if status in _WORST_FIRST else "other"
+    return tag("span", status, class_=f"badge {known.replace(' ', '-')}")
+
+
+def seconds_of(record: RunRecord) -> float | None:
+    """How long it ran, or has run."""
+    header = record.header
+    if "started" not in header:
+        return None
+    last = header.get("ended", record.read_at - (record.quiet_seconds if record.cut_off else 0.0))
+    return max(0.0, float(last - header["started"]))
+
+
+# -- a run -------------------------------------------------------------------------------------------
+
+
+def _of_run(run: RunData) -> Iterator[Markup]:
+    record = run.record
+    assert record is not None
+    yield tag("p", badge(run.status), " ", _how_far(record), class_="standing")
+    for warning in _warnings(record):
+        yield tag("p", warning, class_="warning")
+    yield tag("div", list(_run_tiles(run, record)), class_="tiles")
+    if record.running and record.live is not None:
+        yield _actors(record)
+    yield tag("dl", list(_facts(record)))
+
+
+def _how_far(record: RunRecord) -> str:
+    total = (record.live.of if record.live else 0) or record.total_steps
+    words = [f"{record.steps_done:,}{f' of {total:,}' if total else ''} steps"]
+    seconds = seconds_of(record)
+    if seconds is not None:
+        words.append(("running for " if record.running and not record.cut_off else "ran ") + duration(seconds))
+    reason = record.header.get("stop_reason")
+    if reason:
+        by = record.header.get("stopped_by")
+        words.append(f"{reason}{f' (by {by})' if by else ''}")
+    return ", ".join(words)
+
+
+def _warnings(record: RunRecord) -> Iterator[str]:
+    if record.cut_off:
+        yield f"The run was cut off: its process is gone, and it said nothing for the last {duration(record.quiet_seconds)}."
+    elif record.running:
+        words = f"The run was going on when this page was made, on {moment(record.read_at)}; what follows is as of then."
+        if record.quiet_seconds > QUIET_SECONDS:
+            words += f" It had given no sign of life for {duration(record.quiet_seconds)}."
+        yield words
+    errors = record.header.get("callback_errors")
+    if errors:
+        yield "Callbacks failed: " + ", ".join(f"{name}, {number(times)} times" for name, times in errors.items()) + "."
+
+
+def _run_tiles(run: RunData, record: RunRecord) -> Iterator[Markup]:
+    for name, series in run.metrics.evals.items():
+        if not name.endswith(".completion_tokens") and len(series):
+            yield _change_tile(name, series.values[0], series.values[-1])
+    for name in ("reward", "loss"):
+        series = run.metrics.training.get(name)
+        if series is not None and len(series):
+            yield _change_tile(name, series.values[0], series.values[-1])
+            break
+    ledger = ledger_of(record)
+    if ledger.get("trained"):
+        yield tile("samples trained on", number(ledger["trained"]))
+    rate = record.steps_per_second
+    if rate:
+        yield tile("pace", f"{rate:.3g} steps/s" if rate >= 1 else f"{duration(1 / rate)} a step")
+
+
+def tile(name: str, value: object, note: object = "") -> Markup:
+    return tag("div", tag("span", name, class_="what"), tag("strong", value), tag("span", note, class_="note"), class_="tile")
+
+
+def _change_tile(name: str, first: float, last: float) -> Markup:
+    moved = last - first
+    note = f"from {number(first)}" if math.isfinite(moved) and moved else ""
+    return tile(name, number(last), note)
+
+
+def ledger_of(record: RunRecord) -> Mapping[str, Any]:
+    """Of a run that goes on it is the live view that knows."""
+    live = record.live.ledger if record.running and record.live is not None else {}
+    ledger: Mapping[str, Any] = live or record.header.get("ledger", {})
+    return ledger
+
+
+def _facts(record: RunRecord) -> Iterator[Markup]:
+    header = record.header
+    facts: dict[str, Any] = {"folder": record.folder}
+    if "started" in header:
+        facts["started"] = moment(header["started"])
+    facts |= {"machine": header.get("host"), "policy version": header.get("policy_version")}
+    facts["weights (SHA-256)"] = header.get("weights_digest")
+    libraries = header.get("libraries")
+    if isinstance(libraries, Mapping):
+        facts["made with"] = ", ".join(f"{name} {version}" for name, version in libraries.items())
+    for again in header.get("resumed") or ():
+        facts["went on"] = "; ".join(filter(None, [facts.get("went on"), _went_on(again)]))
+    for name, value in facts.items():
+        if value is not None:
+            yield tag("dt", name)
+            yield tag("dd", number(value))
+
+
+def _went_on(again: Any) -> str:
+    if not isinstance(again, Mapping):
+        return str(again)
+    said = {key: value for key, value in again.items() if key != "at" and value}
+    when = moment(again["at"]) if isinstance(again.get("at"), int | float) else ""
+    return " ".join([when, *(f"{key} {value}" for key, value in said.items())])
+
+
+def _actors(record: RunRecord) -> Markup:
+    assert record.live is not None
+    live = record.live
+    rows = [
+        (actor.name, actor.health, actor.doing, duration(max(0.0, live.time - actor.since)) if actor.since else "",
+         number(actor.version) if actor.version >= 0 else "", number(actor.tokens), number(actor.restarts))
+        for actor in live.actors
+    ]  # fmt: skip
+    head = ("actor", "health", "doing", "for", "version", "tokens", "restarts")
+    return table(head, rows, numbers=(4, 5, 6))
+
+
+# -- an experiment -----------------------------------------------------------------------------------
+
+
+def _of_experiment(subject: Subject, content: Mapping[str, Any]) -> Iterator[Markup]:
+    statuses = Counter(run.status for run in subject.runs)
+    ordered = sorted(statuses, key=lambda status: _WORST_FIRST.index(status) if status in _WORST_FIRST else -1)
+    runs = ", ".join(f"{statuses[status]} {status}" for status in ordered)
+    said = str(content.get("status", "unknown"))
+    yield tag("p", badge(said), " ", f"{count(len(subject.runs), 'run')}: {runs}", class_="standing")
+    if said == "running" and not statuses["running"]:
+        yield tag("p", "It says that it is running, and none of its runs is: it was probably cut off.", class_="warning")
+    elif said == "running":
+        words = f"It was going on when this page was made, on {moment(subject.read_at)}; what follows is as of then."
+        yield tag("p", words, class_="warning")
+    if content.get("hypothesis"):
+        yield tag("p", tag("b", "Hypothesis: "), str(content["hypothesis"]))
+    if content.get("conclusion"):
+        yield tag("p", tag("b", "Conclusion: "), str(content["conclusion"]), class_="conclusion")
+    repeats = sorted({len(arm.runs) for arm in subject.arms})
+    tiles = [tile("arms", number(len(subject.arms))), tile("repeats of each", " to ".join(map(str, repeats[:1] + repeats[1:][-1:])))]
+    if content.get("best_arm"):
+        tiles.append(tile("best mean", str(content["best_arm"]), number(content.get("best_score"))))
+    yield tag("div", tiles, class_="tiles")
+    description = content.get("config", {}).get("description") if isinstance(content.get("config"), Mapping) else None
+    if description:
+        yield tag("p", str(description))
+    yield tag("dl", tag("dt", "folder"), tag("dd", subject.folder))

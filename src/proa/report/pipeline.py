@@ -1,0 +1,108 @@
+"""Where the time went and where every sample is: shares of time, the timeline, the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from .html import Markup, tag
+from .learning import pipeline_curves
+from .overview import ledger_of
+from .reading import RunData, Subject
+from .section import Section, folded, table
+from .spans import KINDS, kinds_in
+from .text import count, number
+from .timeline_chart import close_up, legend, shares, whole_run
+
+
+def staleness_and_idle(subject: Subject) -> Section | None:
+    """Curves of both, and of a few runs how each actor spent its time."""
+    section = pipeline_curves(subject) or Section("pipeline", "Staleness and idle time", [])
+    for place, run in enumerate(subject.told):
+        section.body += _of_each_run(subject, run, list(_shares(run)), place)
+    return section if section.body else None
+
+
+def timeline(subject: Subject) -> Section | None:
+    """Who did what when."""
+    body: list[Markup] = []
+    for place, run in enumerate(subject.told):
+        if run.timeline is not None:
+            kinds = kinds_in(run.timeline.lanes)
+            parts = [legend(kinds), whole_run(run.timeline), close_up(run.timeline)]
+            body += _of_each_run(subject, run, [part for part in parts if part is not None], place)
+    return Section("timeline", "Pipeline timeline", body) if body else None
+
+
+def ledger(subject: Subject) -> Section | None:
+    """Where every sample and every token is."""
+    found = [(run, ledger_of(run.record)) for run in subject.runs if run.record is not None]
+    found = [(run, sums) for run, sums in found if sums]
+    if not found:
+        return None
+    reasons = sorted({str(reason) for _, sums in found for reason in _inner(sums, "dropped")})
+    kinds = ["leased", "trained", "buffered", "in flight", *(f"dropped: {reason}" for reason in reasons)]
+    rows = [(run.key, *_samples(sums, reasons), _closes(sums)) for run, sums in found]
+    note = "leased = trained + buffered + in flight + dropped, in samples."
+    body = [tag("p", note, class_="note"), table(["run", *kinds, "adds up"], rows, numbers=range(1, len(kinds) + 1))]
+    tokens = [(run.key, *(number(_inner(sums, "tokens").get(key)) for key in _TOKENS)) for run, sums in found if _inner(sums, "tokens")]
+    if tokens:
+        body.append(table(["run", *(f"tokens {key}" for key in _TOKENS)], tokens, numbers=range(1, 5)))
+    return Section("ledger", "Ledger: where every sample is", body)
+
+
+_TOKENS = ("made", "trained", "buffered", "dropped")
+
+
+def _shares(run: RunData) -> Iterator[Markup]:
+    spent = _spent(run)
+    if not spent:
+        return
+    kinds = [kind for kind in KINDS if any(kind in seconds for seconds in spent.values())]
+    kinds += sorted({kind for seconds in spent.values() for kind in seconds} - set(KINDS))
+    yield legend(kinds)
+    yield shares(spent, kinds)
+    rows = []
+    for actor, seconds in spent.items():
+        total = sum(seconds.values()) or 1.0
+        rows.append((actor, *(f"{100 * seconds.get(kind, 0.0) / total:.1f}" for kind in kinds), number(sum(seconds.values()))))
+    yield folded("As numbers", table(["actor", *(f"{kind}, %" for kind in kinds), "seconds"], rows, numbers=range(1, len(kinds) + 2)))
+
+
+def _spent(run: RunData) -> dict[str, dict[str, float]]:
+    """Seconds by actor and kind: from the spans, or else as the actors counted them themselves."""
+    if run.timeline is not None:
+        return {lane.actor: lane.seconds() for lane in run.timeline.lanes}
+    live = run.record.live if run.record is not None else None
+    if live is None:
+        return {}
+    return {actor.name: {kind: float(seconds) for kind, seconds in actor.spent.items()} for actor in live.actors if actor.spent}
+
+
+def _of_each_run(subject: Subject, run: RunData, parts: Sequence[Markup], place: int) -> list[Markup]:
+    """On the page of a run as they are; of an experiment folded, under the run's name."""
+    if not parts:
+        return []
+    if subject.experiment is None:
+        return list(parts)
+    return [folded(f"{run.arm}: run {run.key}", *parts, opened=place == 0)]
+
+
+def _samples(sums: Mapping[str, Any], reasons: Sequence[str]) -> Iterator[str]:
+    for key in ("leased", "trained", "buffered", "in_flight"):
+        yield number(sums.get(key, 0))
+    dropped = _inner(sums, "dropped")
+    for reason in reasons:
+        yield number(dropped.get(reason, 0))
+
+
+def _closes(sums: Mapping[str, Any]) -> str:
+    dropped = [value for value in _inner(sums, "dropped").values() if isinstance(value, int)]
+    parts = [value for key in ("trained", "buffered", "in_flight") if isinstance(value := sums.get(key, 0), int)]
+    missing = sums.get("leased", 0) - sum(parts) - sum(dropped)
+    return "yes" if missing == 0 else f"no: {count(abs(missing), 'sample')} {'missing' if missing > 0 else 'too many'}"
+
+
+def _inner(sums: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    found = sums.get(key)
+    return found if isinstance(found, Mapping) else {}

@@ -1,0 +1,204 @@
+"""What the page does by itself: tells values under the pointer, hides arms, pages through predictions.
+
+Everything that it shows it sets as text. The page's policy forbids it to do otherwise, and to fetch anything.
+"""
+
+from __future__ import annotations
+
+SCRIPT = """
+"use strict";
+(() => {
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const hidden = new Set();
+
+  const make = (name, text = "", attributes = {}) => {
+    const element = document.createElement(name);
+    element.textContent = text;
+    for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
+    return element;
+  };
+
+  const said = (value) => {
+    if (value === null || value === undefined) return "";
+    if (typeof value !== "number") return String(value);
+    const rounded = Number.isInteger(value) ? value : Number(value.toPrecision(4));
+    return (Math.abs(rounded) >= 1e4 && Math.abs(rounded) < 1e15 ? rounded.toLocaleString("en") : String(rounded))
+      .replace("-", "\\u2212");
+  };
+
+  // Charts: the values nearest to a step.
+
+  const nearest = (steps, step) => {
+    let low = 0, high = steps.length - 1;
+    while (high - low > 1) {
+      const middle = (low + high) >> 1;
+      if (steps[middle] <= step) low = middle; else high = middle;
+    }
+    return Math.abs(steps[high] - step) < Math.abs(steps[low] - step) ? high : low;
+  };
+
+  const valueAt = (line, step, several) => {
+    const place = nearest(line.steps, step);
+    const value = line.values[place] === null ? "not finite" : said(line.values[place]);
+    const low = line.low && line.low[place];
+    const band = low === null || low === undefined ? "" : ` (${said(low)} to ${said(line.high[place])})`;
+    const repeats = line.n ? `, n = ${line.n[place]}` : "";
+    return `${several ? line.name + " " : ""}${value}${band}${repeats}`;
+  };
+
+  const follow = (figure) => {
+    const chart = data.charts[figure.dataset.chart];
+    const drawing = figure.querySelector("svg");
+    const cursor = figure.querySelector(".cursor");
+    const readout = figure.querySelector(".readout");
+    const [low, high] = chart.x;
+    let at = null;
+    const tell = (step) => {
+      const lines = chart.lines.filter((line) => !hidden.has(line.arm));
+      if (!lines.length) return;
+      at = Math.min(high, Math.max(low, step));
+      at = lines[0].steps[nearest(lines[0].steps, at)];
+      const x = data.left + (at - low) / (high - low) * (data.right - data.left);
+      for (const key of ["x1", "x2"]) cursor.setAttribute(key, x);
+      cursor.setAttribute("visibility", "visible");
+      readout.textContent = `step ${said(at)}: ` + lines.map((line) => valueAt(line, at, chart.lines.length > 1)).join("; ");
+    };
+    drawing.addEventListener("pointermove", (event) => {
+      const box = drawing.getBoundingClientRect();
+      const x = (event.clientX - box.left) / box.width * data.width;
+      tell(low + (x - data.left) / (data.right - data.left) * (high - low));
+    });
+    figure.addEventListener("keydown", (event) => {
+      const way = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+      if (!way) return;
+      event.preventDefault();
+      const line = chart.lines.find((line) => !hidden.has(line.arm));
+      if (!line) return;
+      const jump = Math.max(1, Math.round(line.steps.length / 100));
+      const place = at === null ? (way > 0 ? 0 : line.steps.length - 1) : nearest(line.steps, at) + way * jump;
+      tell(line.steps[Math.min(line.steps.length - 1, Math.max(0, place))]);
+    });
+    const forget = () => { cursor.setAttribute("visibility", "hidden"); readout.textContent = ""; at = null; };
+    drawing.addEventListener("pointerleave", forget);
+    figure.addEventListener("blur", forget);
+  };
+
+  // Arms: hidden and shown in every drawing at once.
+
+  const toggles = [];
+  const switchArm = (arm) => {
+    hidden.has(arm) ? hidden.delete(arm) : hidden.add(arm);
+    for (const part of document.querySelectorAll(`figure .arm${arm}`)) part.style.display = hidden.has(arm) ? "none" : "";
+    for (const toggle of toggles) if (toggle.arm === arm) toggle.button.setAttribute("aria-pressed", String(!hidden.has(arm)));
+  };
+
+  const makeToggle = (key) => {
+    const button = make("button", "", { type: "button", "aria-pressed": "true", class: "key" });
+    const arm = Number(key.dataset.arm);
+    button.append(...key.childNodes);
+    button.addEventListener("click", () => switchArm(arm));
+    toggles.push({ arm, button });
+    key.replaceWith(button);
+  };
+
+  // Samples: what is known of a token.
+
+  const tellTokens = (box) => {
+    const numbers = data.samples[Number(box.dataset.sample)];
+    const readout = box.parentElement.querySelector(".readout");
+    let at = -1;
+    const tell = (place) => {
+      if (at >= 0) box.children[at].classList.remove("at");
+      at = place;
+      if (at < 0) { readout.textContent = ""; return; }
+      box.children[at].classList.add("at");
+      const parts = Object.entries(numbers).filter(([, values]) => values[at] !== null && values[at] !== undefined);
+      const names = { sampler: "sampler's log-probability", version: "policy version" };
+      readout.textContent = `token ${at + 1}: ` + parts.map(([key, values]) => `${names[key] || key} ${said(values[at])}`).join(", ");
+    };
+    box.addEventListener("pointerover", (event) => {
+      if (event.target !== box && event.target.parentElement === box) tell(Array.prototype.indexOf.call(box.children, event.target));
+    });
+    box.addEventListener("keydown", (event) => {
+      const way = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+      if (!way || !box.children.length) return;
+      event.preventDefault();
+      tell(Math.min(box.children.length - 1, Math.max(0, at + way)));
+    });
+    box.addEventListener("blur", () => tell(-1));
+  };
+
+  // Predictions: all rows, some at a time.
+
+  const PAGE = 25;
+  const browse = (box) => {
+    const which = make("select", "", { "aria-label": "eval" });
+    data.predictions.forEach((set, place) => which.append(make("option", set.name, { value: place })));
+    const order = make("select", "", { "aria-label": "order" });
+    const search = make("input", "", { type: "search", placeholder: "find text", "aria-label": "find text" });
+    const back = make("button", "back", { type: "button" });
+    const on = make("button", "on", { type: "button" });
+    const where = make("span", "", { class: "note", "aria-live": "polite" });
+    const controls = make("div", "", { class: "controls" });
+    const body = make("div", "", { class: "scroll", tabindex: "0" });
+    controls.append(which, order, search, back, on, where);
+    let set, found, first;
+
+    const row = (values) => {
+      const line = make("tr");
+      values.forEach((value) => {
+        const text = said(value);
+        const cell = make("td", "", { class: typeof value === "number" ? "number" : text.length > 24 ? "long" : "short" });
+        cell.append(make("div", text, { dir: "auto" }));
+        line.append(cell);
+      });
+      return line;
+    };
+    const show = () => {
+      const table = make("table"), head = make("tr"), rows = make("tbody"), top = make("thead");
+      set.keys.forEach((key) => head.append(make("th", key)));
+      found.slice(first, first + PAGE).forEach((place) => rows.append(row(set.rows[place])));
+      top.append(head);
+      table.append(top, rows);
+      body.replaceChildren(table);
+      const last = Math.min(first + PAGE, found.length);
+      where.textContent = found.length ? `rows ${said(first + 1)} to ${said(last)} of ${said(found.length)}` : "no such rows";
+      back.disabled = first === 0;
+      on.disabled = last >= found.length;
+    };
+    const choose = () => {
+      const wanted = search.value.toLowerCase();
+      const score = (place) => Number(set.rows[place][set.score] ?? NaN);
+      found = set.rows.map((_, place) => place);
+      if (order.value === "errors") found = found.filter((place) => set.rows[place][set.error] !== null);
+      if (wanted) found = found.filter((place) => set.rows[place].some((cell) => String(cell).toLowerCase().includes(wanted)));
+      if (order.value === "worst") found.sort((a, b) => score(a) - score(b) || a - b);
+      if (order.value === "best") found.sort((a, b) => score(b) - score(a) || a - b);
+      first = 0;
+      show();
+    };
+    const open = () => {
+      set = data.predictions[Number(which.value)];
+      const choices = [["", "in order"]];
+      if (set.score !== null) choices.push(["worst", `lowest ${set.keys[set.score]} first`], ["best", `highest ${set.keys[set.score]} first`]);
+      if (set.error !== null) choices.push(["errors", "errors only"]);
+      order.replaceChildren(...choices.map(([value, text]) => make("option", text, { value })));
+      choose();
+    };
+    which.addEventListener("change", open);
+    order.addEventListener("change", choose);
+    search.addEventListener("input", choose);
+    back.addEventListener("click", () => { first = Math.max(0, first - PAGE); show(); });
+    on.addEventListener("click", () => { first += PAGE; show(); });
+    which.hidden = data.predictions.length < 2;
+    box.replaceChildren(controls, body);
+    open();
+  };
+
+  document.querySelectorAll("figure[data-chart]").forEach(follow);
+  document.querySelectorAll(".legend.arms .key").forEach(makeToggle);
+  document.querySelectorAll(".tokens").forEach(tellTokens);
+  document.querySelectorAll(".predictions").forEach(browse);
+  window.addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((part) => { part.open = true; }));
+})();
+"""

@@ -1,0 +1,89 @@
+"""What was set: differences between arms, the whole configuration, and the checkpoints that came of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from .html import Markup, tag
+from .reading import RunData, Subject
+from .section import Section, folded, table
+from .text import count, number
+
+_OF_EACH_RUN = ("name", "output_dir", "seed")
+MOST_CHECKPOINTS = 200
+MOST_SCORES = 6
+
+
+def configuration(subject: Subject) -> Section | None:
+    """Where arms differ; and all keys."""
+    flat = {run.arm: dict(flattened(run.config)) for run in subject.told if run.config}
+    if not flat:
+        return None
+    keys = list(dict.fromkeys(key for config in flat.values() for key in config))
+    shared = [key for key in keys if key not in _OF_EACH_RUN]
+    differing = [key for key in shared if len({config.get(key, "not set") for config in flat.values()}) > 1]
+    body: list[Markup] = []
+    if len(flat) > 1:
+        body += _differences(flat, differing)
+    rest = [key for key in keys if key not in differing and (subject.experiment is None or key not in _OF_EACH_RUN)]
+    rows = [(key, next(config[key] for config in flat.values() if key in config)) for key in rest]
+    title = f"{count(len(rows), 'key')}{' that all arms share' if len(flat) > 1 else ''}"
+    body.append(folded(title, table(("key", "value"), rows)))
+    return Section("configuration", "Configuration", body)
+
+
+def flattened(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Dotted keys with their values as text.
+
+    >>> dict(flattened({"a": {"b": 1}, "c": ["x"], "d": {}}))
+    {'a.b': '1', 'c.0': 'x', 'd': '{}'}
+    """
+    inner: Any = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+    parts = list(inner)
+    if not parts:
+        yield key, value if isinstance(value, str) else json.dumps(value)
+    for name, one in parts:
+        yield from flattened(one, f"{key}.{name}" if key else str(name))
+
+
+def checkpoints(subject: Subject) -> Section | None:
+    """What was saved, with the scores it had then."""
+    found = [(run, row) for run in subject.runs for row in run.checkpoints]
+    if not found:
+        return None
+    scores = _score_names(subject.runs)
+    rows = []
+    for run, row in found[-MOST_CHECKPOINTS:]:
+        state = "final" if row.final else "kept" if row.name in run.kept else "pruned"
+        size = sum(size for size in row.sizes.values() if isinstance(size, int))
+        values = [number(row.metrics.get(name)) for name in scores]
+        rows.append([run.key, row.name, number(row.step), number(row.policy_version), state, f"{size / 1e6:,.1f}", *values])
+    head = ["run", "checkpoint", "steps done", "version", "files", "size, MB", *scores]
+    if subject.experiment is None:
+        head, rows = head[1:], [row[1:] for row in rows]
+    body = [table(head, rows, numbers=[head.index(name) for name in head[head.index("steps done") :] if name != "files"])]
+    if len(found) > MOST_CHECKPOINTS:
+        body.insert(0, tag("p", f"The last {MOST_CHECKPOINTS} of {len(found):,}.", class_="note"))
+    return Section("checkpoints", "Checkpoints", body)
+
+
+def _differences(flat: Mapping[str, Mapping[str, str]], keys: Sequence[str]) -> list[Markup]:
+    if not keys:
+        return [tag("p", "The arms' configurations are the same.")]
+    rows = [(key, *(config.get(key, "not set") for config in flat.values())) for key in keys]
+    return [tag("p", f"Where the arms differ: {count(len(keys), 'key')}."), table(["key", *flat], rows)]
+
+
+def _score_names(runs: Sequence[RunData]) -> list[str]:
+    """Metrics of evals first, then reward and loss."""
+    there: dict[str, None] = {}
+    for run in runs:
+        evals = tuple(f"{name}." for name in (run.record.eval_names if run.record else ()))
+        for row in run.checkpoints:
+            there |= dict.fromkeys(name for name in row.metrics if evals and name.startswith(evals))
+    for name in ("reward", "loss"):
+        if any(name in row.metrics for run in runs for row in run.checkpoints):
+            there[name] = None
+    return [name for name in there if not name.endswith(".completion_tokens")][:MOST_SCORES]
