@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0.dev0"
 
 if TYPE_CHECKING:
+    from .config.experiment_config import ExperimentConfig
     from .config.run_config import RunConfig
     from .data.experience import BufferItem, Experience
     from .data.loop import LoopArtifacts, ManifestRow, TrainingBatch
     from .data.results import ArmResult, EvalResult, ExperimentResult, LogContext, RunResult
     from .data.state import LoopState, StopTraining, TrainState
     from .errors import ProaError
+    from .experiments.experiment import Experiment
     from .lifecycle.hooks import Callback, MakerCallback, TrainerCallback
     from .lifecycle.manager import CallbackManager
     from .lifecycle.policy import ErrorPolicy, Priority
@@ -41,6 +43,8 @@ _HOME = {
     "BufferItem": "data.experience",
     "Experience": "data.experience",
     "ExperienceMakerHolder": "roles.maker",
+    "Experiment": "experiments.experiment",
+    "ExperimentConfig": "config.experiment_config",
     "ExperimentResult": "data.results",
     "LogContext": "data.results",
     "LoopArtifacts": "data.loop",
@@ -71,6 +75,8 @@ __all__ = [
     "EvalResult",
     "Experience",
     "ExperienceMakerHolder",
+    "Experiment",
+    "ExperimentConfig",
     "ExperimentResult",
     "LogContext",
     "LoopArtifacts",

@@ -57,7 +57,8 @@ def write_run(
         header["ended"] = STARTED + steps
     write_json(folder / "run.json", header)
     write_json(folder / "config.json", {**CONFIG, "seed": seed, "total_steps": steps, **(config or {})})
-    write_lines(folder / "metrics.jsonl", metric_rows(steps, gain, chance))
+    rows = [*metric_rows(steps, gain, chance), *scored_rows(steps, gain, chance)]
+    write_lines(folder / "metrics.jsonl", sorted(rows, key=lambda row: row["step"]))
     write_lines(folder / "evals.jsonl", eval_rows(steps, gain, chance))
     write_lines(folder / "checkpoints.jsonl", checkpoint_rows(steps))
     if texts:
@@ -87,11 +88,29 @@ def metric_rows(steps: int, gain: float, chance: random.Random) -> Iterable[dict
         }  # fmt: skip
 
 
+def scored_rows(steps: int, gain: float, chance: random.Random) -> Iterable[dict[str, Any]]:
+    for done in range(0, steps + 1, 10):
+        yield {"step": done - 1, "epoch": 0, "time": STARTED + done, "sort.exact": _learned(done, gain, chance)}
+
+
 def eval_rows(steps: int, gain: float, chance: random.Random) -> Iterable[dict[str, Any]]:
-    parts = {"length": {"short": {"n": 30, "mean_reward": 0.9, "pass_rate": 0.8}, "long": {"n": 30, "mean_reward": 0.4, "pass_rate": 0.2}}}
+    parts = {
+        "length": {
+            "short": {"n": 30, "mean_reward": 0.9, "pass_rate": 0.8},
+            "long": {"n": 30, "mean_reward": 0.4, "pass_rate": 0.2},
+        }
+    }
     for done in sorted({0, steps // 2, steps}):
         metrics = {"exact": _learned(done, gain, chance), "completion_tokens": 7.0}
-        yield {"name": "sort", "benchmark_id": "sort", "metrics": metrics, "breakdowns": parts, "eval_seconds": 0.5, "step": done - 1, "tags": []}
+        yield {
+            "name": "sort",
+            "benchmark_id": "sort",
+            "metrics": metrics,
+            "breakdowns": parts,
+            "eval_seconds": 0.5,
+            "step": done - 1,
+            "tags": [],
+        }
 
 
 def checkpoint_rows(steps: int) -> Iterable[dict[str, Any]]:
@@ -109,17 +128,47 @@ def span_rows(steps: int, chance: random.Random) -> Iterable[dict[str, Any]]:
     for step in range(steps):
         wait = chance.random() / 4
         for kind, seconds in (("wait", wait), ("compute", 0.6), ("publish", 0.03)):
-            yield {"actor": "trainer_0", "kind": kind, "start": at, "seconds": seconds, "step": step, "lease": None, "version": step}
+            yield {
+                "actor": "trainer_0",
+                "kind": kind,
+                "start": at,
+                "seconds": seconds,
+                "step": step,
+                "lease": None,
+                "version": step,
+            }
             at += seconds
         if step % 20 == 19:
-            yield {"actor": "trainer_0", "kind": "eval", "start": at, "seconds": 1.5, "step": step, "lease": None, "version": step}
+            yield {
+                "actor": "trainer_0",
+                "kind": "eval",
+                "start": at,
+                "seconds": 1.5,
+                "step": step,
+                "lease": None,
+                "version": step,
+            }
             at += 1.5
     for maker in range(2):
         now, lease = STARTED, maker
         while now < at:
-            pieces = (("load", 0.02), ("generate", 0.3 + chance.random() / 4), ("score", 0.04), ("send", 0.03), ("wait", chance.random() / 5))
+            pieces = (
+                ("load", 0.02),
+                ("generate", 0.3 + chance.random() / 4),
+                ("score", 0.04),
+                ("send", 0.03),
+                ("wait", chance.random() / 5),
+            )
             for kind, seconds in pieces:
-                yield {"actor": f"maker_{maker}", "kind": kind, "start": now, "seconds": seconds, "step": None, "lease": lease, "version": lease // 2}
+                yield {
+                    "actor": f"maker_{maker}",
+                    "kind": kind,
+                    "start": now,
+                    "seconds": seconds,
+                    "step": None,
+                    "lease": lease,
+                    "version": lease // 2,
+                }
                 now += seconds
             lease += 2
 
@@ -160,7 +209,13 @@ def write_experiment(
             header = json.loads((folder / key / "run.json").read_text())
             runs.append({"key": key, "arm": arm, "group": arm, "seed": seed})
             results.append(
-                {"name": key, "status": "completed", "metrics": {"reward": 0.5}, "eval_metrics": header["evals"], "error": None}
+                {
+                    "name": key,
+                    "status": "completed",
+                    "metrics": {"reward": 0.5},
+                    "eval_metrics": header["evals"],
+                    "error": None,
+                }
             )
     content = {
         "name": folder.name, "status": status, "runs": runs, "arms": results, "best_arm": None, "best_score": None,

@@ -15,7 +15,9 @@ def report(path: str, output: str | None = None) -> int:
     """Exit code: 0 done, 1 a broken record or no room, 2 wrong use."""
     target = None if output is None else Path(output)
     if target is not None and (target.is_dir() or not target.parent.is_dir()):
-        wrong = "is a folder: give a file" if target.is_dir() else f"cannot be written: there is no folder {target.parent}"
+        wrong = (
+            "is a folder: give a file" if target.is_dir() else f"cannot be written: there is no folder {target.parent}"
+        )
         print(f"--output {target} {wrong}", file=sys.stderr)
         return 2
     try:

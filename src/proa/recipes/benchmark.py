@@ -24,7 +24,6 @@ from ..tasks.prompts import tokenise
 from ..tasks.task import TaskRow
 from .material import Material
 
-
 DEFAULT_NEW_TOKENS = 256
 
 

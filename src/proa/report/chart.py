@@ -87,8 +87,10 @@ def _axes(across: Scale, up: Scale, unit: str) -> Markup:
         y = f"{up.at(tick):.1f}"
         parts.append(tag("line", class_="grid", x1=LEFT, x2=RIGHT, y1=y, y2=y))
         parts.append(tag("text", short(tick), x=LEFT - 6, y=y, dy="0.32em", text_anchor="end"))
-    for tick in whole_ticks(across.low, across.high):
-        parts.append(tag("text", short(tick), x=f"{across.at(tick):.1f}", y=BOTTOM + 16, text_anchor="middle"))
+    parts += [
+        tag("text", short(tick), x=f"{across.at(tick):.1f}", y=BOTTOM + 16, text_anchor="middle")
+        for tick in whole_ticks(across.low, across.high)
+    ]
     parts.append(tag("line", class_="axis", x1=LEFT, x2=RIGHT, y1=BOTTOM, y2=BOTTOM))
     parts.append(tag("text", "steps done", class_="unit", x=RIGHT, y=BOTTOM + 33, text_anchor="end"))
     parts.append(tag("text", unit, class_="unit", x=4, y=10))

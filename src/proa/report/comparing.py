@@ -96,7 +96,9 @@ def _differences(arms: Sequence[Arm], metric: str, mode: Literal["max", "min"]) 
             _by_seed(by_name[first], metric), _by_seed(by_name[other], metric), mode=mode, names=(first, other)
         )
         between = "" if found.low is None else f"{number(found.low)} to {number(found.high)}"
-        rows.append((f"{first} − {other}", number(found.difference), between, number(found.seeds), found.verdict, found.words))
+        rows.append(
+            (f"{first} − {other}", number(found.difference), between, number(found.seeds), found.verdict, found.words)
+        )
     note = (
         "Differences within the same seed, so chance that both arms share falls out. The first arm was picked by these "
         "scores, which flatters it. A difference that is not seen may still be there."
@@ -108,7 +110,10 @@ def _differences(arms: Sequence[Arm], metric: str, mode: Literal["max", "min"]) 
 def _by_seed(arm: Arm, metric: str) -> dict[Any, float | None]:
     """By place where the seeds are not known."""
     scores = _scores(arm, metric)
-    return {place if run.seed is None else run.seed: score for place, (run, score) in enumerate(zip(arm.runs, scores, strict=True))}
+    return {
+        place if run.seed is None else run.seed: score
+        for place, (run, score) in enumerate(zip(arm.runs, scores, strict=True))
+    }
 
 
 def _runs(subject: Subject, metrics: Sequence[str]) -> Markup:
@@ -116,7 +121,17 @@ def _runs(subject: Subject, metrics: Sequence[str]) -> Markup:
     for place, arm in enumerate(subject.arms):
         for run in arm.runs:
             scores = [number(run.score(metric)) for metric in metrics]
-            rows.append([join([stroke(place), arm.name]), run.key, number(run.seed), badge(run.status), *_far(run), *scores, run.error])
+            rows.append(
+                [
+                    join([stroke(place), arm.name]),
+                    run.key,
+                    number(run.seed),
+                    badge(run.status),
+                    *_far(run),
+                    *scores,
+                    run.error,
+                ]
+            )
     head = ["arm", "run", "seed", "status", "steps", "time", *metrics, "what went wrong"]
     if not any(run.error for run in subject.runs):
         head, rows = head[:-1], [row[:-1] for row in rows]

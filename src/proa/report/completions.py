@@ -26,21 +26,33 @@ _SCORES = ("reward", "correct", "exact", "score")
 def samples(subject: Subject) -> tuple[Section | None, list[dict[str, Any]]]:
     """Samples that were trained on; and the numbers of their tokens, for the page's script."""
     numbers: list[dict[str, Any]] = []
-    parts = []
+    parts: list[list[Markup]] = []
     for run in subject.told:
         if run.rollouts:
-            largest = max((abs(a) for one in run.rollouts for a in one.advantages if a is not None and math.isfinite(a)), default=0.0)
-            shown = [_legends(largest), _told(run.rollouts, run.rollout_steps), *_moments(run.rollouts, largest, numbers)]
-            parts.append(shown if subject.experiment is None else [folded(f"{run.arm}: run {run.key}", *shown, opened=not parts)])
+            largest = max(
+                (abs(a) for one in run.rollouts for a in one.advantages if a is not None and math.isfinite(a)),
+                default=0.0,
+            )
+            shown = [
+                _legends(largest),
+                _told(run.rollouts, run.rollout_steps),
+                *_moments(run.rollouts, largest, numbers),
+            ]
+            parts.append(
+                shown if subject.experiment is None else [folded(f"{run.arm}: run {run.key}", *shown, opened=not parts)]
+            )
     if not parts:
         return None, []
     choices = [
-        [tag("input", type="radio", name="colour", id=f"by-{key}", checked=key == "advantage"), tag("label", words, for_=f"by-{key}")]
+        [
+            tag("input", type="radio", name="colour", id=f"by-{key}", checked=key == "advantage"),
+            tag("label", words, for_=f"by-{key}"),
+        ]
         for key, words in _COLOURINGS
-    ]  # fmt: skip
+    ]
     note = tag("span", "Colour by ", class_="what")
     box = tag("div", note, choices, tag("div", parts, class_="samples"), class_="colouring")
-    return Section("samples", "Sampled completions", [box]), numbers
+    return Section("samples", "Samples", [box]), numbers
 
 
 def predictions(subject: Subject) -> tuple[Section | None, list[dict[str, Any]]]:
@@ -51,12 +63,14 @@ def predictions(subject: Subject) -> tuple[Section | None, list[dict[str, Any]]]
     sets = [_set(one, several=len(subject.arms) > 1) for one in found]
     first = sets[0]
     rows = [[number(cell) for cell in row] for row in first["rows"][:STATIC_ROWS]]
-    note = f"{first['name']}: the first {count(len(rows), 'row')} of {first['of']:,}. With the page's script all of them can be paged through."
+    note = (
+        f"{first['name']}: the first {count(len(rows), 'row')} of {first['of']:,}. The page's script shows the others."
+    )
     body = [tag("div", tag("p", note, class_="note"), table(first["keys"], rows), class_="predictions")]
     left = [f"{one.name} of {one.run}: {len(one.rows):,} of {one.of:,}" for one in found if len(one.rows) < one.of]
     if left:
         body.append(tag("p", f"The page holds only the first rows of {'; '.join(left)}.", class_="note"))
-    return Section("predictions", "Predictions of evals", body), sets
+    return Section("predictions", "Predictions", body), sets
 
 
 # -- samples -----------------------------------------------------------------------------------------
@@ -70,32 +84,54 @@ def _legends(largest: float) -> Markup:
     return tag(
         "p",
         tag("span", "advantage ", edges[0], " ", advantage, " ", edges[1], class_="for-advantage"),
-        tag("span", "trainer less likely ", mismatch, f" trainer more likely; shades begin at ±{steps} nats", class_="for-mismatch"),
+        tag(
+            "span",
+            "trainer less likely ",
+            mismatch,
+            f" trainer more likely; shades begin at ±{steps} nats",
+            class_="for-mismatch",
+        ),
         class_="legend",
     )
 
 
 def _told(rollouts: Sequence[Rollout], steps: int) -> Markup:
     found = [abs(one) for rollout in rollouts for one in rollout.mismatches if one is not None and math.isfinite(one)]
-    words = f"{count(len(rollouts), 'sample')} from {count(len({one.step for one in rollouts}), 'step')} of the {steps:,} that have some."
+    shown = len({one.step for one in rollouts})
+    words = f"{count(len(rollouts), 'sample')} from {count(shown, 'step')} of the {steps:,} that have some."
     if found:
-        words += f" Mismatch (trainer's log-probability before the step, less the sampler's): mean {number(sum(found) / len(found))} nats a token, at most {number(max(found))}, over the tokens shown."
+        words += (
+            " Mismatch (trainer's log-probability before the step, less the sampler's), over the tokens shown: "
+            f"{number(sum(found) / len(found))} nats on average whatever its sign, {number(max(found))} at most."
+        )
     return tag("p", words, class_="note")
 
 
 def _moments(rollouts: Sequence[Rollout], largest: float, numbers: list[dict[str, Any]]) -> Iterator[Markup]:
     for step in sorted({one.step for one in rollouts}):
         here = [one for one in rollouts if one.step == step]
-        yield folded(f"Step {step + 1:,}: {count(len(here), 'sample')}", [_sample(one, largest, numbers) for one in here], opened=step == max(one.step for one in rollouts))
+        yield folded(
+            f"Step {step + 1:,}: {count(len(here), 'sample')}",
+            [_sample(one, largest, numbers) for one in here],
+            opened=step == max(one.step for one in rollouts),
+        )
 
 
 def _sample(one: Rollout, largest: float, numbers: list[dict[str, Any]]) -> Markup:
     facts = [f"reward {number(one.reward)}" if one.reward is not None else "no reward"]
     facts += [f"{name} {number(value)}" for name, value in one.reward_parts.items() if len(one.reward_parts) > 1]
-    facts += [one.finish_reason, f"group {one.group}" if one.group else "", count(one.all_tokens, "token") if one.all_tokens else ""]
+    facts += [
+        one.finish_reason,
+        f"group {one.group}" if one.group else "",
+        count(one.all_tokens, "token") if one.all_tokens else "",
+    ]
     place = len(numbers)
-    numbers.append({"advantage": one.advantages, "mismatch": one.mismatches, "sampler": one.sampler, "version": one.versions})
-    tokens = [_token(token, a, m, largest) for token, a, m in zip(one.tokens, one.advantages, one.mismatches, strict=True)]
+    numbers.append(
+        {"advantage": one.advantages, "mismatch": one.mismatches, "sampler": one.sampler, "version": one.versions}
+    )
+    tokens = [
+        _token(token, a, m, largest) for token, a, m in zip(one.tokens, one.advantages, one.mismatches, strict=True)
+    ]
     more = f"… {one.all_tokens - len(one.tokens):,} more tokens" if one.all_tokens > len(one.tokens) else None
     return tag(
         "article",

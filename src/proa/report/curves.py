@@ -11,7 +11,7 @@ from ..statistics.intervals import estimate
 
 MOST_POINTS = 2000
 """Of one curve of one run."""
-MOST_BAND_POINTS = 400
+MOST_BAND_POINTS = 120
 """Of a mean over repeats."""
 
 

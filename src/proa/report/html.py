@@ -24,7 +24,7 @@ def tag(name: str, /, *inside: object, **attributes: object) -> Markup:
     """An element. `class_` and `data_x` are `class` and `data-x`; an attribute that is None or False is left out.
 
     >>> tag("p", "1 < 2", tag("b", "\\x1b"), class_="note", hidden=True, id=None)
-    '<p class="note" hidden>1 &lt; 2<b>␛</b></p>'
+    '<p class="note" hidden>1 &lt; 2<b>⟨U+001B⟩</b></p>'
     """
     said = "".join(_attribute(key, value) for key, value in attributes.items() if value is not None)
     if name in _VOID:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from .chart import Chart, Line, line_chart
@@ -14,7 +14,17 @@ from .section import Section, arm_legend, folded, table
 from .text import count, number
 
 Kind = Literal["training", "evals"]
-FIRST = ("reward", "loss", "reward_std", "kl_to_reference", "entropy", "grad_norm", "completion_tokens", "ratio", "learning_rate")
+FIRST = (
+    "reward",
+    "loss",
+    "reward_std",
+    "kl_to_reference",
+    "entropy",
+    "grad_norm",
+    "completion_tokens",
+    "ratio",
+    "learning_rate",
+)
 SHOWN = 6
 """Charts that are there without asking."""
 MOST_CHARTS = 60
@@ -35,7 +45,8 @@ def learning_curves(subject: Subject) -> Section | None:
 
 def evals_over_steps(subject: Subject) -> Section | None:
     """The scores of evals while the run went on."""
-    section = _section(subject, "evals", "Evals over steps", _names(subject.arms, "evals"), "evals")
+    names = [name for name in _names(subject.arms, "evals") if _is_repeated(subject.arms, name)]
+    section = _section(subject, "evals", "Evals over steps", names, "evals")
     breakdowns = _breakdowns(subject)
     if breakdowns and section is None:
         return Section("evals", "Evals", breakdowns)
@@ -51,45 +62,60 @@ def pipeline_curves(subject: Subject) -> Section | None:
     return _section(subject, "pipeline", "Staleness and idle time", names, "training", shown=3)
 
 
-def charts_of(arms: Sequence[Arm], names: Iterable[str], kind: Kind) -> list[tuple[str, Chart]]:
-    """A chart for every name that some arm has a value of; with the name that the page's script knows it by."""
-    charts = []
-    for name in names:
-        lines = [
-            Line(arm.name, place, curve)
-            for place, arm in enumerate(arms)
-            if (curve := curve_of(_series(arm, name, kind))) is not None
-        ]
-        if lines:
-            charts.append((f"{kind}/{name}", line_chart(f"{kind}/{name}", _title(name, lines, len(arms)), lines, unit_of(name), _note(lines))))
-    return charts
-
-
 def unit_of(name: str) -> str:
     """What stands at the vertical axis."""
     if name in _UNITS:
         return _UNITS[name]
-    endings = {"_seconds": "seconds a step", "share": "share of its time", "tokens_per_second": "tokens/s", ".completion_tokens": "tokens"}
+    endings = {
+        "_seconds": "seconds a step",
+        "share": "share of its time",
+        "tokens_per_second": "tokens/s",
+        ".completion_tokens": "tokens",
+    }
     return next((unit for ending, unit in endings.items() if name.endswith(ending)), name.rpartition(".")[2])
 
 
 def _section(
     subject: Subject, place: str, title: str, names: Sequence[str], kind: Kind, shown: int = SHOWN
 ) -> Section | None:
-    charts = charts_of(subject.arms, names[:MOST_CHARTS], kind)
-    if not charts:
+    lines = {name: found for name in names[:MOST_CHARTS] if (found := _lines(subject.arms, name, kind))}
+    if not lines:
         return None
-    first, more = charts[:shown], charts[shown:]
-    body: list[Markup | None] = [arm_legend(subject.arms), _grid(first)]
-    if more:
-        body.append(folded(f"{len(more)} more: {', '.join(name.partition('/')[2] for name, _ in more[:6])}{' …' if len(more) > 6 else ''}", _grid(more)))
+    notes = {_note(found) for found in lines.values()}
+    shared = notes.pop() if len(notes) == 1 else ""
+    charts = {}
+    for name, found in lines.items():
+        note = "" if shared else _note(found)
+        charts[name] = line_chart(f"{kind}/{name}", _title(name, found, len(subject.arms)), found, unit_of(name), note)
+    body = [arm_legend(subject.arms), tag("p", shared, class_="note") if shared else None, *_grids(charts, shown)]
     if len(names) > MOST_CHARTS:
-        body.append(tag("p", f"{count(len(names) - MOST_CHARTS, 'more metric')} in metrics.jsonl are not drawn.", class_="note"))
-    return Section(place, title, [part for part in body if part is not None], {name: chart.data for name, chart in charts})
+        left = f"{count(len(names) - MOST_CHARTS, 'more metric')} in metrics.jsonl are not drawn."
+        body.append(tag("p", left, class_="note"))
+    data = {f"{kind}/{name}": chart.data for name, chart in charts.items()}
+    return Section(place, title, [part for part in body if part is not None], data)
 
 
-def _grid(charts: Sequence[tuple[str, Chart]]) -> Markup:
-    return tag("div", [chart.figure for _, chart in charts], class_="charts")
+def _lines(arms: Sequence[Arm], name: str, kind: Kind) -> list[Line]:
+    """What every arm that has values of this metric has in its chart."""
+    return [
+        Line(arm.name, place, curve)
+        for place, arm in enumerate(arms)
+        if (curve := curve_of(_series(arm, name, kind))) is not None
+    ]
+
+
+def _grids(charts: Mapping[str, Chart], shown: int) -> Iterator[Markup]:
+    """The first so many, and the others folded, by their names."""
+    names = list(charts)
+    yield _grid([charts[name] for name in names[:shown]])
+    more = names[shown:]
+    if more:
+        some = f"{', '.join(more[:6])}{' …' if len(more) > 6 else ''}"
+        yield folded(f"{len(more)} more: {some}", _grid([charts[name] for name in more]))
+
+
+def _grid(charts: Sequence[Chart]) -> Markup:
+    return tag("div", [chart.figure for chart in charts], class_="charts")
 
 
 def _names(arms: Sequence[Arm], kind: Kind) -> list[str]:
@@ -105,6 +131,11 @@ def _series(arm: Arm, name: str, kind: Kind) -> list[Series]:
     return [series[name] for series in of_runs if name in series]
 
 
+def _is_repeated(arms: Sequence[Arm], name: str) -> bool:
+    """Whether there is more than one point to draw: a benchmark after training is a score, no curve."""
+    return any(len(series) > 1 for arm in arms for series in _series(arm, name, "evals"))
+
+
 def _is_of_pipeline(name: str) -> bool:
     return name in PIPELINE or name.startswith(("trainer.", "maker."))
 
@@ -116,14 +147,19 @@ def _title(name: str, lines: Sequence[Line], arms: int) -> str:
     values = [value for value in lines[0].curve.values if value == value]
     if len(values) < 2:
         return name
-    return f"{name}: {number(values[0])} to {number(values[-1])}" if values[0] != values[-1] else f"{name}: {number(values[0])}"
+    return (
+        f"{name}: {number(values[0])} to {number(values[-1])}"
+        if values[0] != values[-1]
+        else f"{name}: {number(values[0])}"
+    )
 
 
 def _note(lines: Sequence[Line]) -> str:
     """What a line and a band are."""
     repeated = [line.curve for line in lines if line.curve.runs > 1]
     if repeated:
-        return _band_words(repeated)
+        alone = [line.name for line in lines if line.curve.runs == 1]
+        return " ".join([_band_words(repeated), *(f"{name}: one run, no band." for name in alone)])
     thin = [line.curve for line in lines if line.curve.points > len(line.curve.steps)]
     if thin:
         most = max(thin, key=lambda curve: curve.points)
@@ -139,6 +175,9 @@ def _band_words(curves: Sequence[Curve]) -> str:
     return f"Line: mean of {repeats} repeats; band: 95 % t-interval{points}."
 
 
+_OF_A_PART = ("n", "mean_reward", "pass_rate")
+
+
 def _breakdowns(subject: Subject) -> list[Markup]:
     """The last scores of each eval by what its rows are tagged with."""
     rows: list[tuple[Any, ...]] = []
@@ -147,12 +186,14 @@ def _breakdowns(subject: Subject) -> list[Markup]:
         for result in last.values():
             for key, values in result.breakdowns.items():
                 rows += [
-                    (run.arm, result.name, f"{key}: {value}", number(scores.get("n")), number(scores.get("mean_reward")), number(scores.get("pass_rate")))
+                    (run.arm, result.name, f"{key}: {value}", *(number(scores.get(name)) for name in _OF_A_PART))
                     for value, scores in values.items()
-                ]  # fmt: skip
+                ]
     if not rows:
         return []
-    head = ("arm", "eval", "part", "n", "mean reward", "pass rate")
+    head = ["arm", "eval", "part", "n", "mean reward", "pass rate"]
     if len(subject.arms) < 2:
         head, rows = head[1:], [row[1:] for row in rows]
-    return [folded(f"By part: {count(len(rows), 'row')}", table(head, rows[:500], numbers=range(len(head) - 3, len(head))))]
+    return [
+        folded(f"By part: {count(len(rows), 'row')}", table(head, rows[:500], numbers=range(len(head) - 3, len(head))))
+    ]

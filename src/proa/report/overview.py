@@ -67,9 +67,11 @@ def _how_far(record: RunRecord) -> str:
 
 def _warnings(record: RunRecord) -> Iterator[str]:
     if record.cut_off:
-        yield f"The run was cut off: its process is gone, and it said nothing for the last {duration(record.quiet_seconds)}."
+        yield f"The run was cut off: its process is gone. Its last sign of life was {duration(record.quiet_seconds)} ago."
     elif record.running:
-        words = f"The run was going on when this page was made, on {moment(record.read_at)}; what follows is as of then."
+        words = (
+            f"The run was going on when this page was made, on {moment(record.read_at)}; what follows is as of then."
+        )
         if record.quiet_seconds > QUIET_SECONDS:
             words += f" It had given no sign of life for {duration(record.quiet_seconds)}."
         yield words
@@ -82,11 +84,10 @@ def _run_tiles(run: RunData, record: RunRecord) -> Iterator[Markup]:
     for name, series in run.metrics.evals.items():
         if not name.endswith(".completion_tokens") and len(series):
             yield _change_tile(name, series.values[0], series.values[-1])
-    for name in ("reward", "loss"):
-        series = run.metrics.training.get(name)
-        if series is not None and len(series):
-            yield _change_tile(name, series.values[0], series.values[-1])
-            break
+    name = "reward" if "reward" in run.metrics.training else "loss"
+    if name in run.metrics.training:
+        series = run.metrics.training[name]
+        yield _change_tile(name, series.values[0], series.values[-1])
     ledger = ledger_of(record)
     if ledger.get("trained"):
         yield tile("samples trained on", number(ledger["trained"]))
@@ -96,7 +97,9 @@ def _run_tiles(run: RunData, record: RunRecord) -> Iterator[Markup]:
 
 
 def tile(name: str, value: object, note: object = "") -> Markup:
-    return tag("div", tag("span", name, class_="what"), tag("strong", value), tag("span", note, class_="note"), class_="tile")
+    return tag(
+        "div", tag("span", name, class_="what"), tag("strong", value), tag("span", note, class_="note"), class_="tile"
+    )
 
 
 def _change_tile(name: str, first: float, last: float) -> Markup:
@@ -122,8 +125,9 @@ def _facts(record: RunRecord) -> Iterator[Markup]:
     libraries = header.get("libraries")
     if isinstance(libraries, Mapping):
         facts["made with"] = ", ".join(f"{name} {version}" for name, version in libraries.items())
-    for again in header.get("resumed") or ():
-        facts["went on"] = "; ".join(filter(None, [facts.get("went on"), _went_on(again)]))
+    resumed = header.get("resumed")
+    if isinstance(resumed, list) and resumed:
+        facts["went on"] = "; ".join(map(_went_on, resumed))
     for name, value in facts.items():
         if value is not None:
             yield tag("dt", name)
@@ -160,7 +164,9 @@ def _of_experiment(subject: Subject, content: Mapping[str, Any]) -> Iterator[Mar
     said = str(content.get("status", "unknown"))
     yield tag("p", badge(said), " ", f"{count(len(subject.runs), 'run')}: {runs}", class_="standing")
     if said == "running" and not statuses["running"]:
-        yield tag("p", "It says that it is running, and none of its runs is: it was probably cut off.", class_="warning")
+        yield tag(
+            "p", "It says that it is running, and none of its runs is: it was probably cut off.", class_="warning"
+        )
     elif said == "running":
         words = f"It was going on when this page was made, on {moment(subject.read_at)}; what follows is as of then."
         yield tag("p", words, class_="warning")
@@ -169,7 +175,10 @@ def _of_experiment(subject: Subject, content: Mapping[str, Any]) -> Iterator[Mar
     if content.get("conclusion"):
         yield tag("p", tag("b", "Conclusion: "), str(content["conclusion"]), class_="conclusion")
     repeats = sorted({len(arm.runs) for arm in subject.arms})
-    tiles = [tile("arms", number(len(subject.arms))), tile("repeats of each", " to ".join(map(str, repeats[:1] + repeats[1:][-1:])))]
+    tiles = [
+        tile("arms", number(len(subject.arms))),
+        tile("repeats of each", " to ".join(map(str, repeats[:1] + repeats[1:][-1:]))),
+    ]
     if content.get("best_arm"):
         tiles.append(tile("best mean", str(content["best_arm"]), number(content.get("best_score"))))
     yield tag("div", tiles, class_="tiles")

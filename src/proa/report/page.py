@@ -41,7 +41,7 @@ def page_of(subject: Subject) -> str:
 
 
 def policy() -> str:
-    """What the page may do: apply its own style and run its own script, by their digests. Nothing is fetched or sent."""
+    """What the page may do: apply its own style and run its own script, by their digests. It fetches nothing."""
     return (
         f"default-src 'none'; script-src '{_digest(SCRIPT)}'; style-src '{_digest(STYLE)}'; base-uri 'none'; "
         "form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'"

@@ -42,13 +42,12 @@ def ledger(subject: Subject) -> Section | None:
         return None
     reasons = sorted({str(reason) for _, sums in found for reason in _inner(sums, "dropped")})
     kinds = ["leased", "trained", "buffered", "in flight", *(f"dropped: {reason}" for reason in reasons)]
-    rows = [(run.key, *_samples(sums, reasons), _closes(sums)) for run, sums in found]
-    note = "leased = trained + buffered + in flight + dropped, in samples."
-    body = [tag("p", note, class_="note"), table(["run", *kinds, "adds up"], rows, numbers=range(1, len(kinds) + 1))]
-    tokens = [(run.key, *(number(_inner(sums, "tokens").get(key)) for key in _TOKENS)) for run, sums in found if _inner(sums, "tokens")]
-    if tokens:
-        body.append(table(["run", *(f"tokens {key}" for key in _TOKENS)], tokens, numbers=range(1, 5)))
-    return Section("ledger", "Ledger: where every sample is", body)
+    tokens = [f"tokens {key}" for key in _TOKENS] if any(_inner(sums, "tokens") for _, sums in found) else []
+    head = ["run", *kinds, "adds up", *tokens]
+    rows = [(run.key, *_samples(sums, reasons), _closes(sums), *_tokens(sums)[: len(tokens)]) for run, sums in found]
+    note = "Where every sample is: leased = trained + buffered + in flight + dropped."
+    right = [place for place, name in enumerate(head) if name not in ("run", "adds up")]
+    return Section("ledger", "Ledger", [tag("p", note, class_="note"), table(head, rows, numbers=right)])
 
 
 _TOKENS = ("made", "trained", "buffered", "dropped")
@@ -65,8 +64,13 @@ def _shares(run: RunData) -> Iterator[Markup]:
     rows = []
     for actor, seconds in spent.items():
         total = sum(seconds.values()) or 1.0
-        rows.append((actor, *(f"{100 * seconds.get(kind, 0.0) / total:.1f}" for kind in kinds), number(sum(seconds.values()))))
-    yield folded("As numbers", table(["actor", *(f"{kind}, %" for kind in kinds), "seconds"], rows, numbers=range(1, len(kinds) + 2)))
+        rows.append(
+            (actor, *(f"{100 * seconds.get(kind, 0.0) / total:.1f}" for kind in kinds), number(sum(seconds.values())))
+        )
+    yield folded(
+        "As numbers",
+        table(["actor", *(f"{kind}, %" for kind in kinds), "seconds"], rows, numbers=range(1, len(kinds) + 2)),
+    )
 
 
 def _spent(run: RunData) -> dict[str, dict[str, float]]:
@@ -76,7 +80,11 @@ def _spent(run: RunData) -> dict[str, dict[str, float]]:
     live = run.record.live if run.record is not None else None
     if live is None:
         return {}
-    return {actor.name: {kind: float(seconds) for kind, seconds in actor.spent.items()} for actor in live.actors if actor.spent}
+    return {
+        actor.name: {kind: float(seconds) for kind, seconds in actor.spent.items()}
+        for actor in live.actors
+        if actor.spent
+    }
 
 
 def _of_each_run(subject: Subject, run: RunData, parts: Sequence[Markup], place: int) -> list[Markup]:
@@ -96,10 +104,15 @@ def _samples(sums: Mapping[str, Any], reasons: Sequence[str]) -> Iterator[str]:
         yield number(dropped.get(reason, 0))
 
 
+def _tokens(sums: Mapping[str, Any]) -> list[str]:
+    return [number(_inner(sums, "tokens").get(key)) for key in _TOKENS]
+
+
 def _closes(sums: Mapping[str, Any]) -> str:
     dropped = [value for value in _inner(sums, "dropped").values() if isinstance(value, int)]
     parts = [value for key in ("trained", "buffered", "in_flight") if isinstance(value := sums.get(key, 0), int)]
-    missing = sums.get("leased", 0) - sum(parts) - sum(dropped)
+    leased = sums.get("leased", 0)
+    missing = (leased if isinstance(leased, int) else 0) - sum(parts) - sum(dropped)
     return "yes" if missing == 0 else f"no: {count(abs(missing), 'sample')} {'missing' if missing > 0 else 'too many'}"
 
 

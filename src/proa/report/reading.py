@@ -15,6 +15,7 @@ from ..record.checkpoints import CheckpointManager
 from ..record.evals import EvalRecord
 from ..record.reading import NoRunError, RunRecord, read_run
 from ..record.run_folder import BrokenRecordError, read_json
+from .curves import Series
 from .metrics import Metrics, number_in, read_metrics
 from .samples import Budget, Predictions, Rollout, read_predictions, read_rollouts
 from .spans import Timeline, read_timeline
@@ -157,6 +158,7 @@ def _whole_run(folder: Path, key: str, budget: Budget | None) -> RunData:
     run = RunData(key, key, record=record, evals=results)
     names = dict.fromkeys([*record.eval_names, *(result.name for result in results)])
     run.metrics = read_metrics(folder / "metrics.jsonl", list(names))
+    _add_scores(run)
     manager = CheckpointManager(folder)
     run.checkpoints, run.kept = manager.history, {row.name for row in manager.rows}
     if budget is not None:
@@ -166,6 +168,19 @@ def _whole_run(folder: Path, key: str, budget: Budget | None) -> RunData:
     seed = record.config.get("seed")
     run.seed = seed if isinstance(seed, int) else None
     return run
+
+
+def _add_scores(run: RunData) -> None:
+    """Evals that metrics.jsonl has no rows of; those after training stand at the last step."""
+    assert run.record is not None
+    missing: dict[str, Series] = {}
+    for result in run.evals:
+        done = run.record.steps_done if result.step is None else result.step + 1
+        for metric, said in _mapping(result.metrics).items():
+            name, value = f"{result.name}.{metric}", number_in(said)
+            if name not in run.metrics.evals and value is not None:
+                missing.setdefault(name, Series()).add(done, value)
+    run.metrics.evals |= missing
 
 
 def _saved(path: Path) -> dict[str, Any]:
@@ -187,3 +202,7 @@ def _list(content: Mapping[str, Any], key: str) -> list[Any]:
 
 def _inner(content: Any, key: str) -> Any:
     return content.get(key) if isinstance(content, Mapping) else None
+
+
+def _mapping(content: Any) -> Mapping[str, Any]:
+    return content if isinstance(content, Mapping) else {}

@@ -132,12 +132,16 @@ def _rollout(row: dict[str, Any]) -> Rollout:
         finish_reason=str(row.get("finish_reason") or ""),
         tokens=[clipped(token, 100) for token in shown],
         advantages=_numbers(row.get("advantages"), len(shown)),
-        mismatches=[None if ours is None or theirs is None else ours - theirs for theirs, ours in zip(sampler, trainer, strict=True)],
+        mismatches=[_difference(ours, theirs) for ours, theirs in zip(trainer, sampler, strict=True)],
         sampler=sampler,
         versions=(_list(row.get("versions")) + [None] * len(shown))[: len(shown)],
         all_tokens=len(tokens),
         group=str(row.get("group_id", "")),
-    )  # fmt: skip
+    )
+
+
+def _difference(ours: float | None, theirs: float | None) -> float | None:
+    return None if ours is None or theirs is None else ours - theirs
 
 
 def _numbers(said: Any, length: int) -> list[float | None]:

@@ -61,7 +61,8 @@ SCRIPT = """
       const x = data.left + (at - low) / (high - low) * (data.right - data.left);
       for (const key of ["x1", "x2"]) cursor.setAttribute(key, x);
       cursor.setAttribute("visibility", "visible");
-      readout.textContent = `step ${said(at)}: ` + lines.map((line) => valueAt(line, at, chart.lines.length > 1)).join("; ");
+      const values = lines.map((line) => valueAt(line, at, chart.lines.length > 1));
+      readout.textContent = `step ${said(at)}: ${values.join("; ")}`;
     };
     drawing.addEventListener("pointermove", (event) => {
       const box = drawing.getBoundingClientRect();
@@ -88,8 +89,9 @@ SCRIPT = """
   const toggles = [];
   const switchArm = (arm) => {
     hidden.has(arm) ? hidden.delete(arm) : hidden.add(arm);
-    for (const part of document.querySelectorAll(`figure .arm${arm}`)) part.style.display = hidden.has(arm) ? "none" : "";
-    for (const toggle of toggles) if (toggle.arm === arm) toggle.button.setAttribute("aria-pressed", String(!hidden.has(arm)));
+    const gone = hidden.has(arm);
+    for (const part of document.querySelectorAll(`figure .arm${arm}`)) part.style.display = gone ? "none" : "";
+    for (const toggle of toggles) if (toggle.arm === arm) toggle.button.setAttribute("aria-pressed", String(!gone));
   };
 
   const makeToggle = (key) => {
@@ -112,12 +114,13 @@ SCRIPT = """
       at = place;
       if (at < 0) { readout.textContent = ""; return; }
       box.children[at].classList.add("at");
-      const parts = Object.entries(numbers).filter(([, values]) => values[at] !== null && values[at] !== undefined);
+      const parts = Object.entries(numbers).filter(([, values]) => values[at] !== null);
       const names = { sampler: "sampler's log-probability", version: "policy version" };
-      readout.textContent = `token ${at + 1}: ` + parts.map(([key, values]) => `${names[key] || key} ${said(values[at])}`).join(", ");
+      const words = parts.map(([key, values]) => `${names[key] || key} ${said(values[at])}`);
+      readout.textContent = `token ${at + 1}: ${words.join(", ")}`;
     };
     box.addEventListener("pointerover", (event) => {
-      if (event.target !== box && event.target.parentElement === box) tell(Array.prototype.indexOf.call(box.children, event.target));
+      if (event.target.parentElement === box) tell(Array.prototype.indexOf.call(box.children, event.target));
     });
     box.addEventListener("keydown", (event) => {
       const way = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
@@ -148,7 +151,8 @@ SCRIPT = """
       const line = make("tr");
       values.forEach((value) => {
         const text = said(value);
-        const cell = make("td", "", { class: typeof value === "number" ? "number" : text.length > 24 ? "long" : "short" });
+        const kind = typeof value === "number" ? "number" : text.length > 24 ? "long" : "short";
+        const cell = make("td", "", { class: kind });
         cell.append(make("div", text, { dir: "auto" }));
         line.append(cell);
       });
@@ -162,7 +166,8 @@ SCRIPT = """
       table.append(top, rows);
       body.replaceChildren(table);
       const last = Math.min(first + PAGE, found.length);
-      where.textContent = found.length ? `rows ${said(first + 1)} to ${said(last)} of ${said(found.length)}` : "no such rows";
+      const range = `rows ${said(first + 1)} to ${said(last)} of ${said(found.length)}`;
+      where.textContent = found.length ? range : "no such rows";
       back.disabled = first === 0;
       on.disabled = last >= found.length;
     };
@@ -171,7 +176,8 @@ SCRIPT = """
       const score = (place) => Number(set.rows[place][set.score] ?? NaN);
       found = set.rows.map((_, place) => place);
       if (order.value === "errors") found = found.filter((place) => set.rows[place][set.error] !== null);
-      if (wanted) found = found.filter((place) => set.rows[place].some((cell) => String(cell).toLowerCase().includes(wanted)));
+      const has = (cell) => String(cell).toLowerCase().includes(wanted);
+      if (wanted) found = found.filter((place) => set.rows[place].some(has));
       if (order.value === "worst") found.sort((a, b) => score(a) - score(b) || a - b);
       if (order.value === "best") found.sort((a, b) => score(b) - score(a) || a - b);
       first = 0;
@@ -180,7 +186,8 @@ SCRIPT = """
     const open = () => {
       set = data.predictions[Number(which.value)];
       const choices = [["", "in order"]];
-      if (set.score !== null) choices.push(["worst", `lowest ${set.keys[set.score]} first`], ["best", `highest ${set.keys[set.score]} first`]);
+      const score = set.keys[set.score];
+      if (score) choices.push(["worst", `lowest ${score} first`], ["best", `highest ${score} first`]);
       if (set.error !== null) choices.push(["errors", "errors only"]);
       order.replaceChildren(...choices.map(([value, text]) => make("option", text, { value })));
       choose();
@@ -199,6 +206,8 @@ SCRIPT = """
   document.querySelectorAll(".legend.arms .key").forEach(makeToggle);
   document.querySelectorAll(".tokens").forEach(tellTokens);
   document.querySelectorAll(".predictions").forEach(browse);
-  window.addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((part) => { part.open = true; }));
+  window.addEventListener("beforeprint", () => {
+    for (const part of document.querySelectorAll("details")) part.open = true;
+  });
 })();
 """

@@ -59,11 +59,15 @@ def checkpoints(subject: Subject) -> Section | None:
         state = "final" if row.final else "kept" if row.name in run.kept else "pruned"
         size = sum(size for size in row.sizes.values() if isinstance(size, int))
         values = [number(row.metrics.get(name)) for name in scores]
-        rows.append([run.key, row.name, number(row.step), number(row.policy_version), state, f"{size / 1e6:,.1f}", *values])
+        rows.append(
+            [run.key, row.name, number(row.step), number(row.policy_version), state, f"{size / 1e6:,.1f}", *values]
+        )
     head = ["run", "checkpoint", "steps done", "version", "files", "size, MB", *scores]
     if subject.experiment is None:
         head, rows = head[1:], [row[1:] for row in rows]
-    body = [table(head, rows, numbers=[head.index(name) for name in head[head.index("steps done") :] if name != "files"])]
+    body = [
+        table(head, rows, numbers=[head.index(name) for name in head[head.index("steps done") :] if name != "files"])
+    ]
     if len(found) > MOST_CHECKPOINTS:
         body.insert(0, tag("p", f"The last {MOST_CHECKPOINTS} of {len(found):,}.", class_="note"))
     return Section("checkpoints", "Checkpoints", body)

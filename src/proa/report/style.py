@@ -5,13 +5,15 @@ from __future__ import annotations
 STYLE = """
 :root { color-scheme: light dark; --paper: #fff; --ink: #1b1f24; --soft: #59636e; --line: #d5dbe1; --box: #f5f7f9;
   --link: #0b5cad; --bad: #b3261e; --warn: #fff3d6; --warn-line: #b27b00;
-  --s0: #0067a5; --s1: #c94f00; --s2: #00805c; --s3: #b03a86; --s4: #8a6d00; --s5: #3f8fd6; --s6: #5f6670; --s7: #6d3fb0;
+  --s0: #0067a5; --s1: #c94f00; --s2: #00805c; --s3: #b03a86;
+  --s4: #8a6d00; --s5: #3f8fd6; --s6: #5f6670; --s7: #6d3fb0;
   --n3: #f0913a; --n2: #f8bd82; --n1: #fce3c8; --p1: #d6e7f6; --p2: #a3cbec; --p3: #62a8de;
   --compute: #0067a5; --generate: #00946b; --score: #e69f00; --publish: #a24fb5; --load: #56b4e9; --send: #9a8300;
   --eval: #d1478c; --save: #c94f00; --meet: #7c6a5a; --wait: #dfe3e8; --other: #8a929b; }
 @media (prefers-color-scheme: dark) { :root { --paper: #14171b; --ink: #e8ebee; --soft: #a3adb8; --line: #353c45;
   --box: #1d2228; --link: #78b7ff; --bad: #ff8a80; --warn: #3a2f12; --warn-line: #d6a12a;
-  --s0: #5db0f5; --s1: #ff9a52; --s2: #3fcb9d; --s3: #f08fd0; --s4: #e0bf2f; --s5: #a9d3ff; --s6: #b4bcc5; --s7: #c3a0f5;
+  --s0: #5db0f5; --s1: #ff9a52; --s2: #3fcb9d; --s3: #f08fd0;
+  --s4: #e0bf2f; --s5: #a9d3ff; --s6: #b4bcc5; --s7: #c3a0f5;
   --n3: #a65200; --n2: #74400f; --n1: #47321f; --p1: #1f3850; --p2: #1d557f; --p3: #1a76b8;
   --compute: #4b9fe0; --generate: #2fb98b; --score: #e6a92a; --publish: #bf7fd0; --load: #8fd0f5; --send: #b3a13a;
   --eval: #e678ae; --save: #ff9a52; --meet: #a08c7a; --wait: #39414a; --other: #78828c; } }
@@ -72,7 +74,8 @@ svg .gap { fill: var(--bad); text-anchor: middle; }
 .s0 { --c: var(--s0); } .s1 { --c: var(--s1); } .s2 { --c: var(--s2); } .s3 { --c: var(--s3); }
 .s4 { --c: var(--s4); } .s5 { --c: var(--s5); } .s6 { --c: var(--s6); } .s7 { --c: var(--s7); }
 .d1 .line { stroke-dasharray: 7 3; } .d2 .line { stroke-dasharray: 2 3; } .d3 .line { stroke-dasharray: 9 3 2 3; }
-.readout { display: block; min-height: 1.5em; font-size: .82rem; font-variant-numeric: tabular-nums; overflow-wrap: anywhere; }
+.readout { display: block; min-height: 1.5em; font-size: .82rem; font-variant-numeric: tabular-nums;
+  overflow-wrap: anywhere; }
 .legend { display: flex; flex-wrap: wrap; gap: 4px 14px; font-size: .85rem; margin: 4px 0 10px; align-items: center; }
 .key { display: inline-flex; align-items: center; gap: 6px; overflow-wrap: anywhere; }
 .stroke { display: inline-block; width: 28px; flex: none; vertical-align: middle; margin-right: 4px; }
@@ -88,7 +91,7 @@ rect { fill: var(--c); }
 .k-eval { --c: var(--eval); } .k-save { --c: var(--save); } .k-meet { --c: var(--meet); } .k-wait { --c: var(--wait); }
 .k-other { --c: var(--other); }
 .scroll { overflow-x: auto; max-width: 100%; margin: 6px 0; }
-table { border-collapse: collapse; font-size: .86rem; }
+table { border-collapse: collapse; font-size: .86rem; width: max-content; }
 th, td { text-align: left; vertical-align: top; padding: 4px 14px 4px 0; border-bottom: 1px solid var(--line);
   max-width: 60ch; overflow-wrap: anywhere; white-space: pre-wrap; min-width: 3.5em; }
 th { color: var(--soft); font-weight: 600; white-space: nowrap; }
@@ -119,7 +122,7 @@ footer { padding: 18px 20px 40px; }
 @media (max-width: 600px) {
   header, main, nav div, footer { padding-left: 14px; padding-right: 14px; }
   dl { grid-template-columns: 1fr; gap: 0; } dd { margin-bottom: 6px; }
-  h1 { font-size: 1.4rem; } .tile { flex: 1 1 140px; } }
+  th, td { max-width: 42ch; } h1 { font-size: 1.4rem; } .tile { flex: 1 1 140px; } }
 @media print { nav, .controls, .colouring > input, .colouring > label { display: none; }
   :root { color-scheme: light; } section { break-inside: auto; } .scroll, .text { overflow: visible; max-height: none; }
   * { print-color-adjust: exact; -webkit-print-color-adjust: exact; } }

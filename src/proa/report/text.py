@@ -18,7 +18,7 @@ def visible(text: str) -> str:
     """The text with everything that is not seen, and could still act, named. Line breaks and tabs stay.
 
     >>> visible("a\\x00b\\x1b[2J\\u202ec\\x85")
-    'a␀b␛[2J⟨U+202E⟩c⟨U+0085⟩'
+    'a⟨U+0000⟩b⟨U+001B⟩[2J⟨U+202E⟩c⟨U+0085⟩'
     """
     return _UNSEEN.sub(_named, text)
 
@@ -99,7 +99,4 @@ def count(n: int, noun: str) -> str:
 
 
 def _named(found: re.Match[str]) -> str:
-    code = ord(found[0])
-    if code < 0x20:
-        return chr(0x2400 + code)  # pictures of the controls
-    return "␡" if code == 0x7F else f"⟨U+{code:04X}⟩"
+    return f"⟨U+{ord(found[0]):04X}⟩"  # a picture of a control would be smaller, and few fonts have them
