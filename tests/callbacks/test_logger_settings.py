@@ -90,6 +90,18 @@ def test_wandb_online_asks_to_go_on_and_passes_only_settings_that_the_version_kn
         assert asked["settings"].settings == {"silent": True, "init_timeout": 3}
 
 
+def test_wandb_does_not_go_on_within_the_second_whose_folder_it_would_overwrite(tmp_path, monkeypatch):
+    put_in_place(monkeypatch, "wandb", Answering())
+    second = time.strftime("%Y%m%d_%H%M%S")
+    (tmp_path / "wandb" / f"offline-run-{second}-old").mkdir(parents=True)
+    logger = build_callback({"kind": "wandb"})
+    logger.load_state_dict({"run_id": "old"})
+    manager = CallbackManager([logger])
+    manager.fire("train_start", LoopState(output_dir=tmp_path, resumed_from="step_2", global_step=2))
+    assert manager.errors == {}
+    assert time.strftime("%Y%m%d_%H%M%S") > second
+
+
 @needs("trackio")
 def test_trackio_writes_each_run_to_its_own_folder(tmp_path, monkeypatch):
     monkeypatch.delenv("TRACKIO_DIR", raising=False)

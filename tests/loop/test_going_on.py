@@ -198,6 +198,16 @@ def test_a_step_that_is_left_in_its_middle_has_nothing_due_after_it():
     assert [name for name, _ in shelf.finals] == ["step_2"]
 
 
+def test_before_a_step_is_done_nothing_is_due():
+    def step(batch):
+        raise StopTraining("not even one")
+
+    shelf, recorder = Shelf(), Recorder()
+    loop_over(shelf, recorder, step, [Evaluator("a", lambda: {}, run_every=1, baseline=True)]).fit(batches)
+    assert list(shelf.states) == ["final"]
+    assert recorder.events.count("eval_end") == 1
+
+
 # What comes after a step.
 
 

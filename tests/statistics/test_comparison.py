@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from proa.errors import SettingError
 from proa.statistics import compare
+from proa.statistics.pairing import pair
 
 T1, T2, T3 = 12.706204736174694, 4.302652729749462, 3.182446305283708  # Student's t at 97.5 %
 
@@ -74,6 +75,25 @@ def test_seeds_that_agree_by_the_grid_of_their_scores_are_not_taken_for_certain(
     assert found.high - found.difference == pytest.approx(T1 * math.sqrt(1 / 16 / 12 / 2), rel=1e-12)
 
 
+def test_the_grid_is_that_of_the_smallest_step():
+    """A is 0, so (1/2)²/(12·4) of the grid; B 25/24, E 3/4."""
+    found = against_zero([[2, 0.5, 0, 0], [0.5, 2, 0, 0]])
+    half = math.sqrt((T1**2 / 4 / 48 + T3**2 * 7 / 24) / 8)
+    assert found.high - found.difference == pytest.approx(half, rel=1e-12)
+
+
+def test_rounding_is_no_step_of_the_grid():
+    a, b = arm([[0.5, 0, 0, 0], [0, 0.3, 0, 0]]), arm([[0.3, 0, 0, 0], [0, 0.1, 0, 0]])
+    found = compare(a, b)  # 0.2 and 0.19999999999999998
+    assert found.high - found.difference == pytest.approx(0.2 * T1 * math.sqrt(1 / 16 / 12 / 2), rel=1e-9)
+
+
+def test_scores_of_seeds_alone_have_no_grid():
+    a = dict.fromkeys(range(20), 0.0) | {7: 1.0}
+    oracle = scipy.stats.ttest_rel(list(a.values()), [0.0] * 20).confidence_interval(0.95)
+    assert compare(a, dict.fromkeys(range(20), 0.0)).high == pytest.approx(oracle.high, rel=1e-12)
+
+
 @settings(deadline=None, max_examples=60)
 @given(grids, grids, st.sampled_from(["max", "min"]))
 def test_swapping_the_arms_flips_the_sign(one, other, mode):
@@ -115,6 +135,8 @@ def test_the_order_of_the_dicts_changes_no_bit():
         return {seed: dict(reversed(tasks.items())) for seed, tasks in reversed(scores.items())}
 
     assert compare(a, b) == compare(turned(a), turned(b)) == compare(a, turned(b))
+    table = [[10.0 * seed + task for task in range(7)] for seed in range(3)]
+    assert pair(turned(arm(table)), b).a.tolist() == table
 
 
 def test_max_and_min_turn_the_verdict_and_not_the_difference():
@@ -181,6 +203,8 @@ def test_arms_without_a_pair_cannot_be_told_apart(a, b):
 def test_one_score_each_says_nothing_about_chance(a, b):
     found = compare(a, b)
     assert (found.verdict, found.difference, found.low, found.chance) == ("cannot tell", 1.0, None, "nothing")
+    assert found.method == "none"
+    assert compare(a, a).verdict == "cannot tell"
     assert "nothing can be said about chance" in found.words
 
 
@@ -203,6 +227,8 @@ def test_rounding_is_no_spread():
 def test_arms_that_score_the_same_everywhere_show_no_difference():
     found = against_zero([[0, 0, 0], [0, 0, 0]])
     assert (found.verdict, found.difference, found.low) == ("no difference seen", 0.0, None)
+    assert found.method.startswith("sign test")
+    assert compare({0: 0.1 + 0.2, 1: 0.1 + 0.2}, {0: 0.3, 1: 0.3}).verdict == "no difference seen"
 
 
 def test_the_share_is_that_of_all_resamples():

@@ -59,7 +59,7 @@ def test_no_repeat_has_no_mean():
     assert estimate([]) == Estimate(None, None, None, 0, 0)
 
 
-@pytest.mark.parametrize("value", [0.1, 1 / 3, 0.0])
+@pytest.mark.parametrize("value", [0.405, 1 / 3, 0.0])
 def test_equal_repeats_have_no_width(value):
     found = estimate([value] * 7)
     assert (found.low, found.mean, found.high, found.deviation) == (value, value, value, 0.0)

@@ -24,6 +24,7 @@ def test_a_tie_names_every_arm_and_picks_none():
     assert best.arms == ("a", "z")
     assert best.arm is None
     assert best.score == pytest.approx(0.3)
+    assert best_of({"a": mean(1e6 * (0.1 + 0.2)), "b": mean(3e5)}).arms == ("a", "b")
 
 
 @pytest.mark.parametrize("mode", ["max", "min"])

@@ -63,9 +63,7 @@ def predictions(subject: Subject) -> tuple[Section | None, list[dict[str, Any]]]
     sets = [_set(one, several=len(subject.arms) > 1) for one in found]
     first = sets[0]
     rows = [[number(cell) for cell in row] for row in first["rows"][:STATIC_ROWS]]
-    note = (
-        f"{first['name']}: the first {count(len(rows), 'row')} of {first['of']:,}. The page's script shows the others."
-    )
+    note = f"{first['name']}: the first {count(len(rows), 'row')} of {first['of']:,}. The page's script shows the rest."
     body = [tag("div", tag("p", note, class_="note"), table(first["keys"], rows), class_="predictions")]
     left = [f"{one.name} of {one.run}: {len(one.rows):,} of {one.of:,}" for one in found if len(one.rows) < one.of]
     if left:

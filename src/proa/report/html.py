@@ -45,8 +45,8 @@ def raw(text: str) -> Markup:
 def as_json(content: Any) -> Markup:
     """Plain values for a script to parse, such that no text in them can end the element they stand in.
 
-    >>> as_json({"a": "</script>&\\u2028"})
-    '{"a":"\\\\u003c/script\\\\u003e\\\\u0026\\\\u2028"}'
+    >>> as_json({"a": "</script>&"})
+    '{"a":"\\\\u003c/script\\\\u003e\\\\u0026"}'
     """
     text = json.dumps(plain(content), separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     for character in "<>&":  # all other characters that mean something to a parser of HTML are not ASCII

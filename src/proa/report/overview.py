@@ -67,7 +67,7 @@ def _how_far(record: RunRecord) -> str:
 
 def _warnings(record: RunRecord) -> Iterator[str]:
     if record.cut_off:
-        yield f"The run was cut off: its process is gone. Its last sign of life was {duration(record.quiet_seconds)} ago."
+        yield f"The run was cut off: its process is gone. No sign of life for {duration(record.quiet_seconds)}."
     elif record.running:
         words = (
             f"The run was going on when this page was made, on {moment(record.read_at)}; what follows is as of then."

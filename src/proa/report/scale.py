@@ -34,11 +34,11 @@ def range_of(values: Iterable[float], *, margin: float = 0.04) -> tuple[float, f
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
         return 0.0, 1.0
-    low, high = min(finite), max(finite)
+    # Within bounds that keep the range itself finite.
+    low, high = max(min(*finite, 1e300), -1e300), min(max(*finite, -1e300), 1e300)
     if high - low <= 1e-9 * max(abs(low), abs(high)):
         room = abs(low) * 0.1 or 1.0
         low, high, margin = low - room, high + room, 0.0
-    low, high = (min(max(value, -1e300), 1e300) for value in (low, high))  # so that their distance is finite
     return low - margin * (high - low), high + margin * (high - low)
 
 

@@ -23,7 +23,7 @@ SCRIPT = """
     if (typeof value !== "number") return String(value);
     const rounded = Number.isInteger(value) ? value : Number(value.toPrecision(4));
     return (Math.abs(rounded) >= 1e4 && Math.abs(rounded) < 1e15 ? rounded.toLocaleString("en") : String(rounded))
-      .replace("-", "\\u2212");
+      .replaceAll("-", "\\u2212");
   };
 
   // Charts: the values nearest to a step.
@@ -56,19 +56,22 @@ SCRIPT = """
     const tell = (step) => {
       const lines = chart.lines.filter((line) => !hidden.has(line.arm));
       if (!lines.length) return;
-      at = Math.min(high, Math.max(low, step));
-      at = lines[0].steps[nearest(lines[0].steps, at)];
+      const longest = lines.reduce((one, other) => (other.steps.length > one.steps.length ? other : one));
+      at = longest.steps[nearest(longest.steps, Math.min(high, Math.max(low, step)))];
       const x = data.left + (at - low) / (high - low) * (data.right - data.left);
       for (const key of ["x1", "x2"]) cursor.setAttribute(key, x);
       cursor.setAttribute("visibility", "visible");
-      const values = lines.map((line) => valueAt(line, at, chart.lines.length > 1));
+      const there = lines.filter((line) => line.steps[0] <= at && at <= line.steps[line.steps.length - 1]);
+      const values = there.map((line) => valueAt(line, at, chart.lines.length > 1));
       readout.textContent = `step ${said(at)}: ${values.join("; ")}`;
     };
-    drawing.addEventListener("pointermove", (event) => {
+    const point = (event) => {
       const box = drawing.getBoundingClientRect();
       const x = (event.clientX - box.left) / box.width * data.width;
       tell(low + (x - data.left) / (data.right - data.left) * (high - low));
-    });
+    };
+    drawing.addEventListener("pointermove", point);
+    drawing.addEventListener("pointerdown", point);
     figure.addEventListener("keydown", (event) => {
       const way = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
       if (!way) return;
@@ -173,7 +176,11 @@ SCRIPT = """
     };
     const choose = () => {
       const wanted = search.value.toLowerCase();
-      const score = (place) => Number(set.rows[place][set.score] ?? NaN);
+      const last = order.value === "worst" ? Infinity : -Infinity;  // rows without a score
+      const score = (place) => {
+        const value = Number(set.rows[place][set.score] ?? NaN);
+        return Number.isNaN(value) ? last : value;
+      };
       found = set.rows.map((_, place) => place);
       if (order.value === "errors") found = found.filter((place) => set.rows[place][set.error] !== null);
       const has = (cell) => String(cell).toLowerCase().includes(wanted);

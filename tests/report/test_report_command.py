@@ -1,0 +1,103 @@
+"""`proa report`: where it writes, what it says, how it ends; light and fast."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from proa.cli.report import report
+from proa.report import page_of, read_subject
+from tests.report import report_records as records
+
+
+def test_it_writes_into_the_folder_and_says_where_and_how_big(tmp_path, capsys):
+    folder = records.write_run(tmp_path / "run")
+    assert report(str(folder)) == 0
+    assert capsys.readouterr().out.startswith(f"{folder / 'report.html'}: ")
+
+
+def test_it_writes_where_it_is_told(tmp_path):
+    folder = records.write_run(tmp_path / "run")
+    assert report(str(folder), str(tmp_path / "page.html")) == 0
+    assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
+    assert not (folder / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("output", "said"), [("", "is a folder: give a file"), ("nowhere/page.html", "there is no folder")]
+)  # fmt: skip
+def test_a_place_that_cannot_be_written_is_wrong_use(tmp_path, capsys, output, said):
+    assert report(str(records.write_run(tmp_path / "run")), str(tmp_path / output)) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_what_is_no_run_is_wrong_use_and_what_is_there_is_named(tmp_path, capsys):
+    records.write_run(tmp_path / "runs" / "one", steps=2)
+    records.write_experiment(tmp_path / "runs" / "sweep", {"a": 1.0}, seeds=1, steps=2)
+    assert report(str(tmp_path / "runs")) == 2
+    said = capsys.readouterr().err
+    assert str(tmp_path / "runs" / "one") in said
+    assert f"experiments in it: {tmp_path / 'runs' / 'sweep'}" in said
+    assert report(str(tmp_path / "runs" / "onn")) == 2
+    assert "did you mean 'one'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "spans.jsonl", "run.json", "evals.jsonl", "checkpoints.jsonl"])
+def test_a_broken_record_is_named_and_nothing_is_written(tmp_path, capsys, name):
+    folder = records.write_run(tmp_path / "run", steps=2)
+    (folder / name).write_text("garbage\n" * 2)
+    assert report(str(folder)) == 1
+    assert name in capsys.readouterr().err
+    assert not (folder / "report.html").exists()
+
+
+def test_a_link_in_the_record_is_not_followed(tmp_path, capsys):
+    folder = records.write_run(tmp_path / "run", steps=2)
+    records.write_lines(tmp_path / "secret", [{"completion": "secret"}])
+    path = folder / "evals" / "sort" / "step_2.jsonl"
+    path.unlink()
+    path.symlink_to(tmp_path / "secret")
+    assert report(str(folder)) == 1
+    assert "is a link" in capsys.readouterr().err
+
+
+def test_it_needs_no_torch_and_a_run_needs_no_numpy(tmp_path):
+    folder = records.write_run(tmp_path / "run", steps=5)
+    experiment = records.write_experiment(tmp_path / "sweep", {"a": 1.0, "b": 2.0}, steps=5)
+    code = (
+        "import sys; from proa.cli.report import report\n"
+        f"assert report({str(folder)!r}) == 0\n"
+        "assert not {'torch', 'numpy', 'scipy', 'transformers', 'pydantic'} & set(sys.modules)\n"
+        f"assert report({str(experiment)!r}) == 0\n"
+        "assert not {'torch', 'transformers', 'ray'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_million_values_and_ten_thousand_predictions_stay_small_and_fast(tmp_path):
+    folder = records.write_run(tmp_path / "run", steps=10)
+    line = '{"step": %d, "time": 1.0, ' + ", ".join(f'"metric_{place}": %r' for place in range(20)) + "}\n"
+    with (folder / "metrics.jsonl").open("w") as file:
+        for step in range(50_000):
+            file.write(line % (step, *((step * (place + 7919)) % 10007 / 7.0 for place in range(20))))
+    records.write_lines(
+        folder / "evals" / "sort" / "step_10.jsonl",
+        records.prediction_rows(10_000, records.random.Random(0), "34" * 40),
+    )
+    began = time.process_time()
+    subject = read_subject(folder)
+    text = page_of(subject)
+    seconds = time.process_time() - began
+    assert subject.runs[0].metrics.values == 1_000_000
+    assert len(subject.runs[0].predictions[0].rows) == 10_000
+    print(f"{seconds:.1f} s of CPU, {len(text) / 1e6:.1f} MB")
+    assert seconds < 30  # 5 s on an idle core
+    assert len(text) < 8_000_000
+
+
+def test_the_record_of_a_demo_takes_less_than_a_second(tmp_path):
+    folder = records.write_run(tmp_path / "run", steps=300)
+    began = time.process_time()
+    assert report(str(folder)) == 0
+    assert time.process_time() - began < 1.0

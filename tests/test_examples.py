@@ -1,0 +1,51 @@
+"""Every example runs, with fewer steps than its readers would take."""
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+from proa.config import load_experiment_config, load_run_config
+from proa.experiments import Experiment
+from proa.recipes import run
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+SHORT = ["--total_steps", "2", "--train_batch_size", "32", "--eval.0.count", "8"]
+
+
+@pytest.mark.parametrize("name", ["sort_digits", "ppo_sort_digits"])
+def test_a_first_run(tmp_path, name):
+    config = load_run_config(EXAMPLES / f"{name}.yaml", [*SHORT, "--warm_start.steps", "2"], output_dir=str(tmp_path))
+    assert run(config).global_step == 2
+
+
+def test_a_run_on_ray(tmp_path):
+    pytest.importorskip("ray")
+    config = load_run_config(EXAMPLES / "on_ray.yaml", SHORT, output_dir=str(tmp_path))
+    assert run(config).global_step == 2
+
+
+def test_an_experiment(tmp_path):
+    shorter = {"total_steps": 2, "train_batch_size": 32, "warm_start.steps": 2, "eval.0.count": 8}
+    flags = [word for arm in ("symmetric", "higher") for key, value in shorter.items()
+             for word in (f"--runs.{arm}.{key}", str(value))]  # fmt: skip
+    flags += ["--metadata.benchmark.0.count", "16"]
+    config = load_experiment_config(EXAMPLES / "experiment.yaml", flags, output_dir=str(tmp_path))
+    result = Experiment(config).run()
+    assert result.status == "completed"
+    assert [estimate.metrics["after.by_place"].n for estimate in result.groups.values()] == [3, 3]
+    assert "higher" in result.conclusion
+    assert "symmetric" in result.conclusion
+
+
+def test_a_reward_of_ones_own(tmp_path):
+    example = runpy.run_path(str(EXAMPLES / "custom_reward.py"))
+    assert 0 <= example["main"](2, tmp_path) <= 1.25
+    assert example["same_digits"](["121>"], ["112"]) == [1.0]
+    assert example["right_length"](["121>", "1>"], ["11", ""]) == [0.0, None]
+
+
+def test_callbacks_in_each_style(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr("sys.argv", ["lifecycle_demo.py", "--max-steps", "20", "--output-dir", str(tmp_path)])
+    runpy.run_path(str(EXAMPLES / "lifecycle_demo.py"), run_name="__main__")
+    assert capsys.readouterr().out
