@@ -111,7 +111,7 @@ import time
 from pathlib import Path
 
 def score(prompts, completions, **columns):
-    if len(list(Path(".").glob("scored*"))) == 9 and not Path("held_up").exists():
+    if len(list(Path(".").glob("scored*"))) == 8 and not Path("held_up").exists():
         Path("held_up").touch()
         time.sleep(1000)
     Path(f"scored-{time.time_ns()}").touch()
@@ -119,19 +119,24 @@ def score(prompts, completions, **columns):
 """
 
 
+def trainer_waits_after(steps, run_folder):
+    live = run_folder / "live.json"
+    told = json.loads(live.read_text()) if live.exists() else {"step": -1, "waits": []}
+    return told["step"] == steps and "the trainer" in [wait["owner"] for wait in told["waits"]]
+
+
 def test_sigterm_while_the_trainer_waits_for_a_reward_that_hangs_saves_and_leaves_nobody(
     nursery, undisturbed, tmp_path
 ):
     (tmp_path / "hangs_once.py").write_text(HANGS_ONCE)
     settings = {**DETACHED, "reward": {"functions": ["hangs_once.score"], "workers": 1, "timeout": 500.0}}
-    run = begin(nursery, tmp_path, settings)
-    run.wait_until((tmp_path / "held_up").exists)
-    time.sleep(0.3)
+    run = begin(nursery, tmp_path, settings, checkpoint={"save_every": 0})
+    run.wait_until(lambda: trainer_waits_after(2, tmp_path / "run"))
     run.send(signal.SIGTERM)
     assert run.wait(20.0) == 130, run.printed
     assert not nursery.left_behind()
     told, saved = header_of(tmp_path), newest_checkpoint(tmp_path)
-    assert saved.step == told["steps_run"] > 0
+    assert saved.step == told["steps_run"] == 2
     go_on(nursery, tmp_path)
     assert header_of(tmp_path)["ledger"]["trained"] == 5 * 8
 

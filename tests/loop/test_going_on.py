@@ -203,7 +203,7 @@ def test_before_a_step_is_done_nothing_is_due():
         raise StopTraining("not even one")
 
     shelf, recorder = Shelf(), Recorder()
-    loop_over(shelf, recorder, step, [Evaluator("a", lambda: {}, run_every=1, baseline=True)]).fit(batches)
+    loop_over(shelf, recorder, step, [Evaluator("a", dict, run_every=1, baseline=True)]).fit(batches)
     assert list(shelf.states) == ["final"]
     assert recorder.events.count("eval_end") == 1
 

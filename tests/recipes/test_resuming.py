@@ -205,19 +205,18 @@ def test_every_file_that_is_appended_to_is_cut_back(run, name, monkeypatch):
     }
 
 
-def test_a_file_that_lost_something_is_refused_before_anything_is_cut(run):
-    resumption = find_checkpoint(run, "step_4")
-    whole = (run / "metrics.jsonl").read_bytes()
-    (run / "metrics.jsonl").write_bytes(whole[:10])
+@pytest.mark.parametrize("name", ["metrics.jsonl", "evals.jsonl"])
+def test_a_file_that_lost_something_is_refused_before_anything_is_cut(run, name):
+    resumption = find_checkpoint(run, "step_2")
+    (run / name).write_bytes((run / name).read_bytes()[:10])
     before = all_files(run)
-    with pytest.raises(
-        CheckpointError, match="metrics.jsonl is shorter than it was when checkpoint step_4 was written: 10 bytes"
-    ):
+    words = f"{name} is shorter than it was when checkpoint step_2 was written: 10 bytes, and"
+    with pytest.raises(CheckpointError, match=words):
         cut_back(resumption)
-    (run / "metrics.jsonl").unlink()
-    with pytest.raises(CheckpointError, match="metrics.jsonl is missing, and had .* bytes at checkpoint step_4"):
+    (run / name).unlink()
+    with pytest.raises(CheckpointError, match=f"{name} is missing, and had .* bytes at checkpoint step_2"):
         cut_back(resumption)
-    assert all_files(run) == {name: content for name, content in before.items() if name != "metrics.jsonl"}
+    assert all_files(run) == {other: content for other, content in before.items() if other != name}
 
 
 def test_a_run_that_had_no_checkpoint_begins_without_what_it_left(run):

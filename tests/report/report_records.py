@@ -19,7 +19,8 @@ HOSTILE = (
 STARTED = 1_790_000_000.0
 CONFIG = {
     "name": "made_up", "output_dir": "runs", "seed": 0, "total_steps": 40, "train_epochs": 1, "makers": 2,
-    "optimizer": {"learning_rate": 3e-4, "schedule": "linear"}, "sampling": {"group_size": 8}, "eval": [{"name": "sort"}],
+    "optimizer": {"learning_rate": 3e-4, "schedule": "linear"}, "sampling": {"group_size": 8},
+    "eval": [{"name": "sort"}],
 }  # fmt: skip
 
 
@@ -47,7 +48,8 @@ def write_run(
     """A run's folder with all that a run of `steps` writes."""
     chance = random.Random(seed * 1000 + steps + int(100 * gain))
     header: dict[str, Any] = {
-        "status": status, "started": STARTED, "host": "elsewhere", "pid": 1, "steps_run": steps, "policy_version": steps,
+        "status": status, "started": STARTED, "host": "elsewhere", "pid": 1, "steps_run": steps,
+        "policy_version": steps,
         "weights_digest": "ab" * 32, "libraries": {"proa": "0.1", "torch": "2.13"}, "callback_errors": {},
         "ledger": ledger(steps), "evals": {"sort": {"exact": _learned(steps, gain, chance), "completion_tokens": 7.0}},
     }  # fmt: skip
@@ -81,9 +83,12 @@ def metric_rows(steps: int, gain: float, chance: random.Random) -> Iterable[dict
         yield {
             "step": step, "epoch": 0, "time": STARTED + step, "loss": chance.gauss(0.0, 0.02),
             "reward": _learned(step, gain, chance), "reward_std": 0.2 + chance.random() / 10,
-            "grad_norm": 1 + chance.random(), "learning_rate": 3e-4 * (1 - step / steps), "entropy": 1 / (1 + step / 20),
-            "ratio": chance.gauss(1.0, 0.01), "staleness": float(min(step, 1)), "completion_tokens": 7.0, "samples": 64.0,
-            "trainer.wait_seconds": chance.random() / 5, "trainer.compute_seconds": 0.5, "trainer.publish_seconds": 0.02,
+            "grad_norm": 1 + chance.random(), "learning_rate": 3e-4 * (1 - step / steps),
+            "entropy": 1 / (1 + step / 20),
+            "ratio": chance.gauss(1.0, 0.01), "staleness": float(min(step, 1)), "completion_tokens": 7.0,
+            "samples": 64.0,
+            "trainer.wait_seconds": chance.random() / 5, "trainer.compute_seconds": 0.5,
+            "trainer.publish_seconds": 0.02,
             "maker.wait_seconds": chance.random() / 3, "maker.generate_seconds": 0.6, "maker.tokens_per_second": 5000.0,
         }  # fmt: skip
 
@@ -116,8 +121,10 @@ def eval_rows(steps: int, gain: float, chance: random.Random) -> Iterable[dict[s
 def checkpoint_rows(steps: int) -> Iterable[dict[str, Any]]:
     for name, step in (("step_10", min(10, steps)), ("final", steps)):
         yield {
-            "name": name, "batch": step - 1, "epoch": 0, "state_path": f"checkpoints/{name}/state", "sampler_path": None,
-            "final": name == "final", "step": step, "policy_version": step, "metrics": {"sort.exact": 0.5, "reward": 0.6},
+            "name": name, "batch": step - 1, "epoch": 0, "state_path": f"checkpoints/{name}/state",
+            "sampler_path": None,
+            "final": name == "final", "step": step, "policy_version": step, "metrics": {"sort.exact": 0.5,
+            "reward": 0.6},
             "sizes": {"state/a": 1_000_000}, "digests": {"state/a": "00"},
         }  # fmt: skip
     yield {"name": "step_10", "removed": True}
@@ -179,10 +186,13 @@ def rollout_rows(step: int, chance: random.Random, text: str) -> Iterable[dict[s
         reward = chance.random()
         log_probs = [-chance.expovariate(2) for _ in pieces]
         yield {
-            "step": step, "uid": f"{step}/{sample}", "group_id": step, "prompt": f"sort {text}", "completion": "".join(pieces),
-            "reward": reward, "reward_parts": {"exact": reward, "length": 0.1}, "finish_reason": "stop", "tokens": pieces,
+            "step": step, "uid": f"{step}/{sample}", "group_id": step, "prompt": f"sort {text}",
+            "completion": "".join(pieces),
+            "reward": reward, "reward_parts": {"exact": reward, "length": 0.1}, "finish_reason": "stop",
+            "tokens": pieces,
             "log_probs": log_probs, "trainer_log_probs": [p + chance.gauss(0, 0.2) for p in log_probs],
-            "advantages": [(reward - 0.5) * 2 * math.cos(place / 4) for place in range(len(pieces))], "versions": [step] * len(pieces),
+            "advantages": [(reward - 0.5) * 2 * math.cos(place / 4) for place in range(len(pieces))],
+            "versions": [step] * len(pieces),
         }  # fmt: skip
 
 
@@ -191,7 +201,8 @@ def prediction_rows(count: int, chance: random.Random, text: str) -> Iterable[di
         right = chance.random() < 0.6
         yield {
             "task_id": f"t{task}", "sample": 0, "prompt": f"sort {text}", "completion": text if right else text[::-1],
-            "reward": float(right), "correct": right, "error": "TimeoutError: 30 s" if task % 17 == 3 else None, "tokens": 7,
+            "reward": float(right), "correct": right,
+            "error": "TimeoutError: 30 s" if task % 17 == 3 else None, "tokens": 7,
             "finish_reason": "stop", "policy_version": 40, "seed": 0, "columns": {"answer": text, "length": "short"},
         }  # fmt: skip
 

@@ -7,10 +7,10 @@ import shutil
 import subprocess
 
 import pytest
+from tests.report import report_records as records
 
 from proa.report import write_report
 from proa.report.text import visible
-from tests.report import report_records as records
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 

@@ -7,12 +7,12 @@ import os
 import re
 
 import pytest
+from tests.report import report_records as records
+from tests.report.test_text import Parsed
 
 from proa.report import page_of, read_subject, write_report
 from proa.report.samples import MOST_CHARACTERS, Budget, read_predictions
 from proa.report.text import visible
-from tests.report import report_records as records
-from tests.report.test_text import Parsed
 
 
 def page(folder):
@@ -33,7 +33,8 @@ def titles(text):
 
 def test_a_whole_run_has_every_section(tmp_path):
     assert titles(page(records.write_run(tmp_path / "run"))) == [
-        "Overview", "Learning curves", "Evals over steps", "Staleness and idle time", "Pipeline timeline", "Ledger", "Samples",
+        "Overview", "Learning curves", "Evals over steps", "Staleness and idle time", "Pipeline timeline",
+        "Ledger", "Samples",
         "Predictions", "Configuration", "Checkpoints",
     ]  # fmt: skip
 
@@ -151,7 +152,8 @@ def test_tokens_are_coloured_by_advantage_and_by_mismatch(tmp_path):
     folder = records.write_run(tmp_path / "run")
     row = {
         "step": 0, "prompt": "p", "completion": "abcd", "reward": 1.0, "tokens": ["a", "b", "c", "d"],
-        "advantages": [3.0, -3.0, 0.0, 1.5], "log_probs": [-1.0, -1.0, -1.0, -1.0], "trainer_log_probs": [-1.0, -0.8, -2.0, "NaN"],
+        "advantages": [3.0, -3.0, 0.0, 1.5], "log_probs": [-1.0, -1.0, -1.0, -1.0],
+        "trainer_log_probs": [-1.0, -0.8, -2.0, "NaN"],
     }  # fmt: skip
     for path in (folder / "rollouts").glob("*"):
         path.unlink()
@@ -252,11 +254,27 @@ def test_less_is_better_where_the_experiment_says_so(tmp_path):
 
 
 def test_one_repeat_each_has_no_interval_and_claims_nothing(tmp_path):
-    text = page(records.write_experiment(tmp_path / "sweep", {"slow": 0.3, "fast": 4.0}, seeds=1))
+    folder = records.write_experiment(tmp_path / "sweep", {"slow": 0.3, "fast": 4.0}, seeds=1)
+    for arm in ("slow", "fast"):
+        (folder / arm / "evals" / "sort" / "step_40.jsonl").unlink()
+    text = page(folder)
     assert "one run: no interval" in text
     assert "nothing can be said about chance" in text
     assert "t-interval." not in text
     assert "low" not in data_in(text)["charts"]["training/reward"]["lines"][0]
+
+
+def test_arms_are_compared_task_by_task_where_all_runs_have_the_tasks(tmp_path):
+    folder = records.write_experiment(tmp_path / "sweep", {"a": 1.0, "b": 1.0}, seeds=2)
+    for place, arm in enumerate("ab"):
+        for seed in range(2):
+            rows = [{"task_id": f"t{task}", "reward": float(task % 4 == 0) + place} for task in range(20)]
+            records.write_lines(folder / f"{arm}__s{seed}" / "evals" / "sort" / "step_40.jsonl", rows)
+    text = page(folder)
+    assert '<td class="number">2 × 20</td>' in text
+    assert "2 seeds × 20 tasks, paired" in text
+    (folder / "a__s1" / "evals" / "sort" / "step_40.jsonl").unlink()
+    assert '<td class="number">2</td>' in page(folder)
 
 
 def test_differences_between_arms_are_found_and_seeds_are_none(tmp_path):
@@ -330,3 +348,17 @@ def test_more_arms_than_colours_differ_by_their_strokes(tmp_path):
     )
     assert 'class="s0 d0 arm0"' in text
     assert 'class="s0 d1 arm8"' in text
+
+
+def test_a_band_that_is_cut_is_said_to_be(tmp_path):
+    text = page(records.write_experiment(tmp_path / "sweep", {"a": 1.0, "b": 1.2}, seeds=2, steps=20))
+    assert "Bands reach beyond the drawing." in text  # two repeats have very wide ones
+
+
+def test_a_chart_says_that_it_was_thinned(tmp_path):
+    folder = records.write_run(tmp_path / "run", steps=4)
+    records.write_lines(folder / "metrics.jsonl", ({"step": step, "loss": float(step % 7)} for step in range(3000)))
+    text = page(folder)
+    shown = len(data_in(text)["charts"]["training/loss"]["lines"][0]["steps"])
+    assert shown < 2000
+    assert f"{shown:,} of 3,000 points: the least and the greatest of every stretch of steps." in text

@@ -1,11 +1,12 @@
 """Spans as lanes, shares and columns."""
 
+import itertools
 import random
 
 import pytest
+from tests.report.report_records import write_lines
 
 from proa.report.spans import Lane, Span, blocks, read_timeline, without_overlap
-from tests.report.report_records import write_lines
 
 
 def at(pieces, moment):
@@ -19,7 +20,7 @@ def test_spans_within_each_other_share_the_time_and_none_is_counted_twice():
         start = chance.random() * 10
         spans.append(Span(name, start, start + chance.random() * 5))
     pieces = without_overlap(spans)
-    for one, other in zip(pieces, pieces[1:], strict=False):
+    for one, other in itertools.pairwise(pieces):
         assert one.end <= other.start
     for step in range(1500):
         moment = step / 100

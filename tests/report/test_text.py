@@ -8,11 +8,11 @@ import unicodedata
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.report.report_records import HOSTILE
 
 from proa.report.html import as_json, plain, tag
 from proa.report.scale import Scale, range_of, ticks
 from proa.report.text import visible
-from tests.report.report_records import HOSTILE
 
 
 class Parsed(html.parser.HTMLParser):

@@ -100,6 +100,13 @@ def test_one_task_tells_nothing_about_others():
     )
 
 
+def test_equal_differences_have_no_interval_to_name():
+    assert compare({0: 0.5, 1: 0.75}, {0: 0.25, 1: 0.5}).words == (
+        "Cannot tell a from b: they differ by 0.25 in every pair, and so few pairs may agree by chance "
+        "(all differences equal, so no interval; 2 seeds, paired)."
+    )
+
+
 def test_importing_loads_nothing_heavy():
     loaded = (
         "import sys, proa.statistics; print(sorted({'torch', 'numpy', 'scipy', 'transformers'} & set(sys.modules)))"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextvars
 import importlib
 import logging
 import os
@@ -225,7 +224,7 @@ def _within(seconds: float, opened: Callable[[], Any]) -> Any:
 
     def work() -> None:
         try:
-            run = contextvars.Context().run(opened)
+            run = opened()
         except BaseException as error:
             failure.append(error)
             return

@@ -143,7 +143,10 @@ class AfterStep:
     def at_the_end(self) -> None:
         """Evals of the final weights, and the final checkpoint; what the last step had is not done twice."""
         self.tell_of_resumed()
-        self._evaluate(lambda evaluator: self._evaluated_at.get(evaluator.name) != self._state.global_step)
+        for one in self._evaluators:
+            self.leave_if_asked()  # these may be long, and nobody needs them of a run that is being left
+            if self._evaluated_at.get(one.name) != self._state.global_step:
+                self._evaluate(lambda evaluator, now=one: evaluator is now)
         if self._saver is None:
             return
         self._drain()

@@ -37,6 +37,7 @@ AUTO = "auto"
 OF_THE_RUN = (
     "metrics.jsonl", "metrics.csv", "journal.jsonl", "live.json", "evals", "evals.jsonl", "checkpoints",
     "checkpoints.jsonl", "base", "model", ".model.new", "spans.jsonl", "rollouts",
+    "tensorboard", "wandb", "trackio",
 )  # fmt: skip
 """What a run writes beside its header; a run that begins again, because it had no checkpoint, begins without."""
 
@@ -117,17 +118,18 @@ def cut_back(resumption: Resumption) -> None:
     """Take out of the record what came after the checkpoint. Files that are appended to were that long."""
     folder, step = resumption.folder, resumption.row.step
     lengths: dict[str, int] = resumption.part("run")["record"]
-    for name in RECORD_FILES:
-        path, length = folder / name, lengths.get(name, 0)
-        if path.exists():
-            if path.stat().st_size < length:
-                raise CheckpointError(
-                    f"{path} is shorter than it was when checkpoint {resumption.row.name} was written: "
-                    f"{path.stat().st_size} bytes, and {length} then"
-                )
-            os.truncate(path, length)
-        elif length:
+    files = {folder / name: lengths.get(name, 0) for name in RECORD_FILES}
+    for path, length in files.items():  # all of them before the first is cut
+        if path.exists() and path.stat().st_size < length:
+            raise CheckpointError(
+                f"{path} is shorter than it was when checkpoint {resumption.row.name} was written: "
+                f"{path.stat().st_size} bytes, and {length} then"
+            )
+        if length and not path.exists():
             raise CheckpointError(f"{path} is missing, and had {length} bytes at checkpoint {resumption.row.name}")
+    for path, length in files.items():
+        if path.exists():
+            os.truncate(path, length)
     known = {predictions_path(result.name, result.step) for result in EvalRecord(folder).read()}
     for predictions in folder.glob("evals/*/*.jsonl"):
         if predictions.relative_to(folder) not in known:

@@ -8,6 +8,7 @@ import os
 import platform
 import shutil
 import time
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,7 @@ def _here() -> dict[str, Any]:
     }
 
 
+@cache
 def libraries() -> dict[str, str]:
     """The versions of what computes."""
     return {name: found for name in LIBRARIES if (found := _version(name))}

@@ -29,7 +29,7 @@ def write_state(folder: Path, tree: Mapping[str, Any], *, disk: Disk | None = No
     """
     disk = disk or Disk()
     encoder = Encoder()
-    content = {"format": FORMAT, "tree": encoder.encode(redact_values(dict(tree)), "state")}
+    content = {"format": FORMAT, "tree": redact_values(encoder.encode(dict(tree), "state"))}
     text = json.dumps(content, allow_nan=False, separators=(",", ":"))
     if not folder.exists():
         disk.make_folder(folder)

@@ -53,7 +53,9 @@ def line_chart(name: str, title: str, lines: Sequence[Line], unit: str, note: st
         role="img",
         aria_label=f"{title}. {note}",
     )  # fmt: skip
-    remarks = [note, *_remarks(lines)]
+    edges = [edge for line in lines for edge in (*line.curve.low, *line.curve.high) if edge is not None]
+    beyond = "Bands reach beyond the drawing." if any(not up.low <= edge <= up.high for edge in edges) else ""
+    remarks = [note, beyond, *_remarks(lines)]
     figure = tag(
         "figure",
         tag("figcaption", tag("h3", title), tag("p", " ".join(filter(None, remarks)), class_="note")),

@@ -23,7 +23,7 @@ def arms_compared(subject: Subject) -> Section | None:
     """By the metric that the experiment is judged by, and by those of its evals."""
     if subject.experiment is None or not subject.arms:
         return None
-    judged, mode = _judged_by(subject.experiment)
+    judged, mode = _judged_by(subject)
     metrics = list(dict.fromkeys([*filter(None, [judged]), *_eval_metrics(subject)]))[:MOST_METRICS]
     body: list[Markup] = []
     if metrics:
@@ -35,12 +35,15 @@ def arms_compared(subject: Subject) -> Section | None:
     return Section("arms", "Arms compared", body)
 
 
-def _judged_by(content: Mapping[str, Any]) -> tuple[str | None, Literal["max", "min"]]:
-    config = content.get("config")
-    metadata = config.get("metadata") if isinstance(config, Mapping) else None
-    if not isinstance(metadata, Mapping):
-        return None, "max"
+def _judged_by(subject: Subject) -> tuple[str | None, Literal["max", "min"]]:
+    """What the experiment's configuration says, or else the main score of its only eval."""
+    config = (subject.experiment or {}).get("config")
+    found = config.get("metadata") if isinstance(config, Mapping) else None
+    metadata = found if isinstance(found, Mapping) else {}
     metric = metadata.get("success_metric")
+    if not metric:
+        names = _eval_metrics(subject)
+        metric = names[0] if len({name.rpartition(".")[0] for name in names}) == 1 else None
     return (str(metric) if metric else None), ("min" if metadata.get("mode") == "min" else "max")
 
 
@@ -92,28 +95,35 @@ def _differences(arms: Sequence[Arm], metric: str, mode: Literal["max", "min"]) 
     by_name = {arm.name: arm for arm in arms}
     first, rows = best.ranked[0], []
     for other in best.ranked[1:]:
-        found = compare(
-            _by_seed(by_name[first], metric), _by_seed(by_name[other], metric), mode=mode, names=(first, other)
-        )
+        found = compare(*_pair(by_name[first], by_name[other], metric), mode=mode, names=(first, other))
         between = "" if found.low is None else f"{number(found.low)} to {number(found.high)}"
-        rows.append(
-            (f"{first} − {other}", number(found.difference), between, number(found.seeds), found.verdict, found.words)
-        )
+        pairs = number(found.seeds) + ("" if found.tasks is None else f" × {number(found.tasks)}")
+        rows.append((f"{first} − {other}", number(found.difference), between, pairs, found.verdict, found.words))
     note = (
-        "Differences within the same seed, so chance that both arms share falls out. The first arm was picked by these "
-        "scores, which flatters it. A difference that is not seen may still be there."
+        "Differences within the same seed, and the same task where these are known, so chance that both arms share "
+        "falls out. The first arm was picked by these scores, which flatters it. A difference that is not seen may "
+        "still be there."
     )
-    head = ("arms", "difference", "95 % interval", "seeds", "verdict", "in words")
+    head = ("arms", "difference", "95 % interval", "seeds × tasks", "verdict", "in words")
     return [tag("h3", f"Differences in {metric}"), tag("p", note, class_="note"), table(head, rows, numbers=(1, 3))]
 
 
-def _by_seed(arm: Arm, metric: str) -> dict[Any, float | None]:
+def _pair(one: Arm, other: Arm, metric: str) -> tuple[dict[Any, Any], dict[Any, Any]]:
+    """The scores of both arms, by seed and by task; by seed alone where a run has no scores of tasks."""
+    tasks = [{_seed(run, arm): run.task_scores(metric) for run in _completed(arm)} for arm in (one, other)]
+    if all(scores is not None for arm in tasks for scores in arm.values()):
+        return tasks[0], tasks[1]
+    whole = [{_seed(run, arm): run.score(metric) for run in _completed(arm)} for arm in (one, other)]
+    return whole[0], whole[1]
+
+
+def _completed(arm: Arm) -> list[RunData]:
+    return [run for run in arm.runs if run.status == "completed"]
+
+
+def _seed(run: RunData, arm: Arm) -> int:
     """By place where the seeds are not known."""
-    scores = _scores(arm, metric)
-    return {
-        place if run.seed is None else run.seed: score
-        for place, (run, score) in enumerate(zip(arm.runs, scores, strict=True))
-    }
+    return arm.runs.index(run) if run.seed is None else run.seed
 
 
 def _runs(subject: Subject, metrics: Sequence[str]) -> Markup:

@@ -25,10 +25,11 @@ class Series:
         self.values = array("d")
 
     def add(self, step: int, value: float) -> None:
-        while self.steps and self.steps[-1] >= step:  # the run was resumed from an earlier step
-            self.steps.pop()
+        steps = self.steps
+        while steps and steps[-1] >= step:  # the run was resumed from an earlier step
+            steps.pop()
             self.values.pop()
-        self.steps.append(step)
+        steps.append(step)
         self.values.append(value)
 
     def __len__(self) -> int:

@@ -38,6 +38,9 @@ def interval_chart(title: str, rows: Sequence[Row], unit: str, note: str) -> Mar
         role="img",
         aria_label=f"{title}. {note}",
     )  # fmt: skip
+    edges = [edge for row in rows for edge in (row.estimate.low, row.estimate.high) if edge is not None]
+    if any(not along.low <= edge <= along.high for edge in edges):
+        note += " An interval without an end mark reaches beyond the drawing."
     caption = tag("figcaption", tag("h3", title), tag("p", note, class_="note"))
     return tag("figure", caption, drawing, class_="chart intervals")
 

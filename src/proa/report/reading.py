@@ -12,10 +12,11 @@ from ..data.loop import ManifestRow
 from ..data.results import EvalResult
 from ..errors import ProaError
 from ..record.checkpoints import CheckpointManager
-from ..record.evals import EvalRecord
+from ..record.evals import EvalRecord, predictions_path
 from ..record.reading import NoRunError, RunRecord, read_run
 from ..record.run_folder import BrokenRecordError, read_json
 from .curves import Series
+from .lines import objects_in
 from .metrics import Metrics, number_in, read_metrics
 from .samples import Budget, Predictions, Rollout, read_predictions, read_rollouts
 from .spans import Timeline, read_timeline
@@ -24,7 +25,7 @@ EXPERIMENT_NAME = "experiment.json"
 ARM_NAME = "arm.json"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class RunData:
     """What is known of one run; `record` is None where it has not begun or cannot be read, and `problem` says why."""
 
@@ -74,6 +75,24 @@ class RunData:
                 return number_in(values[key])
         series = self.metrics.evals.get(metric) or self.metrics.training.get(metric)
         return series.last if series else None
+
+    def task_scores(self, metric: str) -> dict[str, float | None] | None:
+        """The mean reward of each task, where `metric` is the main one of an eval whose predictions are there.
+
+        As an experiment itself compares its arms, so that the page says the same.
+        """
+        benchmark, _, name = metric.rpartition(".")
+        result = next((result for result in reversed(self.evals) if result.name == benchmark), None)
+        is_main = result is not None and next(iter(_mapping(result.metrics)), None) == name
+        if self.record is None or result is None or not is_main or Path(benchmark).name != benchmark:
+            return None
+        rewards: dict[str, list[float]] = {}
+        for row in objects_in(self.record.folder / predictions_path(benchmark, result.step)):
+            given = rewards.setdefault(str(row.get("task_id")), [])
+            reward = number_in(row.get("reward"))
+            if reward is not None:
+                given.append(reward)
+        return {task: sum(values) / len(values) if values else None for task, values in rewards.items()} or None
 
 
 @dataclass(slots=True)
@@ -160,7 +179,8 @@ def _whole_run(folder: Path, key: str, budget: Budget | None) -> RunData:
     run.metrics = read_metrics(folder / "metrics.jsonl", list(names))
     _add_scores(run)
     manager = CheckpointManager(folder)
-    run.checkpoints, run.kept = manager.history, {row.name for row in manager.rows}
+    run.kept = {row.name for row in manager.rows}
+    run.checkpoints = manager.history
     if budget is not None:
         run.timeline = read_timeline(folder / "spans.jsonl")
         run.rollouts, run.rollout_steps = read_rollouts(folder / "rollouts")

@@ -10,7 +10,7 @@ from .spans import KINDS, Lane, Span, Timeline, blocks, window_in_the_middle
 from .text import duration, ended, number, short
 
 WIDTH = 1000
-LEFT = 120
+LEFT, RIGHT = 120, 980
 LANE = 24
 COLUMNS = 440
 
@@ -30,7 +30,7 @@ def legend(kinds: Sequence[str]) -> Markup:
 
 def whole_run(timeline: Timeline) -> Markup:
     """What took most of every moment of the run."""
-    along = Scale(0.0, timeline.seconds or 1.0, LEFT, WIDTH - 10)
+    along = Scale(0.0, timeline.seconds or 1.0, LEFT, RIGHT)
     column = (along.end - along.begin) / COLUMNS
     each = timeline.seconds / COLUMNS
     lanes = []
@@ -55,7 +55,7 @@ def close_up(timeline: Timeline) -> Markup | None:
     begin, end = window_in_the_middle(timeline)
     if end - begin >= timeline.seconds:
         return None
-    along = Scale(begin, end, LEFT, WIDTH - 10)
+    along = Scale(begin, end, LEFT, RIGHT)
     lanes = [join([_name(lane.actor, place), _pieces(lane, along, place)]) for place, lane in enumerate(timeline.lanes)]
     note = f"{duration(end - begin)} in the middle of the run, every piece as it was."
     return _figure("A closer look", note, lanes, along)
@@ -63,7 +63,7 @@ def close_up(timeline: Timeline) -> Markup | None:
 
 def shares(spent: Mapping[str, Mapping[str, float]], kinds: Sequence[str]) -> Markup:
     """How each actor spent its time, as bars of equal length."""
-    along = Scale(0.0, 100.0, LEFT, WIDTH - 10)
+    along = Scale(0.0, 100.0, LEFT, RIGHT)
     lanes = []
     for place, (actor, seconds) in enumerate(spent.items()):
         total, at = sum(seconds.values()) or 1.0, along.begin
@@ -109,7 +109,7 @@ def _figure(
         "svg",
         lanes,
         marks,
-        tag("text", unit, class_="unit", x=WIDTH - 10, y=bottom + 33, text_anchor="end"),
+        tag("text", unit, class_="unit", x=RIGHT, y=bottom + 33, text_anchor="end"),
         viewBox=f"0 0 {WIDTH} {bottom + 40}",
         role="img",
         aria_label=f"{title}. {note}",

@@ -108,7 +108,7 @@ class PolicyTrainer(DetachedTrainer):
             for name, value in statistics.items():
                 sums[name] = sums.get(name, 0.0) + value
             if kept_BA is not None:
-                kept_BA[rows, : self._micro_log_probs.shape[1]] = self._micro_log_probs
+                kept_BA[rows, : self._micro_log_probs.shape[1]] = self._micro_log_probs.to(kept_BA.dtype)
         loss += self._more_gradients(experience, weights_BA, sums)
         return loss, sums
 

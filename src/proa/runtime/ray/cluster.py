@@ -47,6 +47,8 @@ def cluster(address: str | None, namespace: str) -> Iterator[None]:
         )
     except ConnectionError as error:
         raise _nobody_at(address) from error
+    except SystemExit as leaving:  # Ray's own handler of SIGTERM, which is in place from here on
+        raise KeyboardInterrupt("SIGTERM") from leaving
     try:
         yield
     finally:

@@ -1,0 +1,26 @@
+"""A run on a GPU, killed at every moment and gone on with. Bits are not promised there; that nothing is lost is."""
+
+import pytest
+import torch
+from killed_runs import DETACHED, finish, killed_everywhere
+
+from proa.recipes import grpo, ppo
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+ON_GPU = {**DETACHED, "model": {**DETACHED["model"], "device": "cuda"}, "update_steps": 2, "train_epochs": 2}
+
+
+@pytest.mark.parametrize("recipe", [grpo, ppo])
+@pytest.mark.parametrize("background", [False, True])
+def test_a_run_that_was_killed_goes_on_to_its_end(tmp_path, recipe, background):
+    settings = {**ON_GPU, "checkpoint": {"save_every": 1, "keep": 2, "background": background}}
+    whole, copies = killed_everywhere(recipe, tmp_path, **settings)
+    for copy in copies[::5]:
+        resumed = finish(recipe, copy, **settings)
+        assert resumed["steps"] == whole["steps"]
+        assert [row["step"] for row in resumed["metrics"]] == [row["step"] for row in whole["metrics"]]
+        assert resumed["trained"] == whole["trained"]
+        for ours, theirs in zip(resumed["metrics"], whole["metrics"], strict=True):
+            if "grad_norm" in ours:
+                assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=0.05)
