@@ -143,10 +143,10 @@ class AfterStep:
     def at_the_end(self) -> None:
         """Evals of the final weights, and the final checkpoint; what the last step had is not done twice."""
         self.tell_of_resumed()
-        for one in self._evaluators:
+        for evaluator in self._evaluators:
             self.leave_if_asked()  # these may be long, and nobody needs them of a run that is being left
-            if self._evaluated_at.get(one.name) != self._state.global_step:
-                self._evaluate(lambda evaluator, now=one: evaluator is now)
+            if self._evaluated_at.get(evaluator.name) != self._state.global_step:
+                self._score(evaluator)
         if self._saver is None:
             return
         self._drain()
@@ -167,11 +167,14 @@ class AfterStep:
     def _evaluate(self, wanted: Callable[[Evaluator], bool]) -> None:
         for evaluator in self._evaluators:
             if wanted(evaluator):
-                with self._life.evaluation(evaluator.name) as evaluation:
-                    evaluation.metrics = evaluator.score()
-                self._evaluated_at[evaluator.name] = self._state.global_step
-                if evaluator.report is not None:
-                    evaluator.report()
+                self._score(evaluator)
+
+    def _score(self, evaluator: Evaluator) -> None:
+        with self._life.evaluation(evaluator.name) as evaluation:
+            evaluation.metrics = evaluator.score()
+        self._evaluated_at[evaluator.name] = self._state.global_step
+        if evaluator.report is not None:
+            evaluator.report()
 
     def _save(self, name: str) -> None:
         assert self._saver is not None
