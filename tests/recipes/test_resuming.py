@@ -6,6 +6,7 @@ import logging
 import os
 import pickle
 import shutil
+import threading
 
 import pytest
 import torch
@@ -15,11 +16,12 @@ from transformers import AutoModelForCausalLM
 from proa import Callback
 from proa.config import ConfigError, load_run_config
 from proa.recipes import grpo, sft
+from proa.recipes.checkpointing import Checkpoints
 from proa.recipes.driver_side import RECORD_FILES
 from proa.recipes.resuming import begin_again, changes_to, cut_back, find_checkpoint, tell_changes
 from proa.record.checkpoints import CheckpointError, CheckpointManager
 from proa.record.run_folder import RunFolderError
-from proa.record.state_files import StateError
+from proa.record.state_files import StateError, read_state
 
 MODEL = {
     "model_type": "llama", "vocab_size": 16, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1,
@@ -64,6 +66,12 @@ def all_files(folder):
 
 def header(run):
     return json.loads((run / "run.json").read_text())
+
+
+def steps_in(run):
+    """Which steps the record tells of, row by row."""
+    files = [(run / name).read_text().splitlines() for name in ("metrics.jsonl", "evals.jsonl")]
+    return [[json.loads(line)["step"] for line in lines] for lines in files]
 
 
 def cut_off(run, **entries):
@@ -270,24 +278,23 @@ def test_the_final_state_knows_what_came_after_the_last_checkpoint(tmp_path):
     assert (state.global_step, state.stop_reason, state.stopped_by) == (2, "late", first.stopped_by)
 
 
-def test_from_a_named_checkpoint_a_complete_run_goes_on(run):
+def test_from_a_named_checkpoint_a_complete_run_goes_on(run, finished):
     digest = header(run)["weights_digest"]
     state = again(run, resume="step_2")
     assert (state.resumed_from, state.global_step) == ("step_2", 4)
     assert (header(run)["weights_digest"], header(run)["status"]) == (digest, "completed")
     assert header(run)["resumed"][-1]["checkpoint"] == "step_2"
+    assert steps_in(run) == steps_in(finished)
 
 
-def test_a_run_that_was_cut_off_before_its_first_checkpoint_begins_again(run):
+def test_a_run_that_was_cut_off_before_its_first_checkpoint_begins_again(run, finished):
     digest = header(run)["weights_digest"]
     cut_off(run)
     (run / "checkpoints.jsonl").unlink()
     state = again(run)
     assert (state.resumed_from, header(run)["weights_digest"]) == (None, digest)
     assert header(run)["resumed"][-1]["checkpoint"] == "the beginning"
-    assert len((run / "metrics.jsonl").read_text().splitlines()) == len(
-        {*(run / "metrics.jsonl").read_text().splitlines()}
-    )
+    assert steps_in(run) == steps_in(finished)
 
 
 def test_what_was_refused_leaves_the_folder_as_it_was(run):
@@ -396,6 +403,69 @@ def test_a_secret_that_is_given_again_is_told_nowhere(caplog):
     with pytest.raises(ConfigError) as refused:
         changes_to(before, of(algorithm={"name": "sft", "params": {"api_key": "t-123456789"}}))
     assert "t-123456789" not in caplog.text + str(refused.value)
+
+
+# What a checkpoint holds.
+
+
+class Hold(Callback):
+    """Has whoever writes in the background wait until the next step is done."""
+
+    def __init__(self, monkeypatch):
+        self.stepped = threading.Event()
+        write = Checkpoints._write
+
+        def late(checkpoints, *arguments):
+            assert self.stepped.wait(20)
+            write(checkpoints, *arguments)
+
+        monkeypatch.setattr(Checkpoints, "_write", late)
+
+    def on_step_end(self, state, step_idx, batch, metrics):
+        self.stepped.clear() if state.global_step % 2 == 0 else self.stepped.set()
+
+    def on_eval(self, state, step_idx, eval_name, metrics):
+        if state.global_step == 4:  # the last one
+            self.stepped.set()
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 2, "alpha": 4.0}], ids=["whole", "lora"])
+def test_what_is_written_beside_the_training_is_what_was_when_it_was_saved(lora, tmp_path, monkeypatch):
+    checkpoint = {"save_every": 2, "keep": None}
+    sft(**SETTINGS | {"name": "in_place", "checkpoint": checkpoint, "lora": lora}, output_dir=tmp_path)
+    behind = SETTINGS | {"name": "behind", "checkpoint": checkpoint | {"background": True}, "lora": lora}
+    sft(**behind, output_dir=tmp_path, callbacks=[Hold(monkeypatch)])
+    one, other = (tmp_path / name / "checkpoints" / "step_2" for name in ("in_place", "behind"))
+    assert {path.name: path.read_bytes() for path in (one / "model").glob("*.safetensors")} == {
+        path.name: path.read_bytes() for path in (other / "model").glob("*.safetensors")
+    }
+    ours, theirs = (read_state(place / "state" / "optimizer") for place in (one, other))
+    assert ours["steps"] == theirs["steps"] == 2
+    for name, moments in ours["moments"].items():
+        assert all(torch.equal(tensor, theirs["moments"][name][key]) for key, tensor in moments.items())
+
+
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("save_every", [1, 3])
+def test_the_final_weights_are_offered_under_a_name_that_never_changes(background, save_every, tmp_path):
+    checkpoint = {"save_every": save_every, "background": background}
+    sft(**SETTINGS | {"checkpoint": checkpoint}, output_dir=tmp_path)
+    run = tmp_path / "run"
+    row = CheckpointManager(run).final()
+    assert row.name == ("step_4" if save_every == 1 else "final")
+    of_checkpoint, offered = run / row.sampler_path / "model.safetensors", run / "model" / "model.safetensors"
+    assert offered.read_bytes() == of_checkpoint.read_bytes()
+    assert offered.stat().st_ino == of_checkpoint.stat().st_ino  # not a second copy of it
+
+
+def test_on_a_disk_without_links_the_final_weights_are_copied(tmp_path, monkeypatch):
+    def refuse(source, target):
+        raise OSError("no links here")
+
+    monkeypatch.setattr(os, "link", refuse)
+    sft(**SETTINGS, output_dir=tmp_path)
+    weights = [tmp_path / "run" / place / "model.safetensors" for place in ("model", "checkpoints/step_4/model")]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
 # The weights of a checkpoint, for others.

@@ -94,6 +94,13 @@ def test_many_steps_of_repeats_are_means_of_stretches():
     assert curve.steps[0] == 5
 
 
+def test_one_value_that_is_no_number_does_not_cost_a_stretch_its_mean():
+    values = [1.0] * 1000
+    values[3] = math.nan
+    curve = curve_of([series(values), series([3.0] * 1000)])
+    assert (curve.values[0], curve.repeats[0]) == (2.0, 2)
+
+
 def test_what_is_written_again_after_a_resume_counts():
     made = series([1.0, 2.0, 3.0])
     made.add(2, 9.0)

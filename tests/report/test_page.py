@@ -79,6 +79,8 @@ def test_values_that_are_not_finite_are_gaps_that_are_told(tmp_path):
     text = page(folder)
     assert data_in(text)["charts"]["training/loss"]["lines"][0]["values"] == [1, None, 3, None, None, 2]
     assert "3 values not finite (×), the first at step 2." in text
+    drawn = re.findall(r'<path class="line" d="(.*?)">', text)[0]
+    assert drawn.count("M") == 3  # no line across a gap
 
 
 def test_steps_are_counted_as_done_so_a_baseline_stands_at_zero(tmp_path):
@@ -183,6 +185,14 @@ def test_rows_beyond_what_a_page_holds_are_counted(tmp_path):
     assert (len(found.rows), found.of) == (20, 50)
     (found,) = read_predictions(tmp_path / "evals", "run", Budget(characters=55))
     assert (len(found.rows), found.of) == (5, 50)
+
+
+def test_rows_that_are_left_out_leave_no_hole(tmp_path):
+    rows = [{"completion": "x" * size} for size in (10, 10, 90, 10)]
+    records.write_lines(tmp_path / "a" / "final.jsonl", rows)
+    records.write_lines(tmp_path / "b" / "final.jsonl", rows)
+    found = read_predictions(tmp_path, "run", Budget(characters=60))
+    assert [len(one.rows) for one in found] == [2, 0]  # the later ones would fit, and seem to be the next
 
 
 def test_predictions_after_training_come_before_those_of_steps(tmp_path):
@@ -318,6 +328,14 @@ def test_what_is_missing_of_an_experiment_is_said_and_the_rest_is_shown(tmp_path
     assert "does not name a folder of the experiment" in text
     assert "good has the best mean" in text
     assert [line["name"] for line in data_in(text)["charts"]["training/reward"]["lines"]] == ["good", "other", "failed"]
+
+
+def test_a_run_that_the_experiment_calls_failed_is_failed_whatever_its_own_header_says(tmp_path):
+    folder = records.write_experiment(tmp_path / "sweep", {"a": 1.0}, seeds=1)
+    content = json.loads((folder / "experiment.json").read_text())
+    content["arms"][0] |= {"status": "failed", "error": "RuntimeError: in a hook"}
+    records.write_json(folder / "experiment.json", content)
+    assert read_subject(folder).runs[0].status == "failed"
 
 
 def test_an_experiment_that_says_running_without_a_running_run_was_cut_off(tmp_path):

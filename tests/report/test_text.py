@@ -6,7 +6,7 @@ import sys
 import unicodedata
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.report.report_records import HOSTILE
 
@@ -80,6 +80,9 @@ def test_numbers_on_a_page_are_short_and_gaps_are_none():
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False), st.floats(allow_nan=False, allow_infinity=False))
+@example(0.0, 5e-324)
+@example(1e300, -1e308)
+@example(1e-295, 1e-295)
 def test_every_range_has_ticks_within_it(one, other):
     low, high = range_of([one, other])
     assert low < high

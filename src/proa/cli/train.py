@@ -96,7 +96,7 @@ def _show_samples(console: Console, folder: Path, count: int = 6) -> None:
     if not files:
         return
     first, last = (
-        [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()[:count]]
+        [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n")[:count] if line]
         for file in (files[0], files[-1])
     )
     table = Table(title=f"{folder.name}: samples", title_justify="left")

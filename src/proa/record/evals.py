@@ -56,7 +56,8 @@ class EvalRecord:
         """The rows of one eval."""
         path = self.folder / predictions_path(name, step)
         try:
-            return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+            # Not splitlines: a completion may hold other characters that it takes for the end of a line.
+            return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
         except ValueError as error:
             raise BrokenRecordError(f"{path} is broken: {error}") from error
 

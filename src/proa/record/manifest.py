@@ -49,21 +49,21 @@ class Manifest:
 
     def rows(self) -> list[ManifestRow]:
         """The checkpoints that there are, in the order in which they were written."""
-        live: dict[str, ManifestRow] = {}
-        for number, line in enumerate(self._whole_lines(), start=1):
-            try:
-                _apply(live, _content(line))
-            except (ValueError, TypeError, RecursionError) as error:
-                raise BrokenManifestError(f"{self.path} is broken at line {number}: {error}") from error
-        return list(live.values())
+        return self._told(with_removed=False)
 
     def history(self) -> list[ManifestRow]:
         """Every checkpoint that there ever was, also those that were pruned since; the last of each name."""
+        return self._told(with_removed=True)
+
+    def _told(self, *, with_removed: bool) -> list[ManifestRow]:
         rows: dict[str, ManifestRow] = {}
-        for line in self._whole_lines():
-            content = _content(line)
-            if content.get("removed") is not True:
-                _apply(rows, content)
+        for number, line in enumerate(self._whole_lines(), start=1):
+            try:
+                content = _content(line)
+                if not (with_removed and content.get("removed") is True):
+                    _apply(rows, content)
+            except (ValueError, TypeError, RecursionError) as error:
+                raise BrokenManifestError(f"{self.path} is broken at line {number}: {error}") from error
         return list(rows.values())
 
     def append(self, lines: Iterable[ManifestRow | Removal]) -> None:

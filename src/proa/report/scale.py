@@ -36,8 +36,8 @@ def range_of(values: Iterable[float], *, margin: float = 0.04) -> tuple[float, f
         return 0.0, 1.0
     # Within bounds that keep the range itself finite.
     low, high = max(min(*finite, 1e300), -1e300), min(max(*finite, -1e300), 1e300)
-    if high - low <= 1e-9 * max(abs(low), abs(high)):
-        room = abs(low) * 0.1 or 1.0
+    if high - low <= max(1e-9 * max(abs(low), abs(high)), 1e-290):
+        room = 0.1 * abs(low) if abs(low) > 1e-280 else 1.0
         low, high, margin = low - room, high + room, 0.0
     return low - margin * (high - low), high + margin * (high - low)
 

@@ -11,7 +11,7 @@ from .reading import RunData, Subject
 from .section import Section, folded, table
 from .text import count, number
 
-_OF_EACH_RUN = ("name", "output_dir", "seed")
+_OF_EACH_RUN = ("name", "seed")
 MOST_CHECKPOINTS = 200
 MOST_SCORES = 6
 
