@@ -45,6 +45,7 @@ prove: setup         ## the long proofs, the demo and the benchmark bounds
 	$(BIN)/python benchmarks/rollout.py
 	$(BIN)/python benchmarks/weights.py
 	$(BIN)/python benchmarks/checkpoint.py
+	$(BIN)/python benchmarks/record.py
 	$(BIN)/python benchmarks/pipeline.py
 
 bench:               ## the cost of callbacks beside other libraries, in an environment of their own

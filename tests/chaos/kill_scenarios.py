@@ -82,6 +82,9 @@ SCENARIOS = {
     "grpo_rewards_that_fail": detached(grpo, reward=inline(not_always_a_number), makers=2),
     "dr_grpo_skipped_steps": detached(dr_grpo, reward=inline(beyond_all_numbers)),
     "grpo_stopped": detached(grpo, lambda: [StopAfter(3)], **TWICE),
+    "grpo_stopped_between_saves": detached(
+        grpo, lambda: [StopAfter(3)], checkpoint={"save_every": 2, "keep": 2}, **TWICE
+    ),
     "grpo_stopped_between_epochs": detached(grpo, lambda: [StopAfter(2)], **TWICE),
     "grpo_behind": detached(grpo, total_steps=5, checkpoint={"save_every": 3, "keep": 2, "background": True}),
     "ppo_behind": detached(
@@ -95,6 +98,7 @@ SCENARIOS = {
     "sft_behind": supervised(sft, checkpoint={"save_every": 3, "keep": 2, "background": True}),
     "sft_lora": supervised(sft, lora=LORA),
     "sft_stopped": supervised(sft, lambda: [StopAfter(4)]),
+    "sft_stopped_between_saves": supervised(sft, lambda: [StopAfter(4)], checkpoint={"save_every": 3}),
     "dpo": supervised(dpo, **OF_PAIRS),
     "dpo_lora": supervised(dpo, **OF_PAIRS, lora=LORA),
     "reward_model": supervised(reward_model, **OF_PAIRS),

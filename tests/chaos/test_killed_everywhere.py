@@ -7,7 +7,8 @@ from kill_scenarios import SCENARIOS
 from killed_runs import finish, killed_everywhere
 
 WHOLE = ("grpo_one_behind", "ppo_separate", "sft")
-"""Those of which every copy is gone on with here; of the others every seventh, and all of them in `make prove`."""
+"""Those of which every copy is gone on with here; of the others every seventh from the last on, and all of them in
+`make prove`."""
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +23,7 @@ def differences(scenario, folder, every):
     assert expected["status"] == "completed"
     assert len(copies) > 8
     found = {}
-    for copy in copies[::every]:
+    for copy in copies[::-every]:
         outcome = finish(scenario.recipe, copy, scenario.more, **scenario.settings)
         if differing := [key for key in expected if outcome[key] != expected[key]]:
             found[copy.parent.name] = differing

@@ -59,7 +59,7 @@ def a_ppo_run(folder):
         "total_steps": 5, "update_steps": 2, "train_epochs": 2, "algorithm": {"params": ADAPTIVE_KL},
         "critic": {"kind": "separate", "learning_rate": 1e-2}, "reward": inline(digits),
     }  # fmt: skip
-    story = Story(folder, ppo, settings, (3, 7, 10), lambda: [At({3: all_have_come}, {7: gate.opened.set})])
+    story = Story(folder, ppo, settings, (3, 5, 7, 10), lambda: [At({3: all_have_come}, {7: gate.opened.set})])
     gate.opened.set()
     return story
 
