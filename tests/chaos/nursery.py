@@ -18,11 +18,16 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THRE
 _ADOPT_ORPHANS = 36  # PR_SET_CHILD_SUBREAPER: whoever outlives its run is then found below the nursery
 
 
+def with_paths(*folders):
+    """A PYTHONPATH with these folders before those that are in it."""
+    return os.pathsep.join([*map(str, folders), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
 class Nursery:
     """The nursery seen from a test."""
 
     def __init__(self):
-        paths = os.pathsep.join([str(REPOSITORY / "src"), str(REPOSITORY)])
+        paths = with_paths(REPOSITORY / "src", REPOSITORY)
         self._process = subprocess.Popen(
             [sys.executable, "-W", "error::DeprecationWarning:tests", __file__],
             env={**os.environ, **ONE_THREAD, "PYTHONPATH": paths}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,

@@ -9,7 +9,7 @@ import sys
 import time
 
 import pytest
-from tests.chaos.nursery import REPOSITORY, living_below
+from tests.chaos.nursery import REPOSITORY, living_below, with_paths
 from tests.chaos.real_runs import (
     DETACHED,
     SUPERVISED,
@@ -148,7 +148,7 @@ def test_the_command_ends_with_130_after_either_signal_and_its_reward_worker_is_
     runs = [
         subprocess.Popen(
             [sys.executable, "-m", "proa", "train", "run.yaml", "--output_dir", ".", "--name", number.name],
-            cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(REPOSITORY / "src")}, stdout=subprocess.DEVNULL,
+            cwd=tmp_path, env={**os.environ, "PYTHONPATH": with_paths(REPOSITORY / "src")}, stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE, text=True, start_new_session=True,
         )
         for number in numbers
