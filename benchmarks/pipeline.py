@@ -233,10 +233,10 @@ class BuildTrainer:
 
     case: Case
 
-    def __call__(self, link: Any, keep: Any, replicas: Any) -> Any:
+    def __call__(self, ties: Any) -> Any:
         from proa.runtime.ray.trainer_host import TrainerParts
 
-        trainer, book, store = build_trainer(self.case, keep=keep)
+        trainer, book, store = build_trainer(self.case, keep=ties.keep)
         return TrainerParts(trainer, book, store, lambda: {"ends": trainer.ends})
 
 

@@ -243,7 +243,7 @@ def test_every_part_of_a_checkpoint_is_left_out_somewhere_or_only_tells_of_somet
 
 def test_the_state_of_a_complete_run_is_what_it_was_when_it_ended(tmp_path):
     for recipe, settings in ((grpo, DETACHED | {"update_steps": 2, "train_epochs": 2}), (sft, SUPERVISED)):
-        settings |= {"output_dir": tmp_path, "name": recipe.__name__}
+        settings = settings | {"output_dir": tmp_path, "name": recipe.__name__}
         whole, again = recipe(**settings), recipe(**settings, resume="auto")
         changed = {key for key, value in whole.to_dict().items() if again.to_dict()[key] != value}
         assert (changed, again.resumed_from) == ({"resumed_from"}, f"step_{whole.global_step}")

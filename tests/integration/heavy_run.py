@@ -70,12 +70,12 @@ class Heavy:
     step_seconds: float
     buffer_limit: int = 2
 
-    def trainer(self, link, keep, replicas):
+    def trainer(self, ties):
         plan = LeasePlan(
             prompts_per_step=4, lease_prompts=1, group_size=2, total_steps=self.steps, max_staleness=1000,
             buffer_limit=self.buffer_limit,
         )  # fmt: skip
-        store = WeightStore(keep=keep)
+        store = WeightStore(keep=ties.keep)
         store.publish(0, {"weight": torch.zeros(1_000_000)})
         book = LeaseBook(plan, lambda ordinal: Prompt(ordinal, (1, 2), "text"))
         trainer = SlowTrainer(self.step_seconds, store, book)

@@ -16,7 +16,7 @@ from transformers.utils import logging as transformers_logging
 from ..callbacks import ConsoleProgress
 from ..callbacks.console import sparkline
 from ..config import ConfigError, RunConfig
-from ..errors import ProaError, SettingError
+from ..errors import CallbackConfigError, ProaError, SettingError
 from ..lifecycle.hooks import BaseCallback
 from ..recipes import run
 from ..record.checkpoints import CheckpointManager
@@ -40,7 +40,7 @@ def carry_through(config: RunConfig, resume: str | None = None) -> int:
         shown.append(ConsoleProgress(every=max(1, config.total_steps // 30), console=console))
     try:
         run(config, callbacks=shown, resume=resume)
-    except (RunFolderError, ConfigError, SettingError) as error:
+    except (RunFolderError, ConfigError, SettingError, CallbackConfigError) as error:
         print(error, file=sys.stderr)
         return 2
     except ProaError as error:

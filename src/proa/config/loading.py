@@ -49,7 +49,7 @@ def load_experiment_config(
     """The configuration of an experiment, changed by flags and by keyword. Its arms are checked too."""
     content, lines = _read(Path(file)) if file is not None else ({}, {})
     for key, value in {**_parse_flags(flags), **changes}.items():
-        _put(content, key, value)
+        _put(content, key, copy.deepcopy(value))
     name = str(file) if file else ""
     config = _checked(ExperimentConfig, content, lines, name)
     for arm, written in config.arms.items():
@@ -88,7 +88,7 @@ def _validated(
     for key, value in _parse_flags(flags).items():
         _put(content, key, value)
     for name, value in changes.items():
-        _put(content, name, value)
+        _put(content, name, copy.deepcopy(value))  # what the caller holds stays as it is
     if its_algorithm is not None:
         _settle_algorithm(content, its_algorithm)
     return _checked(RunConfig, content, lines, file)

@@ -33,6 +33,8 @@ class Resumed:
 
     state: Mapping[str, Any]
     row: ManifestRow | None = None
+    restore: Callable[[], None] = lambda: None
+    """Puts back what the step works on, weights and optimizer. Called when all is made that is of the start alone."""
 
     @property
     def name(self) -> str:

@@ -41,7 +41,7 @@ from .given import Given, configured
 from .job import carry_out, state_summary
 from .material import BASE_NAME, load_material, load_training_task, prepare_lora, save_policy
 from .placing import Listeners, place_callbacks
-from .resuming import Resumption, load_policy, restore_process
+from .resuming import Resumption, load_policy, other_start, restore_process, start_digest
 
 
 def sft(config: RunConfig | Path | str | None = None, *, callbacks: Callbacks = None, **changes: Any) -> TrainState:
@@ -128,6 +128,7 @@ class SupervisedRun:
             _optimizer_settings(self.config),
             self.config.total_steps * self.config.train_epochs,
         )
+        start = self._start_digest(resumption)
         self._driver = DriverSide(folder.path, self.manager, self.listeners.context(folder.path))
         checkpoints = Checkpoints(
             self.config,
@@ -137,10 +138,13 @@ class SupervisedRun:
             self._driver,
             asked_to_leave=lambda: interruption.reason,
             more=lambda: {"optimizer": optimizer.state_dict(), **self._trained()},
+            of_this_process=lambda: {"start_digest": start},
         )
         self.listeners.add(_Remember(self))
+        resumed = None
         if resumption is not None:
-            self._go_on(resumption, optimizer)
+            restore_process(resumption, self.manager)
+            resumed = replace(resumption.loop(), restore=lambda: self._go_on(resumption, optimizer))
         common: dict[str, Any] = {
             "steps": self.config.total_steps,
             "batch_size": self.config.train_batch_size,
@@ -150,7 +154,7 @@ class SupervisedRun:
             "seed": self.config.seed,
             "callbacks": self.manager,
             "evaluators": self.evaluators,
-            "saver": checkpoints.saver(resumption.loop() if resumption is not None else None),
+            "saver": checkpoints.saver(resumed),
             "output_dir": self.config.folder,
             **_named(self.eval_section),
             **self.config.algorithm.params,
@@ -167,6 +171,15 @@ class SupervisedRun:
         if self.kind == "reward_model" and has_lora(self.model):
             _score_of(self.model).requires_grad_(True)  # a head that was drawn is not to be kept as it is
 
+    def _start_digest(self, resumption: Resumption | None) -> str:
+        """Of what the run began with, where that is the reference; a run that goes on must begin with the same."""
+        if self.kind != "dpo" or has_lora(self.model) or self.config.algorithm.params.get("reference_free"):
+            return ""
+        digest = start_digest(self.model)
+        if resumption is not None and resumption.part("run")["start_digest"] != digest:
+            raise other_start()
+        return digest
+
     def _trained(self) -> dict[str, dict[str, Any]]:
         """What is trained, where `model/` is not just that: a reward model is saved merged, and padded."""
         if self.kind != "reward_model":
@@ -175,6 +188,7 @@ class SupervisedRun:
         return {"trained": {name: parameter.detach() for name, parameter in named if parameter.requires_grad}}
 
     def _go_on(self, resumption: Resumption, optimizer: Optimizer) -> None:
+        """Weights and optimizer as they were. DPO has asked the model of the start about every pair by now."""
         if self.kind == "reward_model":
             own = dict(self.model.named_parameters())
             with torch.no_grad():
@@ -183,7 +197,6 @@ class SupervisedRun:
         else:
             load_policy(self.model, resumption.model, trust_remote_code=self.config.model.trust_remote_code)
         optimizer.load_state_dict(resumption.part("optimizer"))
-        restore_process(resumption, self.manager)
 
     @property
     def began(self) -> bool:

@@ -21,7 +21,7 @@ from ..lifecycle.saved_state import stateful
 from ..loop import Resumed
 from ..loop.after_step import go_on_with
 from ..policy.adapter_folder import load_adapter
-from ..policy.lora import has_lora
+from ..policy.lora import has_lora, trained_weights
 from ..policy.models import load_model
 from ..policy.random_state import set_random_state
 from ..record.checkpoints import CheckpointError, CheckpointManager
@@ -29,6 +29,7 @@ from ..record.evals import EvalRecord, predictions_path
 from ..record.run_folder import RunFolderError, read_json
 from ..record.secrets import redact, redacted_keys
 from ..record.state_files import read_state
+from ..roles.weights import transport_digest
 from .driver_side import RECORD_FILES
 
 log = logging.getLogger("proa.recipes")
@@ -162,6 +163,18 @@ def load_policy(model: PreTrainedModel, folder: Path, *, trust_remote_code: bool
         str(folder), dtype=dtype, device=str(model.device), trust_remote_code=trust_remote_code
     )  # fmt: skip
     model.load_state_dict(saved.state_dict())
+
+
+def start_digest(model: PreTrainedModel) -> str:
+    """Of the weights that a run begins with: its reference, where it has one."""
+    return transport_digest({name: tensor.cpu().contiguous() for name, tensor in trained_weights(model).items()})
+
+
+def other_start() -> CheckpointError:
+    return CheckpointError(
+        "the model is not the one that this run began with, which is the reference that it is measured against: "
+        "is model.path what it was?"
+    )
 
 
 def restore_process(

@@ -116,6 +116,7 @@ def run_loop(
     """Train in the given order, with the whole lifecycle around it; `batch` makes one of the rows it is of."""
     loop = SupervisedLoop(step, callbacks=callbacks, evaluators=evaluators, saver=saver, output_dir=output_dir)
     if saver is not None and saver.resumed is not None:
+        saver.resumed.restore()
         loop.load_state_dict(saver.resumed.state, saver.resumed.row)
     return loop.fit(lambda epoch: map(batch, order.epoch(epoch)), num_epochs=order.epochs, max_steps=order.total_steps)
 

@@ -21,14 +21,13 @@ from ..policy.lora import add_lora, trained_weights
 from ..policy.models import weights_digest
 from ..policy.optimizer import OptimizerSettings
 from ..policy.whole import all_parameters
-from ..record.checkpoints import CheckpointError
 from ..roles.grpo_trainer import DetachedGRPOTrainer
 from ..roles.lease_book import LeaseBook
 from ..roles.lease_plan import LeasePlan
 from ..roles.policy_trainer import PolicyTrainer, StepSettings
 from ..roles.ppo_trainer import DetachedPPOTrainer
 from ..roles.replicas import Alone, Replicas, SharedSource
-from ..roles.weights import WeightStore, transport_digest
+from ..roles.weights import WeightStore
 from ..tasks import PromptStream, Task
 from .checkpointing import Checkpoints
 from .driver_side import Driver
@@ -47,7 +46,7 @@ from .material import (
     save_base,
     save_policy,
 )
-from .resuming import Resumption, load_policy
+from .resuming import Resumption, load_policy, other_start, start_digest
 from .step_record import TakeStepRecord
 
 
@@ -164,13 +163,8 @@ class TrainerSide:
         trainer.load_state_dict(loop.state, loop.row)
 
     def _check_start(self) -> None:
-        if transport_digest({n: t.cpu().contiguous() for n, t in trained_weights(self.material.model).items()}) != (
-            self._start_digest
-        ):
-            raise CheckpointError(
-                "the model is not the one that this run began with, and the run's KL is measured against that one: "
-                "is model.path what it was?"
-            )
+        if start_digest(self.material.model) != self._start_digest:
+            raise other_start()
 
     def _load(self, folder: Path) -> None:
         load_policy(self.material.model, folder, trust_remote_code=self.config.model.trust_remote_code)
