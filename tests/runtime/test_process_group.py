@@ -6,6 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from torch.distributed import HashStore
+
+from proa.data.state import StopTraining
+from proa.runtime.process_group import ProcessGroup
 
 MEMBER = Path(__file__).with_name("process_group_member.py")
 
@@ -60,3 +64,15 @@ def test_when_the_first_is_killed_the_others_know_at_once(group):
 
 def test_whoever_knows_better_ends_a_wait(group):
     assert group("is_told_to_give_up", 2)[0] == ["within trainer_1 died", "done"]
+
+
+def test_one_that_leaves_after_a_meeting_spoils_it_for_nobody_who_is_slow_to_leave_it():
+    store = HashStore()
+    leaver, slow = (ProcessGroup.__new__(ProcessGroup) for _ in range(2))
+    for rank, one in enumerate((slow, leaver)):
+        one._store, one._abandoned, one._meeting, one.rank = store, "", 3, rank
+    leaver.leave(StopTraining("enough"))
+    slow._refuse_if_over()  # the third meeting was whole
+    slow._meeting = 4
+    with pytest.raises(StopTraining, match="enough"):
+        slow._refuse_if_over()

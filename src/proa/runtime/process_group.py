@@ -101,8 +101,9 @@ class ProcessGroup:
 
     def leave(self, error: BaseException) -> None:
         try:
-            self._store.set("left", json.dumps(farewell(self.rank, error)))
-            self._store.set(f"meeting/{self._meeting + 1}", "")  # whoever waits there need not wait any longer
+            missed = self._meeting + 1
+            self._store.set("left", json.dumps(farewell(self.rank, error) | {"missed": missed}))
+            self._store.set(f"meeting/{missed}", "")  # whoever waits there need not wait any longer
         except dist.DistError:
             pass  # rank 0 is gone, and with it everyone's way of hearing of this
 
@@ -138,7 +139,11 @@ class ProcessGroup:
         if self._abandoned:
             raise ReplicaError(self._abandoned)
         if self._store.check(["left"]):
-            raise as_raised_elsewhere(json.loads(self._store.get("left")))
+            said = json.loads(self._store.get("left"))
+            # It came to the meetings before: whoever is slow to leave one of those has still to get what came of it,
+            # or it would be a step behind.
+            if self._meeting >= said["missed"]:
+                raise as_raised_elsewhere(said)
 
 
 class _in_words:  # noqa: N801 - reads as a sentence where it is used
