@@ -87,7 +87,7 @@ def main(steps: int, output_dir: Path) -> list[float]:
         train_batch_size=32,
         sampling={"group_size": 8, "max_new_tokens": 8},
         optimizer={"learning_rate": 2e-4, "token_budget": 0, "share_prompts": True},
-        threads=2,
+        threads=1,
         callbacks=manager,
     )
     third = max(1, len(rewards) // 3)
