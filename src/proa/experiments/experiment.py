@@ -44,6 +44,8 @@ class Experiment:
             config = load_experiment_config(None, **config)
         elif not isinstance(config, ExperimentConfig):
             config = load_experiment_config(config)
+        if config.arms_on == "ray":  # whose workers may have another working directory
+            config = config.model_copy(update={"output_dir": config.output_dir.resolve()})
         self.config = config
         self.plan = plan(config)
         self._given = callbacks if isinstance(callbacks, CallbackManager) else tuple(callbacks or ())
