@@ -5,7 +5,7 @@ from typing import ClassVar
 import pytest
 from small_experiment import RUN, Listener
 
-from proa import Callback
+from proa import Callback, CallbackManager
 from proa.callbacks.registry import register_callback
 from proa.config import ConfigError
 from proa.experiments import Experiment
@@ -74,3 +74,15 @@ def test_an_instance_cannot_serve_several_processes(tmp_path):
     config = {"name": "e", "output_dir": str(tmp_path), "run": RUN, "max_concurrent_arms": 2}
     with pytest.raises(ConfigError, match="give a factory"):
         Experiment(config, [Listener()])
+
+
+def test_functions_of_a_manager_hear_everything_beside_kinds(tmp_path):
+    register_callback("made_beside_functions", Made)
+    manager, heard = CallbackManager(), []
+    manager.on("experiment_start")(lambda ctx: heard.append("experiment"))
+    manager.on("step_end")(lambda state: heard.append("step"))
+    config = {"name": "e", "output_dir": str(tmp_path), "run": RUN, "callbacks": [{"kind": "made_beside_functions"}]}
+    Experiment(config, manager).run()
+    assert heard == ["experiment", "step", "step"]
+    assert [one.heard for one in Made.made] == [["experiment"], ["run e None", "step", "step"]]
+    assert manager.callbacks == []

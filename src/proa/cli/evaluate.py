@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import traceback
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,13 @@ from transformers.utils import logging as transformers_logging
 
 from ..config import ConfigError, RunConfig, load_run_config
 from ..config.run_config import EvalSection
-from ..errors import ProaError
 from ..private_files import make_private_folder
 from ..recipes.benchmark import Scored
 from ..recipes.model_eval import evaluate_folder
 from ..recipes.resuming import config_in
 from ..record.checkpoints import CheckpointManager
 from ..record.evals import AFTER_TRAINING, write_predictions
+from .endings import ending
 
 
 def evaluate(
@@ -30,24 +29,18 @@ def evaluate(
     """Exit code: 0 done, 1 failed, 2 wrong use."""
     sys.path.insert(0, str(Path.cwd()))  # so that tasks and metrics beside it can be named
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    try:
+
+    def work() -> int:
         folder, config = _find(Path(source), settings, checkpoint)
         section = _section(config, settings)
         scored = evaluate_folder(folder, section, config, any_length=not (Path(source) / "run.json").exists())
         if output is not None:
             make_private_folder(Path(output).resolve().parent)
             write_predictions(Path(output), scored.predictions)
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return 2
-    except ProaError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 1
-    except Exception:
-        traceback.print_exc()
-        return 1
-    _show(scored, folder, as_json)
-    return 0
+        _show(scored, folder, as_json)
+        return 0
+
+    return ending(work)
 
 
 def _find(source: Path, settings: dict[str, Any], checkpoint: str | None) -> tuple[Path, RunConfig]:

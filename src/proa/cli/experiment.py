@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,10 +10,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..config import ConfigError, load_experiment_config
+from ..config import load_experiment_config
 from ..data.results import ArmResult, ExperimentResult
-from ..errors import ProaError
 from ..experiments import Experiment
+from .endings import ending
 from .words import duration, interval
 
 
@@ -22,26 +21,21 @@ def experiment(file: str, flags: Sequence[str]) -> int:
     """Exit code: 0 all runs are complete, 1 one failed, 2 wrong use."""
     sys.path.insert(0, str(Path.cwd()))  # so that rewards and tasks beside the configuration can be named
     console = Console()
-    try:
+
+    def work() -> int:
         config = load_experiment_config(file, flags)
         planned = Experiment(config, tell=lambda arm: _tell(console, arm))
         count = sum(len(chain) for chain in planned.plan)
         console.print(f"{config.name}: {count} runs in {config.folder}", highlight=False, soft_wrap=True)
         result = planned.run()
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return 2
-    except ProaError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 1
+        show_result(console, result)
+        return 0 if result.status == "completed" else 1
+
+    try:
+        return ending(work)
     except KeyboardInterrupt:
         print(f"go on with proa experiment {file}", file=sys.stderr)
         raise
-    except Exception:
-        traceback.print_exc()
-        return 1
-    show_result(console, result)
-    return 0 if result.status == "completed" else 1
 
 
 def _tell(console: Console, arm: ArmResult) -> None:

@@ -3,39 +3,29 @@
 from __future__ import annotations
 
 import json
-import sys
-import traceback
 from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
 
 from ..callbacks import ConsoleProgress
-from ..config import ConfigError
-from ..errors import ProaError
 from ..recipes.replaying import Replay, replay
-from ..record.run_folder import RunFolderError
+from .endings import ending
 
 
 def run_replay(folder: str, *, until: int | None, into: str | None, as_json: bool, flags: Sequence[str]) -> int:
     """Exit code: 0 the same, 1 not the same or failed, 2 wrong use."""
     console = Console(stderr=as_json)
-    try:
+
+    def work() -> int:
         outcome = replay(folder, until=until, into=into, flags=flags, show=[ConsoleProgress(every=20, console=console)])
-    except (RunFolderError, ConfigError) as error:
-        print(error, file=sys.stderr)
-        return 2
-    except ProaError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 1
-    except Exception:
-        traceback.print_exc()
-        return 1
-    if as_json:
-        print(json.dumps(outcome.as_dict(), indent=2))
-    else:
-        _show(console, outcome)
-    return 0 if outcome.same else 1
+        if as_json:
+            print(json.dumps(outcome.as_dict(), indent=2))
+        else:
+            _show(console, outcome)
+        return 0 if outcome.same else 1
+
+    return ending(work)
 
 
 def _show(console: Console, outcome: Replay) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import traceback
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,11 @@ from transformers.utils import logging as transformers_logging
 
 from ..callbacks import ConsoleProgress
 from ..callbacks.console import sparkline
-from ..config import ConfigError, RunConfig
-from ..errors import CallbackConfigError, ProaError, SettingError
+from ..config import RunConfig
 from ..lifecycle.hooks import BaseCallback
 from ..recipes import run
 from ..record.checkpoints import CheckpointManager
-from ..record.run_folder import RunFolderError
+from .endings import ending
 from .words import curve, ledger_line, values_of
 
 
@@ -38,24 +36,17 @@ def carry_through(config: RunConfig, resume: str | None = None) -> int:
     shown: list[BaseCallback] = []
     if not any(section.kind == "console" for section in config.callbacks):
         shown.append(ConsoleProgress(every=max(1, config.total_steps // 30), console=console))
-    try:
+
+    def work() -> int:
         run(config, callbacks=shown, resume=resume)
-    except (RunFolderError, ConfigError, SettingError, CallbackConfigError) as error:
-        print(error, file=sys.stderr)
-        return 2
-    except ProaError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        for note in getattr(error, "__notes__", ()):
-            print(f"  {note}", file=sys.stderr)
-        return 1
-    except Exception:
-        traceback.print_exc()
-        return 1
+        _show_result(console, config)
+        return 0
+
+    try:
+        return ending(work)
     except KeyboardInterrupt:
         _say_how_to_go_on(config)
         raise
-    _show_result(console, config)
-    return 0
 
 
 def _say_how_to_go_on(config: RunConfig) -> None:

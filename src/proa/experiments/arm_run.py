@@ -15,7 +15,7 @@ from ..data.loop import LoopArtifacts
 from ..data.results import ArmResult, LogContext, RunResult, Status
 from ..data.state import LoopState, TrainState
 from ..lifecycle.hooks import BaseCallback, Callback
-from ..lifecycle.manager import CallbackManager, Callbacks
+from ..lifecycle.manager import CallbackManager
 from ..lifecycle.policy import Priority
 from ..recipes import job_of
 from ..recipes.given import Given
@@ -53,17 +53,12 @@ class ArmRun:
             group_name=run.group,
             group_id=None if run.group is None else self.ids.get(f"group:{run.group}", run.group),
         )
-        with place_callbacks(run.config, self._callbacks(), ctx) as listeners:
+        with place_callbacks(run.config, self.callbacks, ctx) as listeners:
+            for section in self.experiment.callbacks:
+                listeners.place(build_callback(section.model_dump()))
             telling = _Telling(self.experiment, run, arm, ctx, listeners)
             telling.carry_out()
         return arm
-
-    def _callbacks(self) -> Callbacks:
-        configured = [build_callback(section.model_dump()) for section in self.experiment.callbacks]
-        if isinstance(self.callbacks, CallbackManager):
-            manager = CallbackManager([*self.callbacks.callbacks, *configured])
-            return self.callbacks if not configured else manager
-        return [*self.callbacks, *configured]
 
 
 @dataclass

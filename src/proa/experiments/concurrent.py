@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..data.results import ArmResult, LogContext
-from ..lifecycle.manager import CallbackManager
 from ..loop.interruption import Interruption
 from .arm_run import ArmRun
 from .plan import Chain, PlannedRun
@@ -22,13 +21,13 @@ Start = Callable[[ArmRun], Elsewhere]
 LOOK_SECONDS = 0.1
 
 
-def run_concurrently(experiment: Experiment, manager: CallbackManager, ctx: LogContext) -> None:
+def run_concurrently(experiment: Experiment, ctx: LogContext) -> None:
     """Carry out what is left, so many chains at a time. An interrupt is passed on, and waited for."""
     config = experiment.config
     interruption = Interruption(grace=float("inf"))  # each run has a grace period of its own
     interruption.polled = True
     with interruption.listening(), _starting(experiment) as start:
-        chains = _Chains(experiment, manager, ctx, start, interruption)
+        chains = _Chains(experiment, ctx, start, interruption)
         with ThreadPoolExecutor(config.max_concurrent_arms, "proa arm") as pool:
             futures = [pool.submit(chains.carry_out, chain) for chain in experiment.left]
             _wait_for(futures)
@@ -50,13 +49,11 @@ class _Chains:
     def __init__(
         self,
         experiment: Experiment,
-        manager: CallbackManager,
         ctx: LogContext,
         start: Start,
         interruption: Interruption,
     ) -> None:
         self._experiment = experiment
-        self._manager = manager
         self._ctx = ctx
         self._start = start
         self._interruption = interruption
@@ -78,7 +75,7 @@ class _Chains:
 
     def _one(self, run: PlannedRun) -> ArmResult:
         with self._guard:  # hooks of the experiment are called one at a time
-            self._experiment.announce_group(run, self._manager, self._ctx)
+            self._experiment.announce_group(run, self._ctx)
             ids = {key: value for key, value in self._ctx.ids.items() if key != "run_id"}
         elsewhere = self._start(ArmRun(self._experiment.config, run, self._experiment.given, ids))
         asked = 0

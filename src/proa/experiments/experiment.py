@@ -11,8 +11,9 @@ from typing import Any
 from ..callbacks import build_callback
 from ..config import ConfigError, ExperimentConfig, load_experiment_config
 from ..data.results import ArmResult, ExperimentResult, LogContext, Status
-from ..lifecycle.hooks import BaseCallback
+from ..lifecycle.hooks import BaseCallback, Callback
 from ..lifecycle.manager import CallbackManager, Callbacks
+from ..lifecycle.moments import EventName
 from ..recipes.resuming import changes_to, saved_config
 from ..record.durable import Disk
 from ..record.run_folder import as_json, read_json
@@ -50,6 +51,7 @@ class Experiment:
         self.plan = plan(config)
         self._given = callbacks if isinstance(callbacks, CallbackManager) else tuple(callbacks or ())
         self._tell = tell or (lambda _: None)
+        self._managers: list[CallbackManager] = []
         self._arms: dict[str, ArmResult] = {}
         self._groups_told: set[str] = set()
         if config.max_concurrent_arms > 1:
@@ -57,24 +59,24 @@ class Experiment:
 
     def run(self) -> ExperimentResult:
         """Carry out what is left to be done, and say what came of all of it."""
-        manager = self._experiment_manager()
         ctx = LogContext(self.config.folder, self.config)
-        with lock(self.config.folder), self._around(manager, ctx) as result:
+        self._managers = self._listening()
+        with lock(self.config.folder), self._around(ctx) as result:
             self._write(result)
             for chain in self.plan:
                 self._skip_complete(chain)
             if self.config.max_concurrent_arms > 1:
                 from .concurrent import run_concurrently
 
-                run_concurrently(self, manager, ctx)
+                run_concurrently(self, ctx)
             else:
                 for chain in self.plan:
-                    self._run_chain(chain, manager, ctx)
+                    self._run_chain(chain, ctx)
         return result
 
     # -- one after the other -------------------------------------------------------------------------
 
-    def _run_chain(self, chain: Chain, manager: CallbackManager, ctx: LogContext) -> None:
+    def _run_chain(self, chain: Chain, ctx: LogContext) -> None:
         """A chain's runs in order; the first that fails ends it."""
         failed: ArmResult | None = None
         for run in chain:
@@ -84,7 +86,7 @@ class Experiment:
             if failed is not None:
                 self.note(not_reached(run, failed))
                 continue
-            self.announce_group(run, manager, ctx)
+            self.announce_group(run, ctx)
             ctx.ids.pop("run_id", None)
             arm = self._arm_run(run, ctx.ids)
             self.note(arm)
@@ -99,11 +101,11 @@ class Experiment:
                 self.note(carried.arm)
             raise
 
-    def announce_group(self, run: PlannedRun, manager: CallbackManager, ctx: LogContext) -> None:
+    def announce_group(self, run: PlannedRun, ctx: LogContext) -> None:
         """`group_start`, once, just before the group's first run."""
         if run.group is not None and run.group not in self._groups_told:
             self._groups_told.add(run.group)
-            manager.fire("group_start", ctx, run.group)
+            self._fire("group_start", ctx, run.group)
 
     def note(self, arm: ArmResult) -> None:
         """A run has ended."""
@@ -143,32 +145,38 @@ class Experiment:
 
     # -- hooks and record ----------------------------------------------------------------------------
 
-    def _experiment_manager(self) -> CallbackManager:
-        """Who hears of the experiment and its groups: what was given as it is, and one of each that is made."""
+    def _listening(self) -> list[CallbackManager]:
+        """Who hears of the experiment and its groups: what was given as it is, and one of each that is made; runs have
+        ones of their own."""
         configured = [build_callback(section.model_dump()) for section in self.config.callbacks]
+        own = CallbackManager([one for one in configured if isinstance(one, Callback)])
         if isinstance(self._given, CallbackManager):
-            if not configured:
-                return self._given
-            return CallbackManager([*self._given.callbacks, *configured])
-        here = [one for one in self._given if not isinstance(one, BaseCallback) or _hears_experiments(one)]
-        return CallbackManager([*here, *configured])
+            return [self._given, own]
+        for one in self._given:
+            if not isinstance(one, BaseCallback) or isinstance(one, Callback):
+                own.add(one)
+        return [own]
+
+    def _fire(self, event: EventName, *payload: Any) -> None:
+        for manager in self._managers:
+            manager.fire(event, *payload)
 
     @contextmanager
-    def _around(self, manager: CallbackManager, ctx: LogContext) -> Iterator[ExperimentResult]:
+    def _around(self, ctx: LogContext) -> Iterator[ExperimentResult]:
         """`experiment_start`, and whatever happens, `experiment_end` with what there is."""
         result = ExperimentResult(self.config.name, "running", hypothesis=self.config.metadata.hypothesis)
         interrupted = False
         try:
-            manager.fire("experiment_start", ctx)
+            self._fire("experiment_start", ctx)
             yield result
         except BaseException as error:
             interrupted = not isinstance(error, Exception)
-            self._end(result, manager, ctx, "cancelled" if interrupted else "failed")
+            self._end(result, ctx, "cancelled" if interrupted else "failed")
             raise
         failed = any(arm.status != "completed" for arm in self._arms.values())
-        self._end(result, manager, ctx, "failed" if failed else "completed")
+        self._end(result, ctx, "failed" if failed else "completed")
 
-    def _end(self, result: ExperimentResult, manager: CallbackManager, ctx: LogContext, status: Status) -> None:
+    def _end(self, result: ExperimentResult, ctx: LogContext, status: Status) -> None:
         order = [run for chain in self.plan for run in chain]
         arms = [self._arms[run.key] for run in order if run.key in self._arms]
         groups = {run.key: run.arm for run in order}
@@ -176,7 +184,7 @@ class Experiment:
         result.status = status
         result.experiment_id = str(ctx.ids.get("experiment_id", self.config.name))
         try:
-            manager.fire("experiment_end", ctx, result)
+            self._fire("experiment_end", ctx, result)
         finally:
             self._write(result)
 
@@ -205,12 +213,6 @@ def not_reached(run: PlannedRun, failed: ArmResult) -> ArmResult:
     return ArmResult(
         run.key, run.config, "cancelled", error=f"not run: {failed.name} {failed.status}", group_name=run.group
     )  # fmt: skip
-
-
-def _hears_experiments(callback: BaseCallback) -> bool:
-    from ..lifecycle.hooks import Callback
-
-    return isinstance(callback, Callback)
 
 
 def _refuse_instances(given: Sequence[Any] | CallbackManager) -> None:

@@ -43,6 +43,13 @@ class Listeners:
         self.manager.add(callback)
         self._added.append(callback)
 
+    def place(self, callback: BaseCallback) -> None:
+        """The same of a callback that may be a maker's."""
+        if isinstance(callback, MakerCallback):
+            self.makers.append(callback)
+        else:
+            self.add(callback)
+
     def __enter__(self) -> Listeners:
         return self
 
@@ -60,7 +67,7 @@ def place_callbacks(config: RunConfig, callbacks: Callbacks, ctx: LogContext | N
     with_trainer: list[Any] = []
     with_every_trainer: list[Any] = []
     configured = [build_callback(section.model_dump()) for section in config.callbacks]
-    maker_callbacks: list[Any] = [c for c in configured if isinstance(c, MakerCallback)]
+    maker_callbacks: list[Any] = []
     if isinstance(callbacks, CallbackManager):
         manager = callbacks
     else:
@@ -72,8 +79,7 @@ def place_callbacks(config: RunConfig, callbacks: Callbacks, ctx: LogContext | N
     listeners = Listeners(manager, maker_callbacks, with_trainer, with_every_trainer, [], ctx)
     listeners.add(JsonlMetrics())
     for callback in configured:
-        if not isinstance(callback, MakerCallback):
-            listeners.add(callback)
+        listeners.place(callback)
     return listeners
 
 
