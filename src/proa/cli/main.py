@@ -54,6 +54,15 @@ def _parser() -> argparse.ArgumentParser:
     resume.add_argument("folder", metavar="RUN_DIR", help="a run's folder, <output_dir>/<name>")
     resume.add_argument("--checkpoint", metavar="NAME", help="that one, e.g. step_40; what came after it is dropped")
     resume.set_defaults(run=_resume, takes_flags=True)
+    _add_experiment(verbs)
+    _add_eval(verbs)
+    _add_replay(verbs)
+    _add_looking(verbs)
+    _add_listing(verbs)
+    return parser
+
+
+def _add_experiment(verbs: Any) -> None:
     experiment = verbs.add_parser(
         "experiment",
         help="run arms, repeats and stages, and compare them",
@@ -62,11 +71,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     experiment.add_argument("file", help="a YAML file")
     experiment.set_defaults(run=_experiment, takes_flags=True)
-    _add_eval(verbs)
-    report = verbs.add_parser("report", help="write a page about a run or an experiment")
-    report.add_argument("folder", metavar="RUN_OR_EXPERIMENT", help="the folder of a run, or of an experiment")
-    report.add_argument("--output", metavar="FILE", help="by default report.html in that folder")
-    report.set_defaults(run=_report)
+
+
+def _add_replay(verbs: Any) -> None:
     replay = verbs.add_parser(
         "replay",
         help="repeat a run and compare the weights at each of its checkpoints",
@@ -77,6 +84,10 @@ def _parser() -> argparse.ArgumentParser:
     replay.add_argument("--into", metavar="DIR", help="the folder of the repeated run; must not exist")
     replay.add_argument("--json", action="store_true", help="print one JSON object: what was compared")
     replay.set_defaults(run=_replay, takes_flags=True)
+
+
+def _add_looking(verbs: Any) -> None:
+    """Verbs that look at records."""
     show = verbs.add_parser("show", help="show what a run has come to, also while it goes on")
     show.add_argument("folder", metavar="RUN_DIR", help="a run's folder, <output_dir>/<name>")
     show.add_argument("--json", action="store_true", help="print one JSON object: header, live view, last metrics")
@@ -87,6 +98,14 @@ def _parser() -> argparse.ArgumentParser:
     runs.add_argument("folder", nargs="?", default="runs", metavar="DIR", help="where they lie (default: runs)")
     runs.add_argument("--json", action="store_true", help="print JSON")
     runs.set_defaults(run=_runs)
+    report = verbs.add_parser("report", help="write a page about a run or an experiment")
+    report.add_argument("folder", metavar="RUN_OR_EXPERIMENT", help="the folder of a run, or of an experiment")
+    report.add_argument("--output", metavar="FILE", help="by default report.html in that folder")
+    report.set_defaults(run=_report)
+
+
+def _add_listing(verbs: Any) -> None:
+    """What can be exported, and what there is to hook."""
     export = verbs.add_parser("export", help="write a model with its adapter merged in, as a plain Hugging Face folder")
     export.add_argument("source", help="a run's folder, or an adapter folder")
     export.add_argument("folder", help="where to write; must not exist")
@@ -100,7 +119,6 @@ def _parser() -> argparse.ArgumentParser:
     callbacks = verbs.add_parser("callbacks", help="list the kinds of callbacks that a configuration can name")
     callbacks.add_argument("--json", action="store_true", help="print JSON")
     callbacks.set_defaults(run=_callbacks)
-    return parser
 
 
 def _add_eval(verbs: Any) -> None:

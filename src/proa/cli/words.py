@@ -6,6 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..callbacks.console import sparkline
+from ..report.text import duration
+
+__all__ = ["curve", "duration", "interval", "ledger_line", "number", "values_line", "values_of"]
 
 
 def ledger_line(ledger: Mapping[str, Any]) -> str:
@@ -15,20 +18,6 @@ def ledger_line(ledger: Mapping[str, Any]) -> str:
         f"samples: {ledger.get('leased', 0)} leased = {ledger.get('trained', 0)} trained "
         f"+ {ledger.get('buffered', 0)} buffered + {ledger.get('in_flight', 0)} in flight + dropped ({dropped})"
     )
-
-
-def duration(seconds: float) -> str:
-    """As exact as anyone wants to know.
-
-    >>> [duration(n) for n in (0.44, 45.2, 200, 9000, 200_000)]
-    ['0.4 s', '45 s', '3 min', '2 h 30 min', '2 d 7 h']
-    """
-    if seconds < 120:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-    minutes, hours = int(seconds // 60), int(seconds // 3600)
-    if minutes < 120:
-        return f"{minutes} min"
-    return f"{hours} h {minutes % 60} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
 
 
 def interval(low: float | None, high: float | None) -> str:

@@ -70,12 +70,13 @@ def short(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """
+    """As exact as anyone wants to know.
+
     >>> [duration(n) for n in (0.44, 45.2, 200, 9000, 200_000)]
-    ['0.44 s', '45 s', '3 min', '2 h 30 min', '2 d 7 h']
+    ['0.4 s', '45 s', '3 min', '2 h 30 min', '2 d 7 h']
     """
     if seconds < 120:
-        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     minutes, hours = int(seconds // 60), int(seconds // 3600)
     if minutes < 120:
         return f"{minutes} min"
