@@ -19,11 +19,10 @@ import os, sys, time
 from pathlib import Path
 from proa.record.run_lock import lock
 with lock(Path(sys.argv[1])):
-    child = os.fork()
-    if child == 0:
+    if os.fork() == 0:
+        print(os.getpid(), flush=True)  # from the child: what it does when it is forked is done
         time.sleep(60)
         os._exit(0)
-    print(child, flush=True)
     sys.stdin.read()
 """
 
