@@ -67,9 +67,9 @@ def test_a_lease_is_compared_with_what_was_asked_and_prompts_are_not_asked_for_a
 def test_what_was_asked_is_let_go_when_it_has_come():
     book = opened()
     lease = book.next_lease("m")
-    assert book._assigned[lease.id].lease is lease
+    assert book._open.asked[lease.id].lease is lease
     book.deliver(fulfil(lease), "m")
-    assert not book._assigned
+    assert not book._open.asked
 
 
 def test_a_lease_that_is_known_already_is_not_looked_at():
@@ -121,7 +121,7 @@ def test_what_comes_too_late_is_dropped_with_its_tokens():
     assert book.deliver(made, "slow") is False
     assert (book.ledger.in_flight, book.ledger.dropped["stale"], book.ledger.closes) == (0, 2, True)
     assert book.ledger.tokens["dropped"] == made.tokens == 3
-    assert not book._assigned
+    assert not book._open.asked
 
 
 # -- what the making took ----------------------------------------------------------------------------

@@ -50,11 +50,11 @@ class ScriptedMakers:
         """Work until the trainer can go on; an exhausted script delivers in order."""
         while not self.book.ready:
             action = self.choose(4)
-            if self.book._queue and (action == 0 or not self.held):
+            if self.book._open.with_nobody and (action == 0 or not self.held):
                 self.held.append(self.book.next_lease(f"maker {self.choose(3)}"))
             elif action == 3 and len(self.held) > 0 and self.choose(3) == 0:
                 lost = self.held.pop(self.choose(len(self.held)))
-                self.book.release(lost.id, self.book._assigned[lost.id].maker)
+                self.book.release(lost.id, self.book._open.asked[lost.id].maker)
             elif self.held:
                 lease = self.held.pop(self.choose(len(self.held)))
                 self.book.deliver(fulfil(lease), "any maker")
@@ -152,13 +152,13 @@ def test_staleness_zero_is_synchronous():
     book = LeaseBook(the, prompt)
     for episode in range(3):
         book.start_episode(episode)
-        assert len(book._queue) == 2
+        assert len(book._open.with_nobody) == 2
         for _ in range(2):
             lease = book.next_lease("m")
             assert lease.version == episode
             book.deliver(fulfil(lease), "m")
         book.settle(book.take_step())
-        assert not book._queue
+        assert not book._open.with_nobody
 
 
 def test_a_refill_is_bounded_and_then_the_step_trains_on_what_it_has():
@@ -246,7 +246,7 @@ def test_giving_up_what_another_has_by_now_changes_nothing():
     book.release(lease.id, "slow")
     book.next_lease("other")
     book.release(lease.id, "slow")
-    assert lease.id not in book._queue
+    assert lease.id not in book._open.with_nobody
 
 
 def test_overdue_leases_are_known_with_who_has_them():

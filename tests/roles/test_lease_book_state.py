@@ -54,7 +54,7 @@ def test_it_goes_on_as_if_nothing_had_been(tmp_path, sift, boundary):
     expected = train(whole, 8)
     book = LeaseBook(plan(**THE), prompt, **settings)
     begun = train(book, boundary)
-    if book._queue:
+    if book._open.with_nobody:
         book.next_lease("somebody")  # has it, and will never bring it
     write_state(tmp_path / "state", book.state_dict())
     again = LeaseBook(plan(**THE), prompt, **settings)
@@ -92,8 +92,8 @@ def test_no_part_of_it_can_be_left_out(part):
 
 def describe(book):
     return (
-        book._versions, book._next, book._consumed, sorted(book._queue), sorted(book._assigned), list(book._arrived),
-        book.ledger.as_dict(), book._episode,
+        book._versions, book._next, book._consumed, sorted(book._open.with_nobody), sorted(book._open.asked),
+        list(book._arrived), book.ledger.as_dict(), book._episode,
     )  # fmt: skip
 
 

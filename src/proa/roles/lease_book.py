@@ -13,30 +13,21 @@ Nothing here depends on who generates a lease or when it comes back, so neither 
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from time import monotonic
 from typing import Any
 
 import torch
 
 from ..data.experience import BufferItem
-from ..data.lease import Delivery, GarbageError, Lease, Prompt, check_delivery, sample_seed
+from ..data.lease import Delivery, Lease, Prompt, sample_seed
 from ..data.saved_items import delivery_from, delivery_tree, items_from, items_tree
 from .activity import making_metrics
+from .decisions import Decisions
 from .lease_plan import LeasePlan, Sift, keep_everything
 from .ledger import Ledger, tokens_in
+from .open_leases import OpenLeases
 from .waiting import ClosedError, LeaseFailedError, StepInterrupted, WaitingRoom
-
-
-@dataclass(slots=True)
-class _Assignment:
-    maker: str
-    since: float
-    lease: Lease
-    """What was asked for; kept until it comes, so that it can be compared."""
 
 
 class LeaseBook:
@@ -52,10 +43,6 @@ class LeaseBook:
     ) -> None:
         self.plan = plan
         self.ledger = Ledger()
-        self._journal: list[dict[str, Any]] = []
-        self._spans: list[dict[str, Any]] = []
-        self._script: deque[int] = deque()  # leases to be taken in this order, where a run is repeated
-        self._failed_rewards: Mapping[str, str] = {}  # by uid: samples that had none when the run was first made
         self.made: dict[str, float] = {}
         """What makers spent on the leases that the last `take_step` consumed, as metrics; empty if on none."""
         self.room = WaitingRoom()
@@ -63,8 +50,7 @@ class LeaseBook:
         self._sift = sift
         self._wait_timeout = wait_timeout
         self._versions: list[int] = []  # of every admitted lease, by id
-        self._queue: list[int] = []  # admitted, with nobody
-        self._assigned: dict[int, _Assignment] = {}
+        self._open = OpenLeases()  # admitted, not delivered
         self._arrived: dict[int, Delivery] = {}  # delivered, not consumed; in order of arrival
         self._consumed: set[int] = set()
         self._expected_in_vain: set[int] = set()  # with a maker, but too stale by now to be trained on
@@ -73,6 +59,8 @@ class LeaseBook:
         self._at_the_door: set[int] = set()  # made, and waiting for room
         self._dismissed: set[str] = set()
         self._in_training = (0, 0)  # samples and tokens of the step that is being computed
+        self._decisions = Decisions()
+        self._spans: list[dict[str, Any]] = []
         self._episode = 0
         self._steps_taken = 0
         self._closed = ""
@@ -106,28 +94,28 @@ class LeaseBook:
         for lease_id in range(self._next, len(self._versions)):
             if self._versions[lease_id] < oldest and lease_id not in self._consumed:
                 self._discard(lease_id)
-        self._queue = [lease_id for lease_id in self._queue if lease_id not in self._consumed]
-        heapq.heapify(self._queue)
 
     def _discard(self, lease_id: int) -> None:
         self._mark_consumed(lease_id)
         delivery = self._arrived.pop(lease_id, None)
         if delivery is not None:
             self.ledger.drop(len(delivery.items), "stale", tokens=delivery.tokens)
-        elif lease_id in self._assigned:
+        elif lease_id not in self._open.asked:
+            self._open.close(lease_id)
+        elif lease_id in self._open.with_nobody:
+            self._let_go(lease_id)
+        else:
             self._expected_in_vain.add(lease_id)
-            if lease_id in self._queue:  # given up, and nobody has it now
-                self._let_go(lease_id)
 
     def _let_go(self, lease_id: int) -> None:
         """Expect no more of a lease that is too stale to be trained on; should it still come, it is ignored."""
         self._expected_in_vain.discard(lease_id)
-        self._assigned.pop(lease_id, None)
+        self._open.close(lease_id)
         self.ledger.lose(self.plan.lease_prompts * self.plan.group_size, "stale")
 
     def _admit(self, count: int) -> None:
         for _ in range(count):
-            heapq.heappush(self._queue, len(self._versions))
+            self._open.with_nobody.add(len(self._versions))
             self._versions.append(self._episode)
 
     # -- makers --------------------------------------------------------------------------------------
@@ -136,7 +124,7 @@ class LeaseBook:
         """The next piece of work; waits until there is one. Raises `ClosedError` when there will be none."""
         with self.room as room:
             room.wait_until(
-                lambda: bool(self._closed or self._queue or maker in self._dismissed),
+                lambda: bool(self._closed or self._open.with_nobody or maker in self._dismissed),
                 owner=maker,
                 reason="the trainer to admit more leases",
                 timeout=self._wait_timeout if seconds is None else seconds,
@@ -144,11 +132,10 @@ class LeaseBook:
             self._refuse_if_closed()
             if maker in self._dismissed:
                 raise ClosedError(f"{maker} was replaced")
-            lease = self._lease_or_say_why(self._queue[0])
-            heapq.heappop(self._queue)
-            if lease.id not in self._assigned:
+            lease = self._lease_or_say_why(min(self._open.with_nobody))
+            if lease.id not in self._open.asked:
                 self.ledger.lease(lease.samples)
-            self._assigned[lease.id] = _Assignment(maker, monotonic(), lease)
+            self._open.ask(lease, maker)
             room.announce()
             return lease
 
@@ -172,15 +159,13 @@ class LeaseBook:
             in_vain = delivery.lease_id in self._expected_in_vain
             if self._known(delivery.lease_id) and not in_vain:
                 return False
-            self._check(delivery)
-            del self._assigned[delivery.lease_id]
+            self._open.check(delivery)
+            self._open.close(delivery.lease_id)
             self.ledger.deliver(len(delivery.items), tokens=delivery.tokens)
             if in_vain:
                 self._expected_in_vain.remove(delivery.lease_id)
                 self.ledger.drop(len(delivery.items), "stale", tokens=delivery.tokens)
                 return False
-            self._queue = [waiting for waiting in self._queue if waiting != delivery.lease_id]
-            heapq.heapify(self._queue)
             self._arrived[delivery.lease_id] = delivery
             room.announce()
             return True
@@ -191,9 +176,7 @@ class LeaseBook:
             if lease_id in self._expected_in_vain:
                 self._let_go(lease_id)
                 return
-            assignment = self._assigned.get(lease_id)
-            if assignment is not None and assignment.maker == maker and lease_id not in self._queue:
-                heapq.heappush(self._queue, lease_id)
+            if self._open.give_up(lease_id, maker):
                 room.announce()
 
     def dismiss(self, maker: str) -> None:
@@ -205,23 +188,13 @@ class LeaseBook:
     def held_by(self, maker: str) -> list[int]:
         """The leases that a maker was given and has not brought back."""
         with self.room:
-            return [
-                lease_id
-                for lease_id, assignment in self._assigned.items()
-                if assignment.maker == maker and lease_id not in self._queue
-            ]
+            return self._open.held_by(maker)
 
     def overdue(self, seconds: float) -> dict[int, str]:
         """Leases that one maker has had for longer than that, and who."""
         with self.room:
-            now = monotonic()
-            return {
-                lease_id: assignment.maker
-                for lease_id, assignment in self._assigned.items()
-                if now - assignment.since > seconds
-                and lease_id not in self._queue
-                and lease_id not in self._at_the_door
-            }
+            late = self._open.overdue(seconds)
+            return {lease_id: maker for lease_id, maker in late.items() if lease_id not in self._at_the_door}
 
     def _lease_or_say_why(self, lease_id: int) -> Lease:
         try:
@@ -253,13 +226,7 @@ class LeaseBook:
         if not limit or len(self._arrived) < limit:
             return True
         awaited = self._next if self._awaited is None else self._awaited
-        return lease_id == awaited or awaited in self._queue
-
-    def _check(self, delivery: Delivery) -> None:
-        assignment = self._assigned.get(delivery.lease_id)
-        if assignment is None:
-            raise GarbageError(f"lease {delivery.lease_id} was never handed out")
-        check_delivery(assignment.lease, delivery)
+        return lease_id == awaited or awaited in self._open.with_nobody
 
     # -- the trainer ---------------------------------------------------------------------------------
 
@@ -323,22 +290,19 @@ class LeaseBook:
             raise StepInterrupted("the trainer was asked to end while it waited for experience")
         if self.plan.schedule != "windowed":
             return self._next
-        chosen = self._script.popleft() if self._script else next(iter(self._arrived))
-        self._journal.append({"kind": "lease", "step": self._steps_taken, "lease": chosen})
-        return chosen
+        return self._decisions.first_of(self._arrived, self._steps_taken)
 
     @property
     def _awaited(self) -> int | None:
         """The one lease that the trainer can go on with; None if any will do."""
-        if self.plan.schedule != "windowed":
-            return self._next
-        return self._script[0] if self._script else None
+        return self._decisions.awaited if self.plan.schedule == "windowed" else self._next
 
     def _has_come(self) -> bool:
         return bool(self._arrived) if self._awaited is None else self._awaited in self._arrived
 
     def _what_is_awaited(self) -> str:
-        return "any lease" if self._awaited is None else f"lease {self._awaited}{self._whereabouts(self._awaited)}"
+        awaited = self._awaited
+        return "any lease" if awaited is None else f"lease {awaited}{self._open.whereabouts(awaited)}"
 
     def _consume(self, lease_id: int) -> Delivery:
         delivery = self._arrived.pop(lease_id)
@@ -350,40 +314,24 @@ class LeaseBook:
         ]  # fmt: skip
         size = self.plan.group_size
         for first in range(0, len(delivery.items), size):
-            sifted = self._sift(tuple(map(self._as_it_was_scored, delivery.items[first : first + size])))
+            sifted = self._sift(tuple(map(self._decisions.as_scored, delivery.items[first : first + size])))
             for reason, items in sifted.dropped.items():
                 self.ledger.drop(len(items), reason, tokens=tokens_in(items))
             if sifted.kept:
                 self._groups.append((self._versions[lease_id], sifted.kept))
         return delivery
 
-    def _as_it_was_scored(self, item: BufferItem) -> BufferItem:
-        """An item without its reward, where a run is repeated in which it could not be had; others as they are."""
-        if item.uid in self._failed_rewards:
-            notes = {**item.notes, "reward_failure": "reward_failed", "error": self._failed_rewards[item.uid]}
-            item = replace(item, reward=None, notes=notes)
-        if item.reward is None and item.uid:
-            self._journal.append({"kind": "reward", "uid": item.uid, "error": str(item.notes.get("error", ""))})
-        return item
-
     def _mark_consumed(self, lease_id: int) -> None:
         self._consumed.add(lease_id)
         while self._next in self._consumed:
             self._next += 1
 
-    def _whereabouts(self, lease_id: int) -> str:
-        if lease_id in self._queue:
-            return ", which no maker has taken"
-        assignment = self._assigned.get(lease_id)
-        return f", which {assignment.maker} has" if assignment else ""
-
-    # -- what the seed does not determine ------------------------------------------------------------
+    # -- what the record is told ----------------------------------------------------------------------
 
     def take_journal(self) -> list[dict[str, Any]]:
         """The decisions since this was last asked: which lease came first, which sample's reward could not be had."""
         with self.room:
-            taken, self._journal = self._journal, []
-            return taken
+            return self._decisions.take()
 
     def take_spans(self) -> list[dict[str, Any]]:
         """What makers did for the leases consumed since this was last asked."""
@@ -394,8 +342,7 @@ class LeaseBook:
     def repeat(self, entries: Sequence[Mapping[str, Any]]) -> None:
         """Decide as it was decided in another run of the same plan, as far as its journal goes."""
         with self.room as room:
-            self._script = deque(entry["lease"] for entry in entries if entry["kind"] == "lease")
-            self._failed_rewards = {entry["uid"]: entry["error"] for entry in entries if entry["kind"] == "reward"}
+            self._decisions.repeat(entries)
             room.announce()
 
     # -- saving --------------------------------------------------------------------------------------
@@ -410,7 +357,7 @@ class LeaseBook:
                 "versions": torch.tensor(self._versions, dtype=torch.int64),
                 "next": self._next,
                 "consumed_ahead": sorted(lease_id for lease_id in self._consumed if lease_id > self._next),
-                "handed_out": sorted(self._assigned),
+                "handed_out": sorted(self._open.asked),
                 "in_vain": sorted(self._expected_in_vain),
                 "arrived": [delivery_tree(delivery) for delivery in self._arrived.values()],
                 "groups": [{"version": version, "items": items_tree(group)} for version, group in self._groups],
@@ -426,13 +373,12 @@ class LeaseBook:
             self._arrived = {one["lease_id"]: delivery_from(one) for one in saved["arrived"]}
             self._groups = deque((one["version"], items_from(one["items"])) for one in saved["groups"])
             self.ledger.load(saved["ledger"])
-            self._assigned = {
-                lease_id: _Assignment("nobody", monotonic(), self._lease(lease_id)) for lease_id in saved["handed_out"]
-            }
+            self._open = OpenLeases()
+            for lease_id in saved["handed_out"]:
+                self._open.ask(self._lease(lease_id), "nobody")
             for lease_id in saved["in_vain"]:
                 self._let_go(lease_id)
-            open_ = set(range(len(self._versions))) - self._consumed - self._arrived.keys()
-            self._queue = sorted(open_)
+            self._open.with_nobody = set(range(len(self._versions))) - self._consumed - self._arrived.keys()
             room.announce()
 
     # -- looking and ending --------------------------------------------------------------------------
@@ -440,7 +386,7 @@ class LeaseBook:
     def versions_in_use(self) -> set[int]:
         """The versions that leases still to be made name, and that of this episode, which more may be admitted with."""
         with self.room:
-            return {self._episode, *(self._versions[lease_id] for lease_id in (*self._queue, *self._assigned))}
+            return {self._episode, *(self._versions[lease_id] for lease_id in self._open.ids)}
 
     def interrupt(self) -> None:
         """Have the trainer wait no longer: whoever waits in `take_step`, or comes to, raises `StepInterrupted`."""
