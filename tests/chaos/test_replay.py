@@ -42,7 +42,8 @@ def make(tmp_path, seed=1, **changes):
 
 def test_a_windowed_run_with_random_delays_is_replayed_to_the_same_bits(tmp_path):
     folder = make(tmp_path)
-    assert sorted(order(folder)) == list(range(24)) != order(folder)
+    assert len(set(order(folder))) == 24  # not always the first 24: one that comes too late is too stale
+    assert sorted(order(folder)) != order(folder)
     outcome = replay(folder)
     assert outcome.same
     assert [one.step for one in outcome.compared] == [1, 2, 3, 4, 5, 6]

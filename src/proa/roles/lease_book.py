@@ -82,10 +82,11 @@ class LeaseBook:
             room.announce()
 
     def _drop_stale(self) -> None:
-        """Let go of what filtering left over and this episode may not train on any more.
+        """Let go of what this episode may not train on any more.
 
-        Without filtering, admission alone keeps the bound and there is nothing to drop. With it a step may
-        need fewer leases than were admitted for it, because groups were left over from the one before.
+        In order and without filtering, admission alone keeps the bound and there is nothing to drop. With filtering a
+        step may need fewer leases than were admitted for it, because groups were left over from the one before;
+        and where the first that comes is taken, one that comes late may come too late.
         """
         oldest = self._episode - self.plan.max_staleness
         for group in [group for version, group in self._groups if version < oldest]:
