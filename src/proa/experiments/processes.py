@@ -7,10 +7,12 @@ import multiprocessing
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
-from ..data.results import ArmResult
+from ..data.results import ArmResult, Status
+from ..loop.interruption import SIGNALS
 from .arm_run import ArmRun
 
 
@@ -35,9 +37,11 @@ class ArmProcess:
         self._work = work
         self._here, there = context.Pipe()
         self._process = context.Process(target=_child, args=(there, work), name=work.run.key, daemon=False)
-        self._process.start()
+        with _signals_held_back():  # in the process too, until it can answer one
+            self._process.start()
         there.close()
         self._told: tuple[ArmResult, dict[str, Any]] | None = None
+        self._interrupted = False
 
     def ended(self, seconds: float) -> bool:
         with contextlib.suppress(EOFError, OSError):
@@ -49,6 +53,7 @@ class ArmProcess:
         return not self._process.is_alive()
 
     def interrupt(self) -> None:
+        self._interrupted = True
         if self._process.pid is not None and self._process.is_alive():
             os.kill(self._process.pid, signal.SIGINT)
 
@@ -57,8 +62,8 @@ class ArmProcess:
             return self._told
         run, code = self._work.run, self._process.exitcode
         how = f"by signal {-code}" if code is not None and code < 0 else f"with exit code {code}"
-        arm = ArmResult(run.key, run.config, "failed", error=f"its process ended {how}", group_name=run.group)
-        return arm, {}
+        status: Status = "cancelled" if self._interrupted else "failed"
+        return ArmResult(run.key, run.config, status, error=f"its process ended {how}", group_name=run.group), {}
 
 
 def _child(connection: Connection, work: ArmRun) -> None:
@@ -71,13 +76,32 @@ def _child(connection: Connection, work: ArmRun) -> None:
 
 def carried_out(work: ArmRun) -> tuple[ArmResult, dict[str, Any]]:
     """A run's result, also where it was interrupted: whoever started it knows that."""
+    run = work.run
     try:
+        _let_signals_in()
         arm = work.carry_out()
     except KeyboardInterrupt:
-        if work.arm is None:
-            raise
-        arm = work.arm
+        arm = work.arm or ArmResult(run.key, run.config, "cancelled", error="interrupted", group_name=run.group)
     return arm, work.ids
+
+
+@contextlib.contextmanager
+def _signals_held_back() -> Iterator[None]:
+    """A process that is started inside finds the signals that come to it held back: while it imports what it needs, one
+    would end it with a traceback."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _let_signals_in() -> None:
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
 def _leave_with_starter(starter: int) -> None:
