@@ -84,7 +84,7 @@ def nobody_is_left(pids):
     [
         pytest.param(signal.SIGINT, False, 1, marks=pytest.mark.prove),
         (signal.SIGINT, True, 2),
-        (signal.SIGTERM, False, 1),
+        pytest.param(signal.SIGTERM, False, 1, marks=pytest.mark.prove),
     ],
     ids=["SIGINT", "SIGINT to the whole terminal, two trainers", "SIGTERM"],
 )
@@ -105,6 +105,7 @@ def test_a_signal_ends_the_run_with_130_and_no_process_is_left(tmp_path, endless
     assert f"{saved.step} steps are saved: go on with proa resume runs/endless" in out
 
 
+@pytest.mark.prove
 def test_a_trainer_that_is_killed_for_good_ends_the_run_with_1_and_no_process_is_left(tmp_path, endless):
     run = endless(**{"ray.trainer_restarts": 0})
     below = children_of(run.pid)

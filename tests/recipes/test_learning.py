@@ -27,6 +27,14 @@ PAIR = {"group_size": 2, "max_new_tokens": 4}
 RECIPES = {"sft": (sft, ROWS), "dpo": (dpo, PAIRS), "reward_model": (reward_model, PAIRS)}
 
 
+def shortest(completions, **_):
+    return [1.0 / (1 + len(completion)) for completion in completions]
+
+
+IN_PLACE = {"functions": [shortest], "workers": 0}
+"""Scored by the makers themselves: a process for it takes longer to start than these runs take."""
+
+
 @pytest.fixture
 def folder(tmp_path):
     """A model that others start from."""
@@ -72,7 +80,7 @@ def test_a_supervised_run_leaves_its_record_and_weights_that_load(name, tmp_path
 @pytest.mark.parametrize("name", [*RECIPES, "grpo", "ppo"])
 def test_the_events_reach_a_plain_function_and_stopping_early_works(name, tmp_path, folder):
     recipe, data = RECIPES.get(name, ({"grpo": grpo, "ppo": ppo}.get(name), ROWS))
-    rl = {"reward": shortest, "sampling": {"group_size": 2, "max_new_tokens": 4}} if name in ("grpo", "ppo") else {}
+    rl = {"reward": IN_PLACE, "sampling": PAIR} if name in ("grpo", "ppo") else {}
     eval_of_rl = {"metric": f"{__name__}:shortest"} if rl else {}
     manager, heard = CallbackManager(), []
     nine = (
@@ -94,7 +102,7 @@ def test_the_events_reach_a_plain_function_and_stopping_early_works(name, tmp_pa
 @pytest.mark.parametrize("name", [*RECIPES, "grpo", "ppo"])
 def test_the_tenth_too_when_something_fails(name, tmp_path, folder):
     recipe, data = RECIPES.get(name, ({"grpo": grpo, "ppo": ppo}.get(name), ROWS))
-    rl = {"reward": shortest, "sampling": {"group_size": 2, "max_new_tokens": 4}} if name in ("grpo", "ppo") else {}
+    rl = {"reward": IN_PLACE, "sampling": PAIR} if name in ("grpo", "ppo") else {}
     manager, heard = CallbackManager(), []
     manager.on("error")(lambda state: heard.append(state.metrics["error"]))
 
@@ -108,16 +116,12 @@ def test_the_tenth_too_when_something_fails(name, tmp_path, folder):
     assert header(tmp_path)["status"] == "failed"
 
 
-def shortest(completions, **_):
-    return [1.0 / (1 + len(completion)) for completion in completions]
-
-
 @pytest.mark.parametrize("name", ["sft", "dpo", "grpo", "ppo"])
 def test_with_lora_the_result_is_an_adapter_over_an_untouched_base_and_exports_merged(name, tmp_path, folder, capsys):
     from peft import PeftModel
 
     recipe, data = RECIPES.get(name, ({"grpo": grpo, "ppo": ppo}.get(name), ROWS))
-    rl = {"reward": shortest, "sampling": {"group_size": 2, "max_new_tokens": 4}} if name in ("grpo", "ppo") else {}
+    rl = {"reward": IN_PLACE, "sampling": PAIR} if name in ("grpo", "ppo") else {}
     before = weights_digest(weights_of(load_model(folder)))
     recipe(task=data, lora=LORA, **rl, **settings(tmp_path, folder))
     made = tmp_path / "runs" / "run" / "model"
@@ -306,7 +310,7 @@ def test_a_manager_serves_one_run_after_the_other(tmp_path, folder):
 )
 def test_a_run_in_float64_has_a_reference_and_a_first_pass_too(tmp_path, folder, more):
     state = grpo(
-        task=ROWS, reward=shortest, sampling={"group_size": 2, "max_new_tokens": 4},
+        task=ROWS, reward=IN_PLACE, sampling={"group_size": 2, "max_new_tokens": 4},
         **settings(tmp_path, folder, model={"path": str(folder), "dtype": "float64"}, **more),
     )  # fmt: skip
     assert state.global_step == 3

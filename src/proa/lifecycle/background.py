@@ -20,6 +20,7 @@ from .listeners import Function, Listener
 
 TURN_SECONDS = 0.0005
 TURN_ITERATIONS = 16
+LEAST_ITERATIONS = 3  # a task that awaits nothing is done then, and its failure known, however busy the machine
 CANCEL_SECONDS = 1.0
 """How long tasks that missed the deadline may take to clean up after being cancelled."""
 
@@ -100,13 +101,13 @@ class _ThreadLoop:
     def turn(self) -> None:
         until = monotonic() + TURN_SECONDS
         with _no_running_loop():
-            for _ in range(TURN_ITERATIONS):
+            for done in range(1, TURN_ITERATIONS + 1):
                 stop = self.loop.call_soon(self.loop.stop)
                 try:
                     self.loop.run_forever()
                 finally:
                     stop.cancel()  # if a task raised an interrupt, it would end the next run of the loop
-                if not self.owners or monotonic() > until:
+                if not self.owners or (done >= LEAST_ITERATIONS and monotonic() > until):
                     return
 
     def drain(self, seconds: float) -> None:
