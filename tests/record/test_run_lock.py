@@ -5,6 +5,7 @@ import platform
 import signal
 import subprocess
 import sys
+import threading
 from contextlib import ExitStack, contextmanager
 
 import pytest
@@ -60,6 +61,20 @@ def test_another_process_is_refused_by_name_and_let_in_when_the_first_is_killed(
             pass
 
 
+def test_one_who_is_patient_has_it_when_the_other_leaves_and_is_refused_when_not(tmp_path, caplog):
+    with ExitStack() as first:
+        first.enter_context(lock(tmp_path))
+        with pytest.raises(RunLockedError):
+            with lock(tmp_path, patience=0.3):
+                pass
+        leaving = threading.Timer(0.5, first.close)
+        leaving.start()
+        with lock(tmp_path, patience=30.0):
+            assert (tmp_path / ".lock").exists()
+        leaving.join()
+    assert "which is waited for" in caplog.text
+
+
 def test_the_same_process_cannot_have_it_twice(tmp_path):
     with lock(tmp_path):
         with pytest.raises(RunLockedError, match=rf"this process \(pid {os.getpid()}\) already"):
@@ -102,11 +117,11 @@ def test_a_lock_on_a_file_that_was_removed_keeps_nobody_out_and_takes_nobody_els
 def test_a_lock_whose_file_was_removed_while_it_was_taken_is_taken_again(tmp_path, monkeypatch):
     take, taken = run_lock._take, []
 
-    def take_late(descriptor, folder):
+    def take_late(descriptor, folder, until):
         if not taken:
             (tmp_path / ".lock").unlink()  # the one before has just ended
         taken.append(descriptor)
-        take(descriptor, folder)
+        take(descriptor, folder, until)
 
     monkeypatch.setattr(run_lock, "_take", take_late)
     with lock(tmp_path):

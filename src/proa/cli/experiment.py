@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,7 +35,7 @@ def experiment(file: str, flags: Sequence[str]) -> int:
     try:
         return ending(work)
     except KeyboardInterrupt:
-        print(f"go on with proa experiment {file}", file=sys.stderr)
+        print(f"go on with {shlex.join(['proa', 'experiment', file, *flags])}", file=sys.stderr)
         raise
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -14,9 +16,11 @@ from ..config import ExperimentConfig, RunConfig
 from ..data.loop import LoopArtifacts
 from ..data.results import ArmResult, LogContext, RunResult, Status
 from ..data.state import LoopState, TrainState
+from ..lifecycle.failures import note_failure
 from ..lifecycle.hooks import BaseCallback, Callback
 from ..lifecycle.manager import CallbackManager
 from ..lifecycle.policy import Priority
+from ..loop.interruption import Interruption
 from ..recipes import job_of
 from ..recipes.given import Given
 from ..recipes.job import carry_out
@@ -27,6 +31,11 @@ from ..record.evals import EvalRecord
 from ..record.run_folder import RunFolder
 from .plan import PlannedRun
 from .saved_result import save_arm
+
+log = logging.getLogger("proa.experiments")
+
+LEAVING_SECONDS = 10.0
+"""How long a run that was left behind by a killed experiment may take to leave, after its grace period."""
 
 
 @dataclass
@@ -40,8 +49,10 @@ class ArmRun:
     arm: ArmResult | None = field(default=None, init=False)
     """What is known of it, also while it runs."""
 
-    def carry_out(self) -> ArmResult:
-        """Train, benchmark, and tell of it. A failure is in the result, an interrupt is raised after it was told."""
+    def carry_out(self, interruption: Interruption | None = None) -> ArmResult:
+        """Train, benchmark, and tell of it. A failure is in the result, an interrupt is raised after it was told.
+
+        `interruption` is that of an experiment whose runs come one after the other."""
         run = self.run
         ctx = LogContext(
             run.config.folder, self.experiment, run.key, run.config, run.group, self.ids
@@ -51,14 +62,24 @@ class ArmRun:
             run.config,
             "running",
             group_name=run.group,
-            group_id=None if run.group is None else self.ids.get(f"group:{run.group}", run.group),
+            group_id=None if run.group is None else str(self.ids.get(f"group:{run.group}", run.group)),
         )
-        with place_callbacks(run.config, self.callbacks, ctx) as listeners:
+        interruption = interruption or Interruption(run.config.checkpoint.grace)
+        with interruption.listening(), ExitStack() as until_the_end:
+            try:
+                listeners = until_the_end.enter_context(self._listeners(ctx))
+            except Exception as error:  # nobody is there to be told
+                arm.status, arm.error = "failed", f"{type(error).__name__}: {error}"
+                return arm
+            _Telling(self.experiment, run, arm, ctx, listeners, interruption).carry_out()
+        return arm
+
+    @contextmanager
+    def _listeners(self, ctx: LogContext) -> Iterator[Listeners]:
+        with place_callbacks(self.run.config, self.callbacks, ctx) as listeners:
             for section in self.experiment.callbacks:
                 listeners.place(build_callback(section.model_dump()))
-            telling = _Telling(self.experiment, run, arm, ctx, listeners)
-            telling.carry_out()
-        return arm
+            yield listeners
 
 
 @dataclass
@@ -70,29 +91,19 @@ class _Telling:
     arm: ArmResult
     ctx: LogContext
     listeners: Listeners
+    interruption: Interruption
     result: RunResult = field(init=False)
 
     def carry_out(self) -> None:
         self.result = RunResult(self.run.key)
-        kept = _KeepArtifacts(self.result)
-        self.listeners.add(kept)
-        manager = self.listeners.manager
+        self.listeners.add(_KeepArtifacts(self.result))
         try:
-            manager.fire("run_start", self.ctx)
+            self.listeners.manager.fire("run_start", self.ctx)
             self._train()
         except BaseException as error:
             self._fail(error)
             if not isinstance(error, Exception):
                 raise
-
-    def _fail(self, error: BaseException) -> None:
-        status: Status = "failed" if isinstance(error, Exception) else "cancelled"
-        if self.arm.status == "running":
-            self._end(status, error)
-        else:  # it was a hook of `run_end` that failed
-            self.arm.status = self.result.status = status
-            self.arm.error = self.result.error = f"{type(error).__name__}: {error}"
-            save_arm(self.arm, self.run.config.folder)
 
     def _train(self) -> None:
         config = self.run.config
@@ -101,12 +112,15 @@ class _Telling:
             lambda: job_of(config, Given(), self.listeners),
             resume=AUTO,
             after_training=self._after_training,
+            interruption=self.interruption,
+            patience=config.checkpoint.grace + LEAVING_SECONDS,
         )
 
     def _after_training(self, folder: RunFolder, state: TrainState) -> None:
         """Benchmarks of the final weights; then `run_end`, and only then is the run marked completed."""
         self.result.metrics = _numbers(state.metrics)
         for section in self.experiment.metadata.benchmark:
+            self.interruption.leave_if_asked()
             began = perf_counter()
             scored = evaluate_folder(
                 self.run.config.folder / "model",
@@ -118,23 +132,43 @@ class _Telling:
             EvalRecord(folder.path).append(scored.result, scored.predictions)
             self.arm.eval_seconds += perf_counter() - began
             self.listeners.manager.fire("benchmark_eval", self.ctx, scored.result, scored.predictions, None)
-        self._end("completed", None)
+        self.interruption.leave_if_asked()
+        self._describe("completed")
+        self._tell()
+        self._save()  # when everybody has heard of it: a run that is cut off before is told of again
 
-    def _end(self, status: Status, error: BaseException | None) -> None:
+    def _fail(self, error: BaseException) -> None:
+        """The first error is the one that counts; a hook that fails on top of it is noted."""
+        told = self.arm.status != "running"  # else it was a hook of `run_end` that failed
+        self.result.error = f"{type(error).__name__}: {error}"
+        self.result.extras["traceback"] = "".join(traceback.format_exception(error))
+        self._describe("failed" if isinstance(error, Exception) else "cancelled")
+        try:
+            if not told:
+                self._tell()
+        except Exception as late:
+            note_failure(error, "also failed", late)
+            log.warning("%s: on_run_end failed too: %s", self.arm.name, late)
+        self._save()
+
+    def _describe(self, status: Status) -> None:
         run, arm = self.result, self.arm
-        run.status = arm.status = status
-        run.run_id = arm.run_id = str(self.ctx.ids.get("run_id", self.run.key))
-        if error is not None:
-            run.error = arm.error = f"{type(error).__name__}: {error}"
-            run.extras["traceback"] = "".join(traceback.format_exception(error))
         arm.run_result = run
         arm.metrics = dict(run.metrics)
-        _add_evals(arm, self.run.config)
+        arm.error = run.error
+        run.run_id = arm.run_id = str(self.ctx.ids.get("run_id", self.run.key))
         if run.artifacts is not None:
             arm.train_seconds = run.artifacts.train_seconds
-        self.listeners.manager.fire("run_end", self.ctx, run, arm)
+        if arm.status == "running":
+            _add_evals(arm, self.run.config)
+        run.status = arm.status = status
+
+    def _tell(self) -> None:
+        self.listeners.manager.fire("run_end", self.ctx, self.result, self.arm)
+
+    def _save(self) -> None:
         if self.run.config.folder.exists():
-            save_arm(arm, self.run.config.folder)
+            save_arm(self.arm, self.run.config.folder, self.experiment.metadata.benchmark)
 
 
 def _add_evals(arm: ArmResult, config: RunConfig) -> None:
@@ -147,11 +181,7 @@ def _add_evals(arm: ArmResult, config: RunConfig) -> None:
 
 
 def _numbers(metrics: dict[str, Any]) -> dict[str, float]:
-    return {name: value for name, value in metrics.items() if isinstance(value, int | float) and not _is_nan(value)}
-
-
-def _is_nan(value: float) -> bool:
-    return math.isnan(value)
+    return {name: value for name, value in metrics.items() if isinstance(value, int | float) and not math.isnan(value)}
 
 
 def _version_of(state: TrainState) -> int:

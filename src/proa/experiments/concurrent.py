@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,26 +22,28 @@ Start = Callable[[ArmRun], Elsewhere]
 LOOK_SECONDS = 0.1
 
 
-def run_concurrently(experiment: Experiment, ctx: LogContext) -> None:
+def run_concurrently(experiment: Experiment, ctx: LogContext, interruption: Interruption) -> None:
     """Carry out what is left, so many chains at a time. An interrupt is passed on, and waited for."""
-    config = experiment.config
-    interruption = Interruption(grace=float("inf"))  # each run has a grace period of its own
     interruption.polled = True
-    with interruption.listening(), _starting(experiment) as start:
+    with _starting(experiment) as start:
         chains = _Chains(experiment, ctx, start, interruption)
-        with ThreadPoolExecutor(config.max_concurrent_arms, "proa arm") as pool:
+        with ThreadPoolExecutor(experiment.config.max_concurrent_arms, "proa arm") as pool:
             futures = [pool.submit(chains.carry_out, chain) for chain in experiment.left]
-            _wait_for(futures)
-    if interruption.reason:
-        raise KeyboardInterrupt(interruption.reason)
+            _wait_for(futures, interruption)
+    interruption.leave_if_asked()
 
 
-def _wait_for(futures: list[Future[None]]) -> None:
-    pending = set(futures)
+def _wait_for(futures: list[Future[None]], interruption: Interruption) -> None:
+    """The first that fails, a hook of the experiment's say, ends the others as an interrupt does."""
+    pending, failed = set(futures), None
     while pending:
         done, pending = wait(pending, LOOK_SECONDS, FIRST_EXCEPTION)
-        for future in done:
-            future.result()
+        for error in (future.exception() for future in done):
+            if error is not None and failed is None:
+                failed = error
+                interruption.ask(f"{type(error).__name__}: {error}")
+    if failed is not None:
+        raise failed
 
 
 class _Chains:
@@ -77,18 +80,28 @@ class _Chains:
         with self._guard:  # hooks of the experiment are called one at a time
             self._experiment.announce_group(run, self._ctx)
             ids = {key: value for key, value in self._ctx.ids.items() if key != "run_id"}
-        elsewhere = self._start(ArmRun(self._experiment.config, run, self._experiment.given, ids))
+        try:
+            elsewhere = self._start(ArmRun(self._experiment.config, run, self._experiment.given, ids))
+        except OSError as error:  # no room for another process
+            arm = ArmResult(run.key, run.config, "failed", error=f"no process for it: {error}", group_name=run.group)
+            with self._guard:
+                self._experiment.note(arm)
+            return arm
+        arm, new_ids = self._outcome(elsewhere)
+        with self._guard:
+            self._ctx.ids.update({key: value for key, value in new_ids.items() if key != "run_id"})
+            self._experiment.note(replace(arm, run_config=run.config))
+        return arm
+
+    def _outcome(self, elsewhere: Elsewhere) -> tuple[ArmResult, dict[str, Any]]:
+        """Wait for it, passing interrupts on."""
         asked = 0
         while not elsewhere.ended(LOOK_SECONDS):
             wanted = 2 if self._interruption.at_once else 1 if self._interruption.reason else 0
             while asked < wanted:
                 asked += 1
                 elsewhere.interrupt()
-        arm, new_ids = elsewhere.outcome()
-        with self._guard:
-            self._ctx.ids.update({key: value for key, value in new_ids.items() if key != "run_id"})
-            self._experiment.note(replace(arm, run_config=run.config))
-        return arm
+        return elsewhere.outcome()
 
 
 def _starting(experiment: Experiment) -> Any:
@@ -97,12 +110,4 @@ def _starting(experiment: Experiment) -> Any:
         from .ray_tasks import arm_tasks  # not everyone has ray
 
         return arm_tasks(experiment.config)
-    return _Processes()
-
-
-class _Processes:
-    def __enter__(self) -> Start:
-        return ArmProcess
-
-    def __exit__(self, *_: object) -> None:
-        """Every process has been waited for."""
+    return nullcontext(ArmProcess)

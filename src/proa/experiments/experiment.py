@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from ..callbacks import build_callback
 from ..config import ConfigError, ExperimentConfig, load_experiment_config
 from ..data.results import ArmResult, ExperimentResult, LogContext, Status
+from ..lifecycle.failures import note_failure
 from ..lifecycle.hooks import BaseCallback, Callback
 from ..lifecycle.manager import CallbackManager, Callbacks
 from ..lifecycle.moments import EventName
+from ..lifecycle.placement import refuse_unportable
+from ..lifecycle.roles import callbacks_in
+from ..loop.interruption import Interruption
 from ..recipes.resuming import changes_to, saved_config
 from ..record.durable import Disk
-from ..record.run_folder import as_json, read_json
+from ..record.run_folder import RunFolderError, as_json, read_json
 from ..record.run_lock import lock
 from .arm_run import ArmRun
 from .plan import Chain, PlannedRun, plan
@@ -49,53 +54,60 @@ class Experiment:
             config = config.model_copy(update={"output_dir": config.output_dir.resolve()})
         self.config = config
         self.plan = plan(config)
-        self._given = callbacks if isinstance(callbacks, CallbackManager) else tuple(callbacks or ())
+        self._given = callbacks if isinstance(callbacks, CallbackManager) else tuple(callbacks_in(callbacks or ()))
         self._tell = tell or (lambda _: None)
         self._managers: list[CallbackManager] = []
         self._arms: dict[str, ArmResult] = {}
         self._groups_told: set[str] = set()
+        self._result = ExperimentResult(config.name, "running", hypothesis=config.metadata.hypothesis)
         if config.max_concurrent_arms > 1:
-            _refuse_instances(self._given)
+            _refuse_what_stays(self._given)
 
     def run(self) -> ExperimentResult:
         """Carry out what is left to be done, and say what came of all of it."""
-        ctx = LogContext(self.config.folder, self.config)
-        self._managers = self._listening()
-        with lock(self.config.folder), self._around(ctx) as result:
-            self._write(result)
+        config = self.config
+        ctx = LogContext(config.folder, config)
+        self._arms, self._groups_told = {}, set()
+        self._result = ExperimentResult(config.name, "running", hypothesis=config.metadata.hypothesis)
+        interruption = Interruption(grace=float("inf"))  # each run has a grace period of its own
+        with lock(config.folder), interruption.listening():
+            _refuse_a_runs(config.folder)
             for chain in self.plan:
                 self._skip_complete(chain)
-            if self.config.max_concurrent_arms > 1:
-                from .concurrent import run_concurrently
+            self._managers = self._listening()
+            with self._around(ctx):
+                if config.max_concurrent_arms > 1:
+                    from .concurrent import run_concurrently
 
-                run_concurrently(self, ctx)
-            else:
-                for chain in self.plan:
-                    self._run_chain(chain, ctx)
-        return result
+                    run_concurrently(self, ctx, interruption)
+                else:
+                    for chain in self.plan:
+                        self._run_chain(chain, ctx, interruption)
+        return self._result
 
     # -- one after the other -------------------------------------------------------------------------
 
-    def _run_chain(self, chain: Chain, ctx: LogContext) -> None:
+    def _run_chain(self, chain: Chain, ctx: LogContext, interruption: Interruption) -> None:
         """A chain's runs in order; the first that fails ends it."""
         failed: ArmResult | None = None
         for run in chain:
-            if run.key in self._arms:
-                failed = self._arms[run.key] if self._arms[run.key].status != "completed" else None
+            if run.key in self._arms:  # complete already
                 continue
             if failed is not None:
                 self.note(not_reached(run, failed))
                 continue
+            interruption.leave_if_asked()
             self.announce_group(run, ctx)
             ctx.ids.pop("run_id", None)
-            arm = self._arm_run(run, ctx.ids)
+            arm = self._arm_run(run, ctx.ids, interruption)
             self.note(arm)
             failed = arm if arm.status != "completed" else None
+        interruption.leave_if_asked()
 
-    def _arm_run(self, run: PlannedRun, ids: dict[str, Any]) -> ArmResult:
+    def _arm_run(self, run: PlannedRun, ids: dict[str, Any], interruption: Interruption) -> ArmResult:
         carried = ArmRun(self.config, run, self._given, ids)
         try:
-            return carried.carry_out()
+            return carried.carry_out(interruption)
         except BaseException:
             if carried.arm is not None:
                 self.note(carried.arm)
@@ -104,14 +116,15 @@ class Experiment:
     def announce_group(self, run: PlannedRun, ctx: LogContext) -> None:
         """`group_start`, once, just before the group's first run."""
         if run.group is not None and run.group not in self._groups_told:
-            self._groups_told.add(run.group)
             self._fire("group_start", ctx, run.group)
+            self._groups_told.add(run.group)
 
     def note(self, arm: ArmResult) -> None:
         """A run has ended."""
         self._arms[arm.name] = arm
         if arm.status == "failed":
             log.warning("%s failed: %s", arm.name, arm.error)
+        self._write()
         self._tell(arm)
 
     def is_done(self, run: PlannedRun) -> bool:
@@ -138,7 +151,7 @@ class Experiment:
                 changes_to(saved_config(run.config.folder), run.config)
             except ConfigError as error:
                 raise ConfigError(f"{run.config.folder} is of another experiment: {error}") from None
-            arm = load_arm(run)
+            arm = load_arm(run, self.config.metadata.benchmark)
             if read_json(header).get("status") != "completed" or arm is None or arm.status != "completed":
                 return
             self._arms[run.key] = arm
@@ -158,37 +171,42 @@ class Experiment:
         return [own]
 
     def _fire(self, event: EventName, *payload: Any) -> None:
-        for manager in self._managers:
-            manager.fire(event, *payload)
+        """All managers hear of it, also when a hook of one raises."""
+        with ExitStack() as others:
+            for manager in reversed(self._managers):
+                others.callback(manager.fire, event, *payload)
 
     @contextmanager
-    def _around(self, ctx: LogContext) -> Iterator[ExperimentResult]:
+    def _around(self, ctx: LogContext) -> Iterator[None]:
         """`experiment_start`, and whatever happens, `experiment_end` with what there is."""
-        result = ExperimentResult(self.config.name, "running", hypothesis=self.config.metadata.hypothesis)
-        interrupted = False
         try:
+            self._write()
             self._fire("experiment_start", ctx)
-            yield result
+            yield
         except BaseException as error:
-            interrupted = not isinstance(error, Exception)
-            self._end(result, ctx, "cancelled" if interrupted else "failed")
+            try:
+                self._end(ctx, "failed" if isinstance(error, Exception) else "cancelled")
+            except Exception as late:
+                note_failure(error, "also failed", late)
             raise
         failed = any(arm.status != "completed" for arm in self._arms.values())
-        self._end(result, ctx, "failed" if failed else "completed")
+        self._end(ctx, "failed" if failed else "completed")
 
-    def _end(self, result: ExperimentResult, ctx: LogContext, status: Status) -> None:
-        order = [run for chain in self.plan for run in chain]
-        arms = [self._arms[run.key] for run in order if run.key in self._arms]
-        groups = {run.key: run.arm for run in order}
-        summarise(result, arms, groups, self.config)
+    def _end(self, ctx: LogContext, status: Status) -> None:
+        result = self._result
         result.status = status
         result.experiment_id = str(ctx.ids.get("experiment_id", self.config.name))
-        try:
-            self._fire("experiment_end", ctx, result)
-        finally:
-            self._write(result)
+        with ExitStack() as whatever_happens:  # last in, first out
+            whatever_happens.callback(self._write)
+            whatever_happens.callback(self._fire, "experiment_end", ctx, result)
+            result.arms = self._in_order()
+            summarise(result, result.arms, {run.key: run.arm for chain in self.plan for run in chain}, self.config)
 
-    def _write(self, result: ExperimentResult) -> None:
+    def _in_order(self) -> list[ArmResult]:
+        return [self._arms[run.key] for chain in self.plan for run in chain if run.key in self._arms]
+
+    def _write(self) -> None:
+        result = self._result
         content = {
             "name": result.name,
             "status": result.status,
@@ -203,7 +221,7 @@ class Experiment:
             "conclusion": result.conclusion,
             "hypothesis": result.hypothesis,
             "groups": {name: group.as_dict() for name, group in result.groups.items()},
-            "arms": [arm_dict(arm) for arm in result.arms],
+            "arms": [arm_dict(arm) for arm in self._in_order()],
         }
         Disk().replace_file(self.config.folder / EXPERIMENT_NAME, as_json(content).encode("utf-8"))
 
@@ -215,9 +233,21 @@ def not_reached(run: PlannedRun, failed: ArmResult) -> ArmResult:
     )  # fmt: skip
 
 
-def _refuse_instances(given: Sequence[Any] | CallbackManager) -> None:
+def _refuse_a_runs(folder: Path) -> None:
+    if (folder / "run.json").exists():
+        raise RunFolderError(f"{folder} is the folder of a run: give the experiment another name or output_dir")
+
+
+def _refuse_what_stays(given: Sequence[Any] | CallbackManager) -> None:
+    """Each run has a process of its own."""
     if isinstance(given, CallbackManager) or any(isinstance(one, BaseCallback) for one in given):
         raise ConfigError(
             "with max_concurrent_arms above 1 each run has a process of its own, where a callback's instance is not: "
             "give a factory, e.g. the class itself, which makes one for each run"
+        )
+    refuse_unportable(given)
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise ConfigError(
+            "with max_concurrent_arms above 1 each run's process imports this script again: put what runs the "
+            "experiment under if __name__ == '__main__':"
         )

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import multiprocessing
 import os
+import pickle
 import signal
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from ..data.results import ArmResult, Status
 from ..loop.interruption import SIGNALS
 from .arm_run import ArmRun
+
+log = logging.getLogger("proa.experiments")
 
 
 class Elsewhere(Protocol):
@@ -36,7 +41,7 @@ class ArmProcess:
         context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
         self._work = work
         self._here, there = context.Pipe()
-        self._process = context.Process(target=_child, args=(there, work), name=work.run.key, daemon=False)
+        self._process = context.Process(target=_child, args=(there, work, os.getpid()), name=work.run.key, daemon=False)
         with _signals_held_back():  # in the process too, until it can answer one
             self._process.start()
         there.close()
@@ -58,6 +63,9 @@ class ArmProcess:
             os.kill(self._process.pid, signal.SIGINT)
 
     def outcome(self) -> tuple[ArmResult, dict[str, Any]]:
+        with contextlib.suppress(EOFError, OSError):
+            if self._told is None and self._here.poll():  # said just before it ended
+                self._told = self._here.recv()
         if self._told is not None:
             return self._told
         run, code = self._work.run, self._process.exitcode
@@ -66,12 +74,17 @@ class ArmProcess:
         return ArmResult(run.key, run.config, status, error=f"its process ended {how}", group_name=run.group), {}
 
 
-def _child(connection: Connection, work: ArmRun) -> None:
+def _child(connection: Connection, work: ArmRun, starter: int) -> None:
     if hasattr(os, "setsid"):
         os.setsid()  # Ctrl-C in a terminal goes to a whole group; here it comes once, from the starter
-    threading.Thread(target=_leave_with_starter, args=(os.getppid(),), name="proa starter", daemon=True).start()
-    connection.send(carried_out(work))
-    connection.close()
+    threading.Thread(target=_leave_with_starter, args=(starter,), name="proa starter", daemon=True).start()
+    arm, ids = carried_out(work)
+    with contextlib.suppress(BrokenPipeError), connection:  # nobody may be there any more
+        try:
+            connection.send((arm, ids))
+        except (TypeError, AttributeError, pickle.PicklingError) as error:  # something of a hook's
+            log.warning("what the hooks of %s left in ctx.ids stays in its process: %s", arm.name, error)
+            connection.send((replace(arm, run_result=None), {}))
 
 
 def carried_out(work: ArmRun) -> tuple[ArmResult, dict[str, Any]]:
@@ -82,6 +95,10 @@ def carried_out(work: ArmRun) -> tuple[ArmResult, dict[str, Any]]:
         arm = work.carry_out()
     except KeyboardInterrupt:
         arm = work.arm or ArmResult(run.key, run.config, "cancelled", error="interrupted", group_name=run.group)
+    except Exception as error:  # before the run could tell of itself
+        log.exception("%s failed", run.key)
+        told = f"{type(error).__name__}: {error}"
+        arm = ArmResult(run.key, run.config, "failed", error=told, group_name=run.group)
     return arm, work.ids
 
 

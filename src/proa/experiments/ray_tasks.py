@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ..config import ExperimentConfig
-from ..data.results import ArmResult
+from ..data.results import ArmResult, Status
 from ..runtime.ray.tasks import Task, TaskFailed, tasks_of, told
 from .arm_run import ArmRun
 from .processes import carried_out
@@ -19,11 +19,13 @@ class ArmTask:
     def __init__(self, work: ArmRun, start: Callable[[Callable[[Any], Any], Any], Task]) -> None:
         self._work = work
         self._task = start(carried_out, work)
+        self._interrupted = False
 
     def ended(self, seconds: float) -> bool:
         return self._task.ended(seconds)
 
     def interrupt(self) -> None:
+        self._interrupted = True
         self._task.interrupt()
 
     def outcome(self) -> tuple[ArmResult, dict[str, Any]]:
@@ -31,7 +33,9 @@ class ArmTask:
             outcome: tuple[ArmResult, dict[str, Any]] = self._task.value()
         except TaskFailed as error:
             run = self._work.run
-            return ArmResult(run.key, run.config, "failed", error=told(error), group_name=run.group), {}
+            status: Status = "cancelled" if self._interrupted else "failed"
+            words = told(error) or ("interrupted before it began" if self._interrupted else "its task ended")
+            return ArmResult(run.key, run.config, status, error=words, group_name=run.group), {}
         return outcome
 
 

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+from ..config.run_config import EvalSection
 from ..data.loop import LoopArtifacts, ManifestRow
-from ..data.results import ArmResult, EvalResult, RunResult
+from ..data.results import ArmResult, RunResult
 from ..record.durable import Disk
-from ..record.run_folder import as_json, read_json
+from ..record.evals import eval_result
+from ..record.run_folder import as_json, numbers_back, read_json
 from .plan import PlannedRun
 
 ARM_NAME = "arm.json"
 
 
-def save_arm(arm: ArmResult, folder: Path) -> None:
-    """Write it down, at once and whole. The run's configuration is beside it, in `config.json`."""
-    Disk().replace_file(folder / ARM_NAME, as_json(arm_dict(arm)).encode("utf-8"))
+def save_arm(arm: ArmResult, folder: Path, benchmarks: Sequence[EvalSection]) -> None:
+    """Write it down, at once and whole, with what it was benchmarked by. The run's configuration is beside it, in
+    `config.json`."""
+    content = {**arm_dict(arm), "benchmarks": _told(benchmarks)}
+    Disk().replace_file(folder / ARM_NAME, as_json(content).encode("utf-8"))
 
 
 def arm_dict(arm: ArmResult) -> dict[str, Any]:
@@ -31,16 +37,29 @@ def arm_dict(arm: ArmResult) -> dict[str, Any]:
     return {**kept, "evals": [asdict(result) for result in arm.evals], "run_result": told}
 
 
-def load_arm(run: PlannedRun) -> ArmResult | None:
-    """What was written down of a planned run; None if it has not come so far."""
+def load_arm(run: PlannedRun, benchmarks: Sequence[EvalSection]) -> ArmResult | None:
+    """What was written down of a planned run; None if it has not come so far, or was benchmarked by something else."""
     try:
         content = read_json(run.config.folder / ARM_NAME)
     except FileNotFoundError:
         return None
-    evals = [EvalResult(**result) for result in content.pop("evals")]
+    if content.pop("benchmarks") != _told(benchmarks):
+        return None
+    evals = [eval_result(result) for result in content.pop("evals")]
     told = content.pop("run_result")
-    result = None if told is None else RunResult(**{**told, "artifacts": _artifacts(told["artifacts"])})
-    return ArmResult(**content, run_config=run.config, evals=evals, run_result=result)
+    result = None if told is None else _run_result(told)
+    numbers = {key: numbers_back(content[key]) for key in ("metrics", "eval_metrics", "eval_breakdowns")}
+    return ArmResult(**{**content, **numbers}, run_config=run.config, evals=evals, run_result=result)
+
+
+def _told(benchmarks: Sequence[EvalSection]) -> list[dict[str, Any]]:
+    written: list[dict[str, Any]] = json.loads(as_json({"": [one.model_dump(mode="json") for one in benchmarks]}))[""]
+    return written
+
+
+def _run_result(content: dict[str, Any]) -> RunResult:
+    metrics = numbers_back(content["metrics"])
+    return RunResult(**{**content, "metrics": metrics, "artifacts": _artifacts(content["artifacts"])})
 
 
 def _artifacts(content: dict[str, Any] | None) -> LoopArtifacts | None:

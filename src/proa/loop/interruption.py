@@ -41,14 +41,24 @@ class Interruption:
         """Have something called with the reason, in another thread, soon after the run is asked to leave."""
         self._actions.append(action)
 
+    def forget_actions(self) -> None:
+        """What was to be done is over; the next run says what is to be done for it."""
+        self._actions.clear()
+
+    def leave_if_asked(self) -> None:
+        """Raise `KeyboardInterrupt` if there was a signal."""
+        if self.reason:
+            raise KeyboardInterrupt(self.reason)
+
     def ask(self, reason: str) -> None:
         """Ask the run to leave, as a signal does."""
         self.reason, self._since = self.reason or reason, self._since or monotonic()
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Inside, signals ask. Outside the main thread Python has no signals, and nobody asks by one."""
-        if threading.current_thread() is not threading.main_thread():
+        """Inside, signals ask; within itself it changes nothing. Outside the main thread Python has no signals, and
+        nobody asks by one."""
+        if self._listens or threading.current_thread() is not threading.main_thread():
             yield
             return
         over = threading.Event()

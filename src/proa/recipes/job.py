@@ -44,17 +44,22 @@ def carry_out(
     *,
     resume: str | None = None,
     after_training: AfterTraining | None = None,
+    interruption: Interruption | None = None,
+    patience: float = 0.0,
 ) -> TrainState:
     """Put the run together, make its folder, train in it, and leave a header that says how it ended.
 
     `resume` is `"auto"` or a checkpoint's name: a run that is there is gone on with, and one that is complete is left
-    as it is. What can be wrong with a configuration is found before training starts; no folder is left then.
+    as it is, unless something comes `after_training`. What can be wrong with a configuration is found before training
+    starts; no folder is left then. `interruption` is that of whoever runs several; `patience` is how many seconds to
+    wait for another process to leave the folder.
     """
     there = resume is not None and (config.folder / "run.json").exists()
-    if there and resume == AUTO and (done := _complete(config)) is not None:
+    if there and resume == AUTO and after_training is None and (done := _complete(config)) is not None:
         return done
-    interruption = Interruption(config.checkpoint.grace)
-    with lock(config.folder), interruption.listening():
+    interruption = interruption or Interruption()
+    interruption.grace = config.checkpoint.grace
+    with lock(config.folder, patience), interruption.listening(), _actions_of(interruption):
         if not there:
             _clear_unborn(config.folder)
             refuse_used(config.folder)
@@ -63,12 +68,21 @@ def carry_out(
         job = build()
         folder = _reopened(config, resumption, changes) if there else _fresh(config)
         with _ending(job, folder, is_new=not there):
-            if interruption.reason:  # while it was put together
-                raise KeyboardInterrupt(interruption.reason)
+            interruption.leave_if_asked()  # while it was put together
             state = job.train(folder, resumption, interruption)
             if after_training is not None:
                 after_training(folder, state)
         return state
+
+
+@contextmanager
+def _actions_of(interruption: Interruption) -> Iterator[None]:
+    """What this run wants to be done when it is asked to leave is done for it alone."""
+    try:
+        yield
+    finally:
+        interruption.forget_actions()
+        interruption.polled = False
 
 
 def _clear_unborn(folder: Path) -> None:

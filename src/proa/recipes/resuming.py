@@ -26,7 +26,7 @@ from ..policy.models import load_model
 from ..policy.random_state import set_random_state
 from ..record.checkpoints import CheckpointError, CheckpointManager
 from ..record.evals import EvalRecord, predictions_path
-from ..record.run_folder import RunFolderError, read_json
+from ..record.run_folder import RunFolderError, numbers_back, read_json
 from ..record.secrets import redact, redacted_keys
 from ..record.state_files import read_state
 from ..roles.weights import transport_digest
@@ -67,7 +67,7 @@ class Resumption:
         go_on_with(state, self.loop())
         header = read_json(self.folder / "run.json")
         state.policy_version = header.get("policy_version", state.policy_version)
-        state.metrics |= {name: _number(value) for name, value in self.row.metrics.items()}
+        state.metrics |= numbers_back(self.row.metrics)
         if header.get("stopped_by") is not None:
             state.stop_training(header.get("stop_reason"), by=header["stopped_by"])
         return state
@@ -75,11 +75,6 @@ class Resumption:
     @property
     def _path(self) -> Path:
         return CheckpointManager(self.folder).path(self.row)
-
-
-def _number(written: Any) -> Any:
-    """A metric as it was before it was written as JSON, which has no word for what is not finite."""
-    return float(written) if written in ("nan", "inf", "-inf") else written
 
 
 def find_checkpoint(folder: Path, name: str = AUTO) -> Resumption | None:

@@ -11,7 +11,7 @@ from typing import Any
 from ..data.results import EvalResult
 from ..private_files import make_private_folder, write_private
 from .durable import opened
-from .run_folder import BrokenRecordError, as_json_line
+from .run_folder import BrokenRecordError, as_json_line, numbers_back
 from .secrets import redact_values
 
 EVALS_NAME = "evals.jsonl"
@@ -45,8 +45,8 @@ class EvalRecord:
         results: dict[tuple[str, int | None], EvalResult] = {}
         for number, line in enumerate(lines, start=1):
             try:
-                result = EvalResult(**json.loads(line))
-            except (ValueError, TypeError) as error:
+                result = eval_result(json.loads(line))
+            except (ValueError, TypeError, KeyError) as error:
                 raise BrokenRecordError(f"{self.path} is broken at line {number}: {error}") from error
             results.pop((result.name, result.step), None)
             results[result.name, result.step] = result
@@ -60,6 +60,12 @@ class EvalRecord:
             return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
         except ValueError as error:
             raise BrokenRecordError(f"{path} is broken: {error}") from error
+
+
+def eval_result(written: dict[str, Any]) -> EvalResult:
+    """An eval's result from what was written of it."""
+    numbers = {key: numbers_back(written[key]) for key in ("metrics", "breakdowns")}
+    return EvalResult(**{**written, **numbers})
 
 
 def predictions_path(name: str, step: int | None) -> Path:

@@ -16,7 +16,7 @@ from typing import Any
 from ..errors import ProaError
 from ..private_files import keep_others_out, make_private_folder
 from .durable import Disk
-from .secrets import redact, remember
+from .secrets import redact, redact_values, remember
 
 LOCK_NAME = ".lock"
 """Held by the process that runs; a folder that holds only this was not used."""
@@ -110,12 +110,24 @@ def refuse_used(path: Path) -> None:
 
 def as_json(content: dict[str, Any]) -> str:
     """As every file of a record is written that holds one object: without secrets."""
-    return json.dumps(_readable(redact(content)), indent=2, allow_nan=False) + "\n"
+    return json.dumps(_readable(redact(content)), indent=2, allow_nan=False, default=_words) + "\n"
 
 
 def as_json_line(content: dict[str, Any]) -> str:
     """As every line of a record is written: without secrets."""
-    return json.dumps(_readable(redact(content)), allow_nan=False) + "\n"
+    return json.dumps(_readable(redact(content)), allow_nan=False, default=_words) + "\n"
+
+
+def _words(value: object) -> Any:
+    """What JSON has no form for: a hook's own object should not cost the record."""
+    return redact_values(str(value))
+
+
+def numbers_back(written: Any) -> Any:
+    """Numbers as they were before they were written as JSON, which has no word for what is not finite."""
+    if isinstance(written, dict):
+        return {key: numbers_back(value) for key, value in written.items()}
+    return float(written) if written in ("nan", "inf", "-inf") else written
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from time import monotonic, sleep
 
 from .durable import opened
 from .run_folder import LOCK_NAME, RunFolderError
+
+log = logging.getLogger("proa.record")
+
+LOOK_SECONDS = 0.2
 
 _held: set[int] = set()
 
@@ -19,14 +25,16 @@ class RunLockedError(RunFolderError):
 
 
 @contextmanager
-def lock(run_folder: Path) -> Iterator[None]:
-    """Hold a run's folder, which is made if need be. Raise at once if another process, or this one, has it already."""
+def lock(run_folder: Path, patience: float = 0.0) -> Iterator[None]:
+    """Hold a run's folder, which is made if need be. Raise if another process, or this one, has it already and does not
+    leave it for that many seconds."""
+    until = monotonic() + patience
     made = [folder for folder in (run_folder, *run_folder.parents) if not folder.exists()]
     run_folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = run_folder / LOCK_NAME
     while True:
         with opened(path, os.O_RDWR | os.O_CREAT) as descriptor:
-            _take(descriptor, run_folder)
+            _take(descriptor, run_folder, until)
             if not _is_still_there(descriptor, path):
                 continue  # the one before removed the file after we had opened it: this lock keeps nobody out
             _held.add(descriptor)
@@ -42,13 +50,22 @@ def lock(run_folder: Path) -> Iterator[None]:
         return
 
 
-def _take(descriptor: int, run_folder: Path) -> None:
+def _take(descriptor: int, run_folder: Path, until: float) -> None:
     import fcntl  # not on every system
 
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise RunLockedError(f"{run_folder} is being used by {_holder(descriptor)}: two runs cannot share it") from None
+    told = False
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            used = f"{run_folder} is being used by {_holder(descriptor)}"
+            if monotonic() >= until:
+                raise RunLockedError(f"{used}: two runs cannot share it") from None
+        if not told:
+            log.warning("%s, which is waited for", used)
+            told = True
+        sleep(LOOK_SECONDS)
 
 
 def _holder(descriptor: int) -> str:
