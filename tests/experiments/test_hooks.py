@@ -1,7 +1,7 @@
 """The documented order of an experiment's hooks, for every shape that one can have."""
 
 import pytest
-from small_experiment import JUDGED, RUN, Listener, of_a_run
+from small_experiment import BENCHMARK, JUDGED, RUN, Listener, of_a_run
 
 from proa import Callback
 from proa.experiments import Experiment
@@ -80,8 +80,10 @@ def test_a_failed_arm_does_not_stop_the_others(tmp_path):
 
 
 def test_a_chain_ends_at_its_first_failure(tmp_path):
-    stages = {"datasets": ["sort_digits", str(tmp_path / "no.jsonl"), "sort_digits"]}
-    listener, result = heard_in(tmp_path, run={**RUN, "eval": []}, continual=stages)
+    (tmp_path / "long.jsonl").write_text('{"prompt": "' + "1" * 40 + '", "answer": "1"}\n')  # for this model
+    stages = {"datasets": ["sort_digits", str(tmp_path / "long.jsonl"), "sort_digits"]}
+    judged = {"benchmark": [{**BENCHMARK, "source": "sort_digits"}]}
+    listener, result = heard_in(tmp_path, run={**RUN, "eval": []}, continual=stages, metadata=judged)
     assert [arm.status for arm in result.arms] == ["completed", "failed", "cancelled"]
     assert "not run: e_stage1 failed" in result.arms[2].error
     assert "run_start e_stage2" not in listener.heard

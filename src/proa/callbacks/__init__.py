@@ -4,7 +4,7 @@ from .console import ConsoleProgress
 from .early_stopping import EarlyStopping
 from .metric_files import CsvMetrics, JsonlMetrics
 from .performance import ExperienceMakerPerformanceEvaluator, TrainerPerformanceEvaluator
-from .registry import build_callback, callback_kinds, register_callback
+from .registry import build_callback, callback_kinds, check_callback, register_callback
 from .tensorboard import TensorBoardLogger
 from .tracer import EventTracer
 from .trackio import TrackioLogger
@@ -13,5 +13,5 @@ from .wandb import WandbLogger
 __all__ = [
     "ConsoleProgress", "CsvMetrics", "EarlyStopping", "EventTracer", "ExperienceMakerPerformanceEvaluator",
     "JsonlMetrics", "TensorBoardLogger", "TrackioLogger", "TrainerPerformanceEvaluator", "WandbLogger",
-    "build_callback", "callback_kinds", "register_callback",
+    "build_callback", "callback_kinds", "check_callback", "register_callback",
 ]  # fmt: skip

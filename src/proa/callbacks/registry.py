@@ -52,6 +52,16 @@ def build_callback(spec: Mapping[str, Any]) -> BaseCallback:
     return callback
 
 
+def check_callback(spec: Mapping[str, Any]) -> None:
+    """Raise if `build_callback` would. One that comes with Proa is built and let go of; one of another package may
+    start something when it is built, so only the names of its parameters are looked at."""
+    kind, params = _parse(spec)
+    if callback_kinds().get(kind, "proa.callbacks.").startswith("proa.callbacks."):
+        build_callback(spec)
+    else:
+        _check_params(kind, _factory(kind), params)
+
+
 def _parse(spec: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     wrong = CallbackConfigError(f"a callback is given as {{kind: …, params: {{…}}}}, not as {spec!r}")
     if not isinstance(spec, Mapping) or spec.keys() - {"kind", "params"}:

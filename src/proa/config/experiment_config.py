@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import itertools
 import re
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from .run_config import CallbackSection, EvalSection, FolderName, Section
+
+MISTAKE = "mistake"
+"""The type of an error whose words name the key themselves."""
+
+
+def _mistake(words: str, *place: str | int) -> PydanticCustomError:
+    """What is wrong, and at which key of the section that finds it, so that its line can be told."""
+    return PydanticCustomError(MISTAKE, "{words}", {"words": words, "place": place})
 
 
 @dataclass(frozen=True)
@@ -20,6 +30,7 @@ class ArmContent:
     content: dict[str, Any]
     changes: dict[str, Any]
     where: tuple[str, ...]
+    changed_at: dict[str, tuple[str | int, ...]] = field(default_factory=dict)
 
 
 class MatrixSection(Section):
@@ -32,10 +43,36 @@ class MatrixSection(Section):
     def _has_values(self) -> MatrixSection:
         for key, values in self.over.items():
             if not values:
-                raise ValueError(f"matrix.over.{key} has no values")
+                raise _mistake(f"matrix.over.{key} has no values", "over", key)
             if len({str(value) for value in values}) < len(values):
-                raise ValueError(f"matrix.over.{key} has a value twice")
+                raise _mistake(f"matrix.over.{key} has a value twice", "over", key)
         return self
+
+    @model_validator(mode="after")
+    def _no_key_undoes_another(self) -> MatrixSection:
+        for first, later in itertools.combinations(self.over, 2):
+            if first.startswith(f"{later}."):
+                raise _mistake(
+                    f"matrix.over.{later} would undo {first}, which comes before it: swap them", "over", later
+                )
+        return self
+
+    @property
+    def arms(self) -> dict[str, ArmContent]:
+        """Each combination by its name, e.g. `learning_rate-0.0003.group_size-8`."""
+        words = [_told_apart(_word(key, value) for value in values) for key, values in self.over.items()]
+        combinations = list(itertools.product(*(range(len(values)) for values in self.over.values())))
+        names = (
+            ".".join(of_key[place] for of_key, place in zip(words, places, strict=True)) for places in combinations
+        )
+        cut = _told_apart(name[:LONGEST].rstrip(MARKS) for name in names)
+        return {name: self._arm(places) for name, places in zip(cut, combinations, strict=True)}
+
+    def _arm(self, places: tuple[int, ...]) -> ArmContent:
+        chosen = dict(zip(self.over, places, strict=True))
+        changes = {key: self.over[key][place] for key, place in chosen.items()}
+        at: dict[str, tuple[str | int, ...]] = {key: ("matrix", "over", key, place) for key, place in chosen.items()}
+        return ArmContent(self.run, changes, ("matrix", "run"), at)
 
 
 class ContinualSection(Section):
@@ -46,15 +83,17 @@ class ContinualSection(Section):
 
     @model_validator(mode="after")
     def _names_differ(self) -> ContinualSection:
+        template = f"continual.name_template {self.name_template!r}"
         try:
             first, second = (self.name_template.format(arm="a", stage=stage) for stage in (0, 1))
             other = self.name_template.format(arm="b", stage=0)
-        except (KeyError, IndexError, ValueError) as error:
-            raise ValueError(
-                f"continual.name_template {self.name_template!r} may have {{arm}} and {{stage}}: {error}"
-            ) from None
+        except (KeyError, IndexError, ValueError, AttributeError, TypeError) as error:
+            words = f"{template} may have {{arm}} and {{stage}}, as they are: {error}"
+            raise _mistake(words, "name_template") from None
         if len({first, second, other}) < 3:
-            raise ValueError(f"continual.name_template {self.name_template!r} must have both {{arm}} and {{stage}}")
+            raise _mistake(f"{template} must have both {{arm}} and {{stage}}", "name_template")
+        if not _can_be_name(first):
+            raise _mistake(f"{template} gives names like {first!r}: {IN_A_NAME}", "name_template")
         return self
 
 
@@ -68,6 +107,15 @@ class MetadataSection(Section):
     benchmark: list[EvalSection] = Field(
         default_factory=list, description="scored after each run, on its final weights"
     )
+
+    @model_validator(mode="after")
+    def _benchmarks_differ(self) -> MetadataSection:
+        names = [section.name for section in self.benchmark]
+        for place, name in enumerate(names):
+            if name in names[:place]:
+                words = f"two of metadata.benchmark are called {name!r}: give each a name of its own"
+                raise _mistake(words, "benchmark", place, "name")
+        return self
 
 
 class ExperimentConfig(Section):
@@ -95,11 +143,12 @@ class ExperimentConfig(Section):
         if isinstance(given, dict) and isinstance(given.get("runs"), list):
             runs: dict[str, Any] = {}
             for place, run in enumerate(given["runs"]):
-                if not isinstance(run, dict) or "name" not in run:
-                    raise ValueError(f"runs, entry {place}: give it a name")
-                if run["name"] in runs:
-                    raise ValueError(f"two runs are called {run['name']!r}")
-                runs[run["name"]] = {key: value for key, value in run.items() if key != "name"}
+                name = run.get("name") if isinstance(run, dict) else None
+                if not isinstance(name, str):
+                    raise _mistake(f"runs, entry {place}: give it a name, e.g. 'name: small'", "runs", place)
+                if name in runs:
+                    raise _mistake(f"two runs are called {name!r}", "runs", place, "name")
+                runs[name] = {key: value for key, value in run.items() if key != "name"}
             return {**given, "runs": runs}
         return given
 
@@ -109,16 +158,55 @@ class ExperimentConfig(Section):
         if len(given) != 1:
             raise ValueError(f"give exactly one of run, runs and matrix, not {' and '.join(given) or 'none of them'}")
         if self.runs is not None and not self.runs:
-            raise ValueError("runs is empty: an experiment has at least one arm")
+            raise _mistake("runs is empty: an experiment has at least one arm", "runs")
+        return self
+
+    @model_validator(mode="after")
+    def _arms_are_named(self) -> ExperimentConfig:
+        if self.run is not None and not _can_be_name(self.name):
+            words = f"with run, the experiment's name {self.name!r} is also that of its run: {IN_A_NAME}"
+            raise _mistake(words, "name")
         for name, arm in self.arms.items():
-            if not re.fullmatch(NAME, name) or ".." in name or "__s" in name:
-                raise ValueError(
-                    f"{name!r} cannot name an arm: use letters, digits, single dots, dashes and underscores, and not "
-                    f"__s, which comes before a repeat's seed"
-                )
+            if not _can_be_name(name):
+                raise _mistake(f"{name!r} cannot name an arm: {IN_A_NAME}", *arm.where)
             for key in ("name", "output_dir"):
-                if key in arm.content or key in arm.changes:
-                    raise ValueError(f"arm {name}: {key} is the experiment's to say")
+                if key in arm.changes:
+                    raise _mistake(f"matrix.over.{key}: {key} is the experiment's to say", "matrix", "over", key)
+                if key in arm.content:
+                    raise _mistake(f"arm {name}: {key} is the experiment's to say", *arm.where, key)
+        return self
+
+    @model_validator(mode="after")
+    def _matrix_is_not_undone(self) -> ExperimentConfig:
+        """What the experiment says of every run would make arms that differ in name alone."""
+        for key in () if self.matrix is None else self.matrix.over:
+            if key == "seed" and (self.base_seed is not None or self.n_repeats > 1):
+                raise _mistake(
+                    "matrix.over.seed: base_seed and n_repeats say what the seeds of all arms are. Leave seed out of "
+                    "the matrix, or the two out of the experiment",
+                    "matrix", "over", key,
+                )  # fmt: skip
+            if key.partition(".")[0] == "task" and self.continual is not None:
+                raise _mistake(
+                    f"matrix.over.{key}: continual.datasets say what the tasks of all arms are. Leave {key} out of the "
+                    f"matrix, or continual out of the experiment",
+                    "matrix", "over", key,
+                )  # fmt: skip
+        return self
+
+    @model_validator(mode="after")
+    def _ray_is_meant(self) -> ExperimentConfig:
+        if self.arms_on == "ray" and self.max_concurrent_arms == 1:
+            raise _mistake(
+                "arms_on: ray is for several runs at once: set max_concurrent_arms to how many tasks there may be at a "
+                "time, 2 or more",
+                "arms_on",
+            )
+        if self.arms_on != "ray" and self.ray_address is not None:
+            raise _mistake(
+                "ray_address is of the cluster that arms run on: write arms_on: ray with it, or leave it out",
+                "ray_address",
+            )
         return self
 
     @property
@@ -129,13 +217,7 @@ class ExperimentConfig(Section):
         if self.runs is not None:
             return {name: ArmContent(content, {}, ("runs", name)) for name, content in self.runs.items()}
         assert self.matrix is not None
-        keys, values = list(self.matrix.over), list(self.matrix.over.values())
-        return {
-            _name_of(keys, chosen): ArmContent(
-                self.matrix.run, dict(zip(keys, chosen, strict=True)), ("matrix", "run")
-            )
-            for chosen in itertools.product(*values)
-        }  # fmt: skip
+        return self.matrix.arms
 
     @property
     def folder(self) -> Path:
@@ -143,9 +225,30 @@ class ExperimentConfig(Section):
 
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
+MARKS = "._-"
+IN_A_NAME = (
+    "use letters, digits, single dots, dashes and underscores, a letter or digit first, and not __s, which comes "
+    "before a repeat's seed"
+)
+LONGEST = 160
+"""Characters of a name that is made here; a stage and a seed may be added to it, and a folder's name has an end."""
 
 
-def _name_of(keys: list[str], chosen: tuple[Any, ...]) -> str:
-    """E.g. `learning_rate-0.0003.group_size-8`; what a folder's name cannot hold becomes a dash."""
-    words = (f"{key.rpartition('.')[2]}-{value}" for key, value in zip(keys, chosen, strict=True))
-    return ".".join(re.sub(r"[^A-Za-z0-9._-]+", "-", word).strip("-.") for word in words)
+def _can_be_name(name: str) -> bool:
+    return re.fullmatch(NAME, name) is not None and ".." not in name and "__s" not in name
+
+
+def _word(key: str, value: Any) -> str:
+    """What a value is called in an arm's name, e.g. `learning_rate-0.0003`: something that `_can_be_name`."""
+    word = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{key.rpartition('.')[2]}-{value}")
+    word = re.sub(r"[.-]*\.\.[.-]*", "-", word)
+    return re.sub(r"__+", "_", word).strip(MARKS) or "value"
+
+
+def _told_apart(names: Iterable[str]) -> list[str]:
+    """The second of two equal names gets a number: `m`, `m-2`."""
+    apart: dict[str, None] = {}
+    for name in names:
+        numbered = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+        apart[next(one for one in numbered if one not in apart)] = None
+    return list(apart)

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from ..errors import ProaError
 from ..spelling import did_you_mean
-from .experiment_config import ExperimentConfig
+from .experiment_config import MISTAKE, ArmContent, ExperimentConfig
 from .run_config import SHORT_FORMS, RunConfig
 
 KeyPath: TypeAlias = tuple[str | int, ...]
@@ -51,12 +51,11 @@ def load_experiment_config(
     for key, value in {**_parse_flags(flags), **changes}.items():
         _put(content, key, copy.deepcopy(value))
     name = str(file) if file else ""
+    lines |= _lines_by_name(content.get("runs"), lines)
     config = _checked(ExperimentConfig, content, lines, name)
     for arm, written in config.arms.items():
-        depth = len(written.where)
-        own = {path[depth:]: line for path, line in lines.items() if path[:depth] == written.where}
         try:
-            arm_config(config, arm, lines=own, file=name)
+            arm_config(config, arm, lines=_lines_of(written, lines), file=name)
         except ConfigError as error:
             raise ConfigError(f"arm {arm}: {error}") from None
     return config
@@ -68,8 +67,37 @@ def arm_config(
     """The configuration of one run of an arm; `changes` are what makes it this run: its name, its seed, its stage."""
     written = config.arms[arm]
     content = copy.deepcopy(written.content)
-    where = {"name": arm, "output_dir": str(config.folder)}
+    where: dict[str, Any] = {"name": arm, "output_dir": str(config.folder)}
+    if config.continual is not None and "task" not in content:
+        where["task"] = config.continual.datasets[0]  # it is the stages that have tasks
     return _validated(content, (), {**written.changes, **where, **changes}, lines or {}, file, None)
+
+
+def _lines_by_name(runs: Any, lines: Mapping[KeyPath, int]) -> dict[KeyPath, int]:
+    """Where the keys of arms stand that are written as a list."""
+    if not isinstance(runs, list):
+        return {}
+    names: dict[Any, Any] = {place: run.get("name") for place, run in enumerate(runs) if isinstance(run, dict)}
+    return {
+        ("runs", str(names[path[1]]), *path[2:]): line
+        for path, line in lines.items()
+        if len(path) > 1 and path[0] == "runs" and path[1] in names
+    }
+
+
+def _lines_of(arm: ArmContent, lines: Mapping[KeyPath, int]) -> dict[KeyPath, int]:
+    """Where the keys of one arm stand: in what is written of it, or in the matrix."""
+    own = _lines_under(arm.where, lines)
+    for dotted, place in arm.changed_at.items():
+        key: KeyPath = tuple(dotted.split("."))
+        own |= {(*key, *path): line for path, line in _lines_under(place, lines).items()}
+        if (line := lines.get(place[:-1])) is not None:
+            own[key] = line  # where its name stands
+    return own
+
+
+def _lines_under(place: KeyPath, lines: Mapping[KeyPath, int]) -> dict[KeyPath, int]:
+    return {path[len(place) :]: line for path, line in lines.items() if path[: len(place)] == place}
 
 
 def restore_run_config(content: Mapping[str, Any], flags: Sequence[str] = ()) -> RunConfig:
@@ -88,7 +116,10 @@ def _validated(
     for key, value in _parse_flags(flags).items():
         _put(content, key, value)
     for name, value in changes.items():
-        _put(content, name, copy.deepcopy(value))  # what the caller holds stays as it is
+        try:
+            _put(content, name, copy.deepcopy(value))  # what the caller holds stays as it is
+        except ConfigError as error:
+            raise ConfigError(f"{_where(file, lines.get(tuple(name.split('.'))))}{error}") from None
     if its_algorithm is not None:
         _settle_algorithm(content, its_algorithm)
     return _checked(RunConfig, content, lines, file)
@@ -123,7 +154,10 @@ def _read(file: Path) -> tuple[dict[str, Any], dict[KeyPath, int]]:
     if not isinstance(content, dict):
         raise ConfigError(f"{file} must hold keys and values, e.g. 'total_steps: 100'")
     lines: dict[KeyPath, int] = {}
-    _note_lines(node, (), lines)
+    try:
+        _note_lines(node, (), lines)
+    except ConfigError as error:
+        raise ConfigError(f"{file}, {error}") from None
     return content, lines
 
 
@@ -131,7 +165,11 @@ def _note_lines(node: Any, path: KeyPath, lines: dict[KeyPath, int]) -> None:
     """Where in the file each key stands."""
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
-            lines[*path, key.value] = key.start_mark.line + 1
+            line = key.start_mark.line + 1
+            first = lines.get((*path, key.value))
+            if first is not None and key.value != "<<":  # one of the two would be lost
+                raise ConfigError(f"line {line}: {'.'.join(map(str, (*path, key.value)))} stands in line {first} too")
+            lines[*path, key.value] = line
             _note_lines(value, (*path, key.value), lines)
     elif isinstance(node, yaml.SequenceNode):
         for place, value in enumerate(node.value):
@@ -167,7 +205,7 @@ def _put(content: dict[str, Any], dotted: str, value: Any) -> None:
             continue
         inner = place.get(section)
         if not isinstance(inner, dict | list):
-            inner = place[section] = {} if inner is None else _spread(section, inner)
+            inner = place[section] = {} if inner is None else _spread(section, inner, dotted)
         place = inner
     place[_index(name, place, dotted) if isinstance(place, list) else name] = value
 
@@ -178,11 +216,11 @@ def _index(name: str, place: list[Any], dotted: str) -> int:
     return int(name)
 
 
-def _spread(section: str, short: Any) -> dict[str, Any]:
+def _spread(section: str, short: Any, dotted: str) -> dict[str, Any]:
     """A short form (`algorithm: grpo`) as a section, so that a flag can add to it."""
     key = SHORT_FORMS.get(section)
     if key is None or not isinstance(short, str):
-        raise ConfigError(f"{section} is {short!r} in the file; a flag cannot set a key inside it")
+        raise ConfigError(f"{section} is {short!r}, so {dotted} cannot be set: there are no keys inside it")
     return {key: short}
 
 
@@ -192,9 +230,12 @@ def _explain(model: type[BaseModel], error: ValidationError, lines: Mapping[KeyP
 
 def _explain_one(model: type[BaseModel], problem: Any, lines: Mapping[KeyPath, int], file: str) -> str:
     path: KeyPath = tuple(problem["loc"])
+    if path[-1:] == ("[key]",):  # it is the key itself that is wrong
+        path = (*path[:-2], str(path[-2]))
+    if problem["type"] == MISTAKE:
+        return f"{_where(file, lines.get((*path, *problem['ctx']['place'])))}{problem['msg']}"
     dotted = ".".join(map(str, path))
-    line = lines.get(path)
-    where = f"{file}, line {line}: " if file and line else ""
+    where = _where(file, lines.get(path))
     if problem["type"] == "extra_forbidden":
         known = _keys_at(model, path[:-1])
         return f"{where}there is no key {dotted!r}{did_you_mean(str(path[-1]), known)} (known: {', '.join(known)})"
@@ -203,6 +244,10 @@ def _explain_one(model: type[BaseModel], problem: Any, lines: Mapping[KeyPath, i
     message = problem["msg"].removeprefix("Value error, ")
     given = "" if not path or isinstance(problem["input"], (dict, BaseModel)) else f", and is {problem['input']!r}"
     return f"{where}{dotted + ': ' if dotted else ''}{message}{given}"
+
+
+def _where(file: str, line: int | None) -> str:
+    return f"{file}, line {line}: " if file and line else ""
 
 
 def _keys_at(model: type[BaseModel], path: KeyPath) -> list[str]:

@@ -24,6 +24,7 @@ from ..record.durable import Disk
 from ..record.run_folder import RunFolderError, as_json, read_json
 from ..record.run_lock import lock
 from .arm_run import ArmRun
+from .checking import check_arms
 from .plan import Chain, PlannedRun, plan
 from .saved_result import arm_dict, load_arm
 from .summary import summarise
@@ -74,6 +75,8 @@ class Experiment:
             _refuse_a_runs(config.folder)
             for chain in self.plan:
                 self._skip_complete(chain)
+            if config.arms_on != "ray":  # whose machines may have what this one has not
+                check_arms(config, self.left)
             self._managers = self._listening()
             with self._around(ctx):
                 if config.max_concurrent_arms > 1:

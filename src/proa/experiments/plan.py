@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..callbacks import check_callback
 from ..config import ConfigError, ExperimentConfig, RunConfig, arm_config
+from ..config.run_config import CallbackSection
 
 
 @dataclass(frozen=True)
@@ -31,15 +34,40 @@ Chain = tuple[PlannedRun, ...]
 
 def plan(config: ExperimentConfig) -> list[Chain]:
     """All runs, arms in order and repeats of an arm adjacent. What is wrong with any of them is found here."""
-    chains = [_chain(config, arm, seed) for arm in config.arms for seed in _seeds(config, arm)]
+    _try_callbacks(config.callbacks, "")
+    chains: list[Chain] = []
+    for arm in config.arms:
+        as_written = arm_config(config, arm)
+        _try_callbacks(as_written.callbacks, f"arm {arm}: ")
+        _check_benchmarks(config, arm, as_written)
+        chains += [_chain(config, arm, seed) for seed in _seeds(config, as_written)]
     keys = [run.key for chain in chains for run in chain]
     if twice := next((key for key in keys if keys.count(key) > 1), None):
         raise ConfigError(f"two runs would be called {twice}: name arms otherwise")
     return chains
 
 
-def _seeds(config: ExperimentConfig, arm: str) -> list[int]:
-    first = arm_config(config, arm).seed if config.base_seed is None else config.base_seed
+def _try_callbacks(sections: Sequence[CallbackSection], whose: str) -> None:
+    """Runs build theirs when others are over, and a mistake would stop all of them then."""
+    for place, section in enumerate(sections):
+        try:
+            check_callback(section.model_dump())
+        except Exception as error:  # whatever a constructor says of its parameters
+            raise ConfigError(f"{whose}callbacks.{place} ({section.kind}): {error}") from error
+
+
+def _check_benchmarks(config: ExperimentConfig, arm: str, as_written: RunConfig) -> None:
+    evals = {section.name for section in as_written.eval}
+    for benchmark in config.metadata.benchmark:
+        if benchmark.name in evals:
+            raise ConfigError(
+                f"arm {arm}: an eval and one of metadata.benchmark are both called {benchmark.name!r}: one name, two "
+                f"evals. Call one of them otherwise"
+            )
+
+
+def _seeds(config: ExperimentConfig, arm: RunConfig) -> list[int]:
+    first = arm.seed if config.base_seed is None else config.base_seed
     return [first + repeat for repeat in range(config.n_repeats)]
 
 
@@ -61,12 +89,12 @@ def _goes_on_from(stages: list[PlannedRun], folder: Path) -> dict[str, Any]:
     """What the next stage's model is: that of the stage before, or its adapter over the base that all stages have."""
     if not stages:
         return {}
-    first, before = stages[0], stages[-1]
-    own = first.config.model.model_dump(include={"tokenizer", "dtype", "device", "trust_remote_code"})
+    before = stages[-1]
+    own = before.config.model.model_dump(include={"tokenizer", "dtype", "device", "trust_remote_code"})
     if before.config.lora is None:
         return {"model": {**own, "path": str(folder / before.key / "model")}, "warm_start": None}
-    base = first.config.model.path if first.config.warm_start is None else None
-    base = base or str(folder / first.key / "base")
+    base = before.config.model.path if before.config.warm_start is None else None
+    base = base or str(folder / before.key / "base")  # the first stage made it
     return {
         "model": {**own, "path": base},
         "lora": {"path": str(folder / before.key / "model")},

@@ -52,7 +52,7 @@ class Benchmark:
         self._material = material
         self._engine_section = engine
         self._rows = task.rows[: section.count]
-        self._scorer = InlineRewards(_metric(section, task))
+        self._scorer = InlineRewards(metric_of(section, task))
         self.metric = self._scorer.functions[0].name
         self._requests = [self._request(place, row, seed) for place, row in enumerate(self._rows)]
         longest = max(len(request.tokens) for request in self._requests)
@@ -162,7 +162,8 @@ def _check_room(section: EvalSection, material: Material, longest: int) -> None:
         )
 
 
-def _metric(section: EvalSection, task: Task) -> Any:
+def metric_of(section: EvalSection, task: Task) -> Any:
+    """What scores a completion: as the section says, or as the task does."""
     if section.metric is not None:
         return section.metric
     if task.name in BUILTIN:

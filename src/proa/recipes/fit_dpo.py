@@ -26,6 +26,7 @@ from .supervised import (
     PairBatch,
     PairLoss,
     PairOutcome,
+    ReportScores,
     SupervisedError,
     batch_of,
     context_of,
@@ -70,6 +71,7 @@ def fit_dpo(
     eval_every: int = 0,
     eval_name: str = "held_out",
     eval_baseline: bool = True,
+    eval_report: ReportScores | None = None,
 ) -> LoopState:
     """Train `model` in place for `epochs` times `steps` steps (None: one pass over the pairs).
 
@@ -104,6 +106,7 @@ def fit_dpo(
         evaluators=evaluators,
         saver=saver,
         output_dir=output_dir,
+        report=eval_report,
     )
 
 

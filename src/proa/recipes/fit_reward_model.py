@@ -21,6 +21,7 @@ from .supervised import (
     PairBatch,
     PairLoss,
     PairOutcome,
+    ReportScores,
     SupervisedError,
     batch_of,
     context_of,
@@ -53,6 +54,7 @@ def fit_reward_model(
     eval_every: int = 0,
     eval_name: str = "held_out",
     eval_baseline: bool = True,
+    eval_report: ReportScores | None = None,
 ) -> LoopState:
     """Train a reward model (`reward_model_from`) in place for `epochs` times `steps` steps (None: one pass).
 
@@ -81,6 +83,7 @@ def fit_reward_model(
         evaluators=evaluators,
         saver=saver,
         output_dir=output_dir,
+        report=eval_report,
     )
 
 

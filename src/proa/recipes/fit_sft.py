@@ -22,7 +22,7 @@ from ..policy.packing import pack, pack_lengths, packed_log_probs
 from ..spelling import did_you_mean
 from ..tasks.completions import check_fits, completion_tokens, conversation_tokens, is_conversation
 from ..tasks.task import Task, TaskError, TaskRow
-from .supervised import BatchOrder, context_of, measuring, optimizer_for, run_loop, take_step
+from .supervised import BatchOrder, ReportScores, context_of, measuring, optimizer_for, run_loop, take_step
 
 
 def fit_sft(
@@ -49,6 +49,7 @@ def fit_sft(
     eval_every: int = 0,
     eval_name: str = "held_out",
     eval_baseline: bool = True,
+    eval_report: ReportScores | None = None,
 ) -> LoopState:
     """Train `model` in place for `epochs` times `steps` steps (None: one pass over the rows).
 
@@ -80,6 +81,7 @@ def fit_sft(
         evaluators=evaluators,
         saver=saver,
         output_dir=output_dir,
+        report=eval_report,
     )
 
 

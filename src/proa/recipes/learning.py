@@ -109,7 +109,7 @@ class SupervisedRun:
         self.manager = listeners.manager
         self.kind = config.algorithm.name
         _check_settings(config)
-        self.data: Any = load_training_task(config, given) if self.kind == "sft" else _pairs(config, given)
+        self.data: Any = training_data(config, given)
         self.eval_section, self.eval_data = _held_out(config, self.kind)
         self.material = load_material(config, given)
         self.model: PreTrainedModel = self.material.model
@@ -157,6 +157,7 @@ class SupervisedRun:
             "saver": checkpoints.saver(resumed),
             "output_dir": self.config.folder,
             **_named(self.eval_section),
+            "eval_report": self._report_scores,
             **self.config.algorithm.params,
         }
         return _FITS[self.kind](self, common)
@@ -242,9 +243,10 @@ class SupervisedRun:
     # -- evals ---------------------------------------------------------------------------------------
 
     def _generating_evaluators(self) -> list[Evaluator]:
-        sections = [section for section in self.config.eval if section.kind == "generate"]
-        if sections and self.kind == "reward_model":
-            raise ConfigError(f"eval {sections[0].name}: a reward model generates nothing; set its kind to loss")
+        sections = [section for section in self.config.eval if not _is_measured(section)]
+        generating = [section for section in sections if section.evaluator is None]
+        if generating and self.kind == "reward_model":
+            raise ConfigError(f"eval {generating[0].name}: a reward model generates nothing; set its kind to loss")
         return [
             evaluator_for(
                 section, self.config, self.material, self._state, self._report_eval, self._given.get(section.name)
@@ -254,6 +256,12 @@ class SupervisedRun:
 
     def _state(self) -> LoopState:
         return self.state if self.state is not None else LoopState()
+
+    def _report_scores(self, name: str, metrics: dict[str, float], seconds: float) -> None:
+        section = next(one for one in self.config.eval if one.name == name)
+        source = section.source or self.config.task.source
+        step = self._state().global_step - 1
+        self._report_eval(EvalResult(name, source, metrics, {}, seconds, step, list(section.tags)), [])
 
     def _report_eval(self, result: EvalResult, predictions: list[dict[str, Any]]) -> None:
         assert self._driver is not None, "evals come while it trains"
@@ -301,6 +309,11 @@ def _is(kind: str, value: Any) -> bool:
     return isinstance(value, str if kind == _TEXT else int | float)
 
 
+def training_data(config: RunConfig, given: Given) -> Any:
+    """Rows with answers, or pairs."""
+    return load_training_task(config, given) if config.algorithm.name == "sft" else _pairs(config, given)
+
+
 def _pairs(config: RunConfig, given: Given) -> Any:
     if given.data is None and config.task.source in BUILTIN:
         raise ConfigError(
@@ -311,9 +324,14 @@ def _pairs(config: RunConfig, given: Given) -> Any:
     return pairs[: config.task.count]
 
 
+def _is_measured(section: EvalSection) -> bool:
+    """Whether it is a loss on data as it is, rather than of completions or by a function of one's own."""
+    return section.kind != "generate" and section.evaluator is None
+
+
 def _held_out(config: RunConfig, kind: str) -> tuple[EvalSection | None, Any]:
     """The eval that measures on data as it is, and its data."""
-    sections = [section for section in config.eval if section.kind != "generate"]
+    sections = [section for section in config.eval if _is_measured(section)]
     if not sections:
         return None, None
     if len(sections) > 1:

@@ -6,8 +6,9 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from time import perf_counter
 from typing import TypeAlias
 
 import torch
@@ -103,6 +104,10 @@ def take_step(optimizer: Optimizer, loss: float) -> dict[str, float]:
     return metrics | ({"skipped": 1.0} if outcome.skipped else {})
 
 
+ReportScores: TypeAlias = Callable[[str, dict[str, float], float], None]
+"""Is told of an eval: its name, its scores, and how many seconds it took."""
+
+
 def run_loop(
     step: TrainingStep,
     batch: Callable[[list[int]], TrainingBatch],
@@ -112,13 +117,29 @@ def run_loop(
     evaluators: Sequence[Evaluator],
     saver: Saver | None,
     output_dir: Path | str | None,
+    report: ReportScores | None = None,
 ) -> LoopState:
     """Train in the given order, with the whole lifecycle around it; `batch` makes one of the rows it is of."""
+    if report is not None:
+        evaluators = [one if one.report is not None else _reported(one, report) for one in evaluators]
     loop = SupervisedLoop(step, callbacks=callbacks, evaluators=evaluators, saver=saver, output_dir=output_dir)
     if saver is not None and saver.resumed is not None:
         saver.resumed.restore()
         loop.load_state_dict(saver.resumed.state, saver.resumed.row)
     return loop.fit(lambda epoch: map(batch, order.epoch(epoch)), num_epochs=order.epochs, max_steps=order.total_steps)
+
+
+def _reported(evaluator: Evaluator, report: ReportScores) -> Evaluator:
+    """The same eval, told of when it is over."""
+    last: list[tuple[dict[str, float], float]] = []
+
+    def score() -> dict[str, float]:
+        began = perf_counter()
+        metrics = evaluator.score()
+        last[:] = [(dict(metrics), perf_counter() - began)]
+        return metrics
+
+    return replace(evaluator, score=score, report=lambda: report(evaluator.name, *last[0]))
 
 
 @contextmanager
