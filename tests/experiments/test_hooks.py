@@ -119,3 +119,23 @@ def test_what_the_loop_scored_is_in_the_arm(tmp_path):
     assert arm.eval("held_out", step=1).metrics.keys() >= {"exact", "completion_tokens"}
     assert arm.score("after.by_place") == arm.eval("after").metrics["by_place"]
     assert listener.arms["e"].evals == arm.evals
+
+
+def lengths(policy):
+    return {"steps": float(policy.step)}
+
+
+def test_the_loss_of_a_supervised_run_and_a_function_of_ones_own_are_evals_like_others(tmp_path):
+    evals = [
+        {"name": "loss", "kind": "loss", "count": 4, "run_every": 1, "tags": ["plain"]},
+        {"name": "own", "evaluator": f"{__name__}:lengths", "run_every": 2, "baseline": False},
+    ]
+    listener, result = heard_in(tmp_path, run={**RUN, "eval": evals}, metadata={})
+    (arm,) = result.arms
+    assert [(one.name, one.step, one.tags) for one in arm.evals] == [
+        ("loss", -1, ["plain"]), ("loss", 0, ["plain"]), ("own", 1, []), ("loss", 1, ["plain"]),
+    ]  # fmt: skip
+    assert arm.eval("loss", 1).metrics.keys() == {"eval_loss", "perplexity"}
+    assert arm.eval("loss", 1).benchmark_id == "sort_digits"
+    assert arm.score("own.steps") == 2.0
+    assert listener.heard.index("eval loss 0") + 1 == listener.heard.index("benchmark_eval loss 0 0")
