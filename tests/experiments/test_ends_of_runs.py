@@ -315,3 +315,27 @@ def test_what_is_heard_again_of_a_run_that_was_cut_off_at_its_benchmark(tmp_path
     experiment(tmp_path, [listener]).run()
     again = [line for line in of_a_run("a") if "held_out" not in line]
     assert listener.heard[1 : 1 + len(again)] == again
+
+
+def never(completions, **_):
+    raise ValueError("not today")
+
+
+def always(completions, **_):
+    return [float(len(completion)) for completion in completions]
+
+
+def test_a_run_that_failed_before_its_first_checkpoint_can_be_corrected(tmp_path):
+    rl = {
+        **RUN, "algorithm": "grpo", "sampling": {"group_size": 2, "max_new_tokens": 4}, "eval": [],
+        "optimizer": {"learning_rate": 1e-3}, "total_steps": 8,
+    }  # fmt: skip
+    wrong = {**rl, "reward": {"functions": [f"{__name__}:never"], "workers": 0}}
+    right = {**rl, "reward": {"functions": [f"{__name__}:always"], "workers": 0}}
+    first = experiment(tmp_path, runs={"a": wrong, "b": RUN}).run()
+    assert [arm.status for arm in first.arms] == ["failed", "completed"]
+    assert "not today" in first.arms[0].error
+    second = experiment(tmp_path, runs={"a": right, "b": RUN}).run()
+    assert [arm.status for arm in second.arms] == ["completed", "completed"]
+    saved = json.loads((tmp_path / "e" / "a" / "config.json").read_text())
+    assert saved["reward"]["functions"] == [f"{__name__}:always"]

@@ -2,29 +2,77 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 
-from ..config import ConfigError
 from ..errors import CallbackConfigError, ProaError, SettingError
+from ..record.reading import NoRunError
 from ..record.run_folder import RunFolderError
 
-WRONG_USE = (RunFolderError, ConfigError, SettingError, CallbackConfigError)
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-def ending(work: Callable[[], int]) -> int:
-    """Do it. Exit code: what it returns; or 1 failed, 2 wrong use, with what is to be said of it on stderr."""
+def ending(work: Callable[[], int], given: Iterable[Path | str | None] = ()) -> int:
+    """Do it. Exit code: what it returns; or 1 failed, 2 wrong use, with what is to be said of it on stderr.
+
+    `given` are paths that the user gave: one that cannot be used is wrong use.
+    """
     try:
         return work()
-    except WRONG_USE as error:
-        print(error, file=sys.stderr)
-        return 2
     except ProaError as error:
+        if _is_wrong_use(error):
+            print(error, file=sys.stderr)
+            return 2
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         for note in getattr(error, "__notes__", ()):
             print(f"  {note}", file=sys.stderr)
         return 1
+    except OSError as error:
+        if error.filename is None and error.errno not in FULL:
+            traceback.print_exc()
+            return 1
+        print(told(error), file=sys.stderr)
+        return 2 if error.errno not in FULL and _is_below(error, given) else 1
     except Exception:
         traceback.print_exc()
         return 1
+
+
+def _is_wrong_use(error: ProaError) -> bool:
+    from ..config import ConfigError  # takes a while, and whoever only looks at a run has no need of it
+
+    return isinstance(error, RunFolderError | NoRunError | ConfigError | SettingError | CallbackConfigError)
+
+
+def told(error: OSError) -> str:
+    """What the system says of a file, as a sentence.
+
+    >>> told(PermissionError(13, "Permission denied", "runs/x"))
+    'runs/x cannot be used: permission denied'
+    """
+    if error.filename is None:
+        return f"something cannot be written: {_why(error)}"
+    return f"{_text(error.filename)} cannot be used: {_why(error)}"
+
+
+def _why(error: OSError) -> str:
+    if isinstance(error, FileExistsError):
+        return "there is something of that name already"
+    said = error.strerror or str(error)
+    return said[:1].lower() + said[1:]
+
+
+def _is_below(error: OSError, given: Iterable[Path | str | None]) -> bool:
+    """Whether it is a path that the user gave, one inside it, or one that leads to it."""
+    if error.filename is None:
+        return False
+    wrong = Path(_text(error.filename)).absolute()
+    places = [Path(one).absolute() for one in given if one is not None]
+    return any(wrong.is_relative_to(place) or place.is_relative_to(wrong) for place in places)
+
+
+def _text(filename: object) -> str:
+    return filename.decode(errors="replace") if isinstance(filename, bytes) else str(filename)

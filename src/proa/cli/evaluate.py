@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import json
+import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -20,7 +22,15 @@ from ..recipes.model_eval import evaluate_folder
 from ..recipes.resuming import config_in
 from ..record.checkpoints import CheckpointManager
 from ..record.evals import AFTER_TRAINING, write_predictions
+from ..record.run_folder import as_json as as_json_text
+from ..record.run_folder import read_json
+from ..spelling import did_you_mean
+from ..tasks.builtin import BUILTIN
 from .endings import ending
+from .words import counted
+
+MODEL_NAME = "model"
+"""Where a run keeps its final weights."""
 
 
 def evaluate(
@@ -31,28 +41,64 @@ def evaluate(
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
     def work() -> int:
-        folder, config = _find(Path(source), settings, checkpoint)
-        section = _section(config, settings)
-        scored = evaluate_folder(folder, section, config, any_length=not (Path(source) / "run.json").exists())
+        found = _find(Path(source), settings, checkpoint)
+        section = _section(found, settings)
         if output is not None:
-            make_private_folder(Path(output).resolve().parent)
+            _refuse_unwritable(Path(output))  # before the work, not after it
+        scored = evaluate_folder(
+            found.folder,
+            section,
+            found.config,
+            version=found.version,
+            steps=found.steps,
+            any_length=found.run is None,
+        )
+        if output is not None:
             write_predictions(Path(output), scored.predictions)
-        _show(scored, folder, as_json)
-        return 0
+        _show(scored, found.folder, as_json)
+        return 1 if _unscored(scored) == len(scored.predictions) > 0 else 0
 
-    return ending(work)
+    return ending(work, given=[output, source])
 
 
-def _find(source: Path, settings: dict[str, Any], checkpoint: str | None) -> tuple[Path, RunConfig]:
-    """The folder of the weights, and a configuration that says how they are used."""
-    if (source / "run.json").is_file():
-        config = config_in(source)
-        manager = CheckpointManager(source)
-        row = manager.row(checkpoint) if checkpoint else manager.final() or manager.latest()
-        if row is None or row.sampler_path is None:
-            raise ConfigError(f"{source} has no checkpoint yet: there are no weights to score")
-        manager.verify(row)
-        return source / row.sampler_path, config
+@dataclass(frozen=True)
+class _Found:
+    """The folder of the weights, and a configuration that says how they are used: that of their run, if it is known."""
+
+    folder: Path
+    config: RunConfig
+    run: Path | None = None
+    version: int = 0
+    steps: int = 0
+
+
+def _find(source: Path, settings: dict[str, Any], checkpoint: str | None) -> _Found:
+    run = source.resolve().parent.parent
+    if (run / "run.json").is_file() and source.resolve().parent == CheckpointManager(run).folder.resolve():
+        rows = {CheckpointManager(run).path(row).name: row.name for row in CheckpointManager(run).rows}
+        if source.resolve().name in rows:  # one of a run's checkpoints
+            source, checkpoint = run, checkpoint or rows[source.resolve().name]
+    return _in_run(source, checkpoint) if (source / "run.json").is_file() else _by_itself(source, settings, checkpoint)
+
+
+def _in_run(run: Path, checkpoint: str | None) -> _Found:
+    config = config_in(run)
+    manager = CheckpointManager(run)
+    row = manager.row(checkpoint) if checkpoint else manager.final() or manager.latest()
+    if row is None or row.sampler_path is None:
+        raise ConfigError(f"{run} has no checkpoint yet: there are no weights to score")
+    manager.verify(row)
+    # The last push comes after the last checkpoint: of the final weights it is the header that knows the version.
+    version = _run_version(run, row.policy_version) if row.final else row.policy_version
+    return _Found(run / row.sampler_path, config, run, version, row.step)
+
+
+def _run_version(run: Path, otherwise: int = 0) -> int:
+    return int(read_json(run / "run.json").get("policy_version", otherwise))
+
+
+def _by_itself(source: Path, settings: dict[str, Any], checkpoint: str | None) -> _Found:
+    """Of a model or an adapter that lies in a folder."""
     if not source.is_dir():
         raise ConfigError(f"there is no folder {source}: give a run's folder, or one with a model or an adapter")
     if checkpoint is not None:
@@ -61,28 +107,82 @@ def _find(source: Path, settings: dict[str, Any], checkpoint: str | None) -> tup
         raise ConfigError("say what it is to be scored on: --task NAME, a JSONL file, or package.module:name")
     # The rest of a run is not asked for; it only must fit together.
     rest: dict[str, Any] = {"total_steps": 1, "train_batch_size": 2, "sampling": {"group_size": 2}}
-    return source, load_run_config(None, (), model=str(source), task=settings["source"], **rest)
+    config = load_run_config(None, (), model=str(source), task=settings["source"], **rest)
+    above = source.resolve().parent
+    if source.resolve().name != MODEL_NAME or not (above / "run.json").is_file():
+        return _Found(source, config)
+    return _Found(source, config, None, _run_version(above), int(read_json(above / "run.json").get("steps_run", 0)))
 
 
-def _section(config: RunConfig, settings: dict[str, Any]) -> EvalSection:
+def _section(found: _Found, settings: dict[str, Any]) -> EvalSection:
     given = {key: value for key, value in settings.items() if value is not None}
-    named = next((one for one in config.eval if one.name == given.get("name")), None)
+    evals = {one.name: one for one in found.config.eval}
+    says_what = "source" in given or "evaluator" in given
+    if found.run is not None:
+        _check_says_what(found.run, found.config, given.get("name"), says_what)
+    named = evals.get(given.get("name", ""))
     base = {} if named is None else named.model_dump()
     base.setdefault("name", AFTER_TRAINING)
     try:
         return EvalSection(**{**base, **given})
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
+    except ValidationError as error:
+        raise ConfigError("\n".join(map(_explained, error.errors()))) from None
+
+
+def _check_says_what(run: Path, config: RunConfig, name: str | None, says_what: bool) -> None:
+    """A name is that of one of the run's evals; without one, something else says what the weights are scored on."""
+    evals = [one.name for one in config.eval]
+    there_are = f"its evals are {', '.join(evals)}" if evals else "it has no evals"
+    if name is not None and name not in evals:
+        slip = did_you_mean(name, evals)
+        if slip or not says_what:  # else it is what the result is to be called
+            raise ConfigError(f"{run} has no eval {name!r}{slip or f': {there_are}'}")
+    if name is None and not says_what and config.task.source not in BUILTIN:
+        choice = "give --name NAME for one of them, or --task" if evals else "give --task"
+        raise ConfigError(
+            f"say what {run} is to be scored on: {there_are}; {choice} with what was held out of training, a JSONL "
+            "file or package.module:name"
+        )
+
+
+def _explained(problem: Any) -> str:
+    """What is wrong with a flag, as it is told of a configuration's keys."""
+    message = problem["msg"].removeprefix("Value error, ")
+    if not problem["loc"]:
+        return str(message)
+    key = str(problem["loc"][0])
+    flag = "task" if key == "source" else key.replace("_", "-")
+    return f"--{flag}: {message[:1].lower()}{message[1:]}, and is {problem['input']!r}"
+
+
+def _refuse_unwritable(output: Path) -> None:
+    if output.is_dir():
+        raise ConfigError(f"--output {output} is a folder: give a file")
+    make_private_folder(output.resolve().parent)
+    if not os.access(output if output.exists() else output.resolve().parent, os.W_OK):
+        raise ConfigError(f"--output {output} cannot be written: permission denied")
+
+
+def _unscored(scored: Scored) -> int:
+    return sum(row.get("error") is not None for row in scored.predictions)
 
 
 def _show(scored: Scored, folder: Path, as_json: bool) -> None:
     result = scored.result
+    first_error = next((row["error"] for row in scored.predictions if row.get("error") is not None), None)
+    if first_error is not None:
+        count = counted(len(scored.predictions), "completion")
+        print(f"{_unscored(scored)} of {count} could not be scored; the first: {first_error}", file=sys.stderr)
     if as_json:
-        content = {"model": str(folder), "metrics": result.metrics, "breakdowns": result.breakdowns}
-        print(json.dumps(content | {"rows": len(scored.predictions), "seconds": result.eval_seconds}, indent=2))
+        content: dict[str, Any] = {"model": str(folder), "metrics": result.metrics, "breakdowns": result.breakdowns}
+        content |= {"rows": len(scored.predictions), "seconds": result.eval_seconds, "first_error": first_error}
+        print(as_json_text(content), end="")
         return
     console = Console()
-    table = Table(title=f"{folder}: {len(scored.predictions)} completions", title_justify="left")
+    count = f", {counted(len(scored.predictions), 'completion')}" if scored.predictions else ""
+    # Not the table's title, which would be broken to the table's width.
+    console.print(Text(f"{folder}: {result.name}{count}"), soft_wrap=True)
+    table = Table()
     for column in ("metric", "value"):
         table.add_column(column)
     for name, value in result.metrics.items():

@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from .. import __version__
@@ -150,6 +151,9 @@ def _eval(options: argparse.Namespace) -> int:
 
 
 def _experiment(options: argparse.Namespace) -> int:
+    if _holds(options.file) == "run":
+        print(f"{options.file} is the configuration of one run: proa train {options.file}", file=sys.stderr)
+        return 2
     from .experiment import experiment
 
     return experiment(options.file, options.flags)
@@ -164,6 +168,9 @@ def _report(options: argparse.Namespace) -> int:
 def _train(options: argparse.Namespace) -> int:
     from ..config import ConfigError, load_run_config
 
+    if _holds(options.file) == "experiment":
+        print(f"{options.file} is an experiment: proa experiment {options.file}", file=sys.stderr)
+        return 2
     try:
         config = load_run_config(options.file, options.flags)
     except ConfigError as error:
@@ -172,6 +179,24 @@ def _train(options: argparse.Namespace) -> int:
     from .train import train
 
     return train(config)
+
+
+def _holds(file: str) -> str:
+    """Whether a file is a `run` or an `experiment`, by keys that only one of them has; empty if it cannot be told."""
+    import yaml
+
+    from ..config import ExperimentConfig, RunConfig
+
+    try:
+        content = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return ""  # whoever reads it in earnest says what is wrong
+    keys = set(content) if isinstance(content, dict) else set()
+    of_run, of_experiment = set(RunConfig.model_fields), set(ExperimentConfig.model_fields)
+    has_run, has_experiment = keys & (of_run - of_experiment), keys & (of_experiment - of_run)
+    if has_run and has_experiment:
+        return ""
+    return "run" if has_run else "experiment" if has_experiment else ""
 
 
 def _resume(options: argparse.Namespace) -> int:

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
+from transformers.utils import logging as transformers_logging
 
 from ..callbacks import ConsoleProgress
 from ..recipes.replaying import Replay, replay
 from .endings import ending
+from .words import counted
 
 
 def run_replay(folder: str, *, until: int | None, into: str | None, as_json: bool, flags: Sequence[str]) -> int:
-    """Exit code: 0 the same, 1 not the same or failed, 2 wrong use."""
+    """Exit code: 0 the same, or nothing to compare; 1 not the same, or failed; 2 wrong use."""
+    sys.path.insert(0, str(Path.cwd()))  # so that rewards and tasks beside it can be named
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     console = Console(stderr=as_json)
 
     def work() -> int:
@@ -23,22 +30,34 @@ def run_replay(folder: str, *, until: int | None, into: str | None, as_json: boo
             print(json.dumps(outcome.as_dict(), indent=2))
         else:
             _show(console, outcome)
-        return 0 if outcome.same else 1
+        return 1 if outcome.same is False else 0
 
-    return ending(work)
+    return ending(work, given=[into or folder])
 
 
 def _show(console: Console, outcome: Replay) -> None:
-    table = Table(title=f"weights after {outcome.state.global_step} steps, recorded and replayed", title_justify="left")
+    if outcome.compared:
+        console.print(_table(outcome))
+    lines = [f"{name} is not compared: the replay saved nothing at that step" for name in outcome.missing]
+    if not outcome.compared:
+        steps = counted(outcome.state.global_step, "step")
+        lines.append(f"nothing was compared: the run has no checkpoint of the {steps} that were replayed")
+    lines += [f"{key} was {before!r} and is {now!r}" for key, (before, now) in outcome.changes.items()]
+    if outcome.learns_otherwise:
+        lines.append("that changes what is learned: a difference is to be expected")
+    elif outcome.changes:
+        lines.append("that does not change what is learned, but perhaps the last bits of it")
+    lines.append(f"the replay is in {outcome.folder}, its weights in {outcome.folder / 'model'}")
+    for line in lines:
+        console.print(Text(line), soft_wrap=True)
+
+
+def _table(outcome: Replay) -> Table:
+    steps = counted(outcome.state.global_step, "step")
+    table = Table(title=f"weights after {steps}, recorded and replayed", title_justify="left")
     for column in ("step", "checkpoint", "recorded", "replayed", ""):
         table.add_column(column)
     for one in outcome.compared:
         told = "the same" if one.same else "[red]not the same[/red]"
         table.add_row(str(one.step), one.name, one.recorded[:16], one.replayed[:16], told)
-    console.print(table)
-    for name in outcome.missing:
-        console.print(f"{name} is not compared: the replay saved nothing at that step", highlight=False)
-    if not outcome.compared:
-        console.print("there was no checkpoint to compare with", highlight=False)
-    where = f"the replay is in {outcome.folder}, its weights in {outcome.folder / 'model'}"
-    console.print(where, highlight=False, soft_wrap=True)
+    return table

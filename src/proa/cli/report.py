@@ -8,7 +8,8 @@ from pathlib import Path
 from ..errors import ProaError
 from ..record.durable import in_words
 from ..record.reading import NoRunError
-from ..report import write_report
+from ..report import REPORT_NAME, write_report
+from .endings import told
 
 
 def report(path: str, output: str | None = None) -> int:
@@ -29,7 +30,15 @@ def report(path: str, output: str | None = None) -> int:
         print(error, file=sys.stderr)
         return 1
     except OSError as error:
-        print(f"the report cannot be written: {error}", file=sys.stderr)
+        page = target or Path(path) / REPORT_NAME
+        print(f"{_what(error, page)}: {told(error)}", file=sys.stderr)
         return 1
     print(f"{written}: {in_words(size)}")
     return 0
+
+
+def _what(error: OSError, page: Path) -> str:
+    """What could not be done: an error of the page itself, or of the file that becomes it, was met in writing it."""
+    wrong = None if error.filename is None else Path(str(error.filename))
+    is_page = wrong is None or (wrong.parent == page.parent and wrong.name in (page.name, f".{page.name}.new"))
+    return "the report cannot be written" if is_page else "the record cannot be read"

@@ -8,7 +8,9 @@ from pathlib import Path
 
 from ..errors import ProaError
 from ..recipes.resuming import AUTO, config_in
+from ..record.reading import NoRunError
 from ..record.run_folder import read_json
+from .endings import told
 from .train import carry_through
 
 
@@ -16,6 +18,7 @@ def resume(folder: str, flags: Sequence[str], checkpoint: str | None) -> int:
     """Exit code: 0 done, 1 failed, 2 wrong use."""
     path = Path(folder)
     try:
+        _refuse_what_is_no_run(path)
         config = config_in(path, flags)
         header = read_json(path / "run.json")
     except FileNotFoundError:
@@ -24,6 +27,19 @@ def resume(folder: str, flags: Sequence[str], checkpoint: str | None) -> int:
     except ProaError as error:
         print(error, file=sys.stderr)
         return 2
+    except OSError as error:
+        print(told(error), file=sys.stderr)
+        return 2
     if header.get("status") == "completed" and checkpoint is None:
         print(f"{path} is complete: there is nothing to go on with", file=sys.stderr)
     return carry_through(config, resume=checkpoint or AUTO)
+
+
+def _refuse_what_is_no_run(path: Path) -> None:
+    """Where it can be told what was given instead."""
+    if path.is_file():
+        raise NoRunError(f"{path} is a file: give the folder of a run")
+    if not (path / "run.json").exists() and (path / "experiment.json").is_file():
+        raise NoRunError(
+            f"{path} is an experiment's folder: go on with it by proa experiment FILE, the file that it began with"
+        )

@@ -5,20 +5,27 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from ..errors import ProaError
 from ..record.reading import RunRecord, read_run
-from .words import number
+from ..record.run_folder import read_json
+from .endings import told
+from .words import counted, number
 
 DEEPEST = 4
 """Runs lie in experiments, which lie in a folder of them: further down nobody looks."""
+
+WIDE = 100
+"""Columns of a terminal, from which on there is room for more."""
 
 
 def runs(folder: str, *, as_json: bool) -> int:
@@ -27,7 +34,8 @@ def runs(folder: str, *, as_json: bool) -> int:
     if not root.is_dir():
         print(f"there is no folder {root}: give the output_dir of your runs", file=sys.stderr)
         return 2
-    rows = [_described(root, found) for found in sorted(_found(root, DEEPEST), key=lambda path: path.stat().st_mtime)]
+    # The newest last, where one looks: by when it began, which no report and no look at it changes.
+    rows = sorted((_described(root, *found) for found in _found(root, DEEPEST)), key=_order)
     if as_json:
         print(json.dumps(rows, indent=2))
     elif not rows:
@@ -37,26 +45,41 @@ def runs(folder: str, *, as_json: bool) -> int:
     return 0
 
 
-def _found(folder: Path, depth: int) -> Iterator[Path]:
-    """Folders with a run's or an experiment's header; below a run's own folder there is none."""
-    if (folder / "run.json").is_file():
-        yield folder
+def _order(row: dict[str, Any]) -> tuple[float, str]:
+    return float(row.get("started") or 0.0), row["name"]
+
+
+def _found(folder: Path, depth: int) -> Iterator[tuple[Path, OSError | None]]:
+    """Folders with a run's or an experiment's header, and those that cannot be looked into, with the reason; below a
+    run's own folder there is none."""
+    try:
+        is_run = (folder / "run.json").is_file()
+        is_experiment = (folder / "experiment.json").is_file()
+        inside = [inner for inner in folder.iterdir() if _may_hold_runs(inner)] if depth and not is_run else []
+    except OSError as error:
+        yield folder, error
         return
-    if (folder / "experiment.json").is_file():
-        yield folder
-    if depth:
-        for inner in folder.iterdir():
-            if inner.is_dir() and not inner.is_symlink() and not inner.name.startswith("."):
-                yield from _found(inner, depth - 1)
+    if is_run or is_experiment:
+        yield folder, None
+    for inner in inside:
+        yield from _found(inner, depth - 1)
 
 
-def _described(root: Path, folder: Path) -> dict[str, Any]:
+def _may_hold_runs(folder: Path) -> bool:
+    return folder.is_dir() and not folder.is_symlink() and not folder.name.startswith(".")
+
+
+def _described(root: Path, folder: Path, unreadable: OSError | None) -> dict[str, Any]:
     name = str(folder.relative_to(root)) if folder != root else folder.resolve().name
     try:
+        if unreadable is not None:
+            raise unreadable
         if not (folder / "run.json").is_file():
             return {"name": name, "kind": "experiment", **_experiment(folder)}
         return {"name": name, "kind": "run", **_run(read_run(folder))}
-    except (ProaError, OSError, ValueError) as error:
+    except OSError as error:
+        return {"name": name, "kind": "run", "status": "unreadable", "error": told(error)}
+    except (ProaError, ValueError, KeyError, TypeError, AttributeError) as error:
         return {"name": name, "kind": "run", "status": "broken", "error": str(error)}
 
 
@@ -73,26 +96,64 @@ def _run(record: RunRecord) -> dict[str, Any]:
 
 
 def _experiment(folder: Path) -> dict[str, Any]:
-    content = json.loads((folder / "experiment.json").read_text(encoding="utf-8"))
+    content = read_json(folder / "experiment.json")
     done = sum(arm.get("status") == "completed" for arm in content.get("arms", []))
     return {
         "status": content.get("status"),
         "steps": done,
         "of": len(content.get("runs", [])),
-        "started": (folder / "experiment.json").stat().st_mtime,
+        "started": _began(folder),
         "scores": {"best": content["best_arm"]} if content.get("best_arm") else {},
     }
 
 
+def _began(experiment: Path) -> float:
+    """When the first of its runs did; before there is one, when the experiment was written down."""
+    began = []
+    for header in experiment.glob("*/run.json"):
+        with suppress(ProaError, OSError, KeyError, TypeError, ValueError):  # it is told of in its own line
+            began.append(float(read_json(header)["started"]))
+    return min(began, default=(experiment / "experiment.json").stat().st_mtime)
+
+
 def _show(rows: list[dict[str, Any]]) -> None:
-    table = Table()
-    for column in ("name", "status", "done", "when", "scores"):
-        table.add_column(column, no_wrap=column in ("name", "when"))
+    """A line for each, also on a narrow terminal: scores that do not fit are left out, a long name is folded."""
+    console = Console()
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    longest = max(len(row["name"]) for row in rows)
+    table.add_column("name", width=min(longest, max(24, console.width // 3)), overflow="fold")
+    for column in ("status", "done", "began"):
+        table.add_column(column, no_wrap=True)
+    table.add_column("scores", ratio=1)
     for row in rows:
-        what = "runs" if row["kind"] == "experiment" else "steps"
-        done = f"{row['steps']} of {row['of']} {what}" if "steps" in row else ""
-        when = datetime.fromtimestamp(row["started"]).strftime("%Y-%m-%d %H:%M") if row.get("started") else ""
-        told = {name: value for name, value in row.get("scores", {}).items() if "completion_tokens" not in name}
-        scores = ", ".join(f"{name} {number(value)}" for name, value in told.items()) or row.get("error", "")
-        table.add_row(*(Text(str(cell)) for cell in (row["name"], row["status"], done, when, scores)))
-    Console().print(table)
+        began = _day(row.get("started"), short=console.width < WIDE)
+        cells = (Text(str(cell)) for cell in (row["name"], row["status"], _done(row), began))
+        table.add_row(*cells, Text(_scores(row), no_wrap=True, overflow="ellipsis"))
+    console.print(table)
+    for row in rows:
+        if "error" in row:
+            console.print(Text(f"{row['name']}: {row['error']}"), soft_wrap=True)
+
+
+def _done(row: dict[str, Any]) -> str:
+    """Steps of a run, runs of an experiment."""
+    if "of" not in row:
+        return ""
+    return (
+        f"{row['steps']}/{counted(row['of'], 'run')}" if row["kind"] == "experiment" else f"{row['steps']}/{row['of']}"
+    )
+
+
+def _day(seconds: float | None, *, short: bool) -> str:
+    """As `ls` has it: this year's with the time, where there is room for it, and others with the year."""
+    if not seconds:
+        return ""
+    day = datetime.fromtimestamp(seconds)
+    if day.year != datetime.now().year:
+        return day.strftime("%b %Y" if short else "%b %d %Y")
+    return day.strftime("%b %d" if short else "%b %d %H:%M")
+
+
+def _scores(row: dict[str, Any]) -> str:
+    shown = {name: value for name, value in row.get("scores", {}).items() if "completion_tokens" not in name}
+    return ", ".join(f"{name} {number(value)}" for name, value in shown.items())

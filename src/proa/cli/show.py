@@ -17,13 +17,15 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from ..errors import SettingError
 from ..private_files import write_private
 from ..record.checkpoints import CheckpointManager
 from ..record.live import ActorView, LiveView
-from ..record.reading import QUIET_SECONDS, NoRunError, Process, RunRecord, read_run
+from ..record.reading import QUIET_SECONDS, Process, RunRecord, read_run
 from ..record.run_folder import BrokenRecordError, read_json
 from ..record.spans import SpanRecord, trace_of
-from .words import curve, duration, ledger_line, number, values_line
+from .endings import ending
+from .words import counted, counted_of, curve, duration, ledger_line, number, values_line
 
 FOLLOW_SECONDS = 0.5
 ROW_KEYS = ("step", "epoch", "time")
@@ -34,32 +36,42 @@ STYLES = {
 
 
 def show(folder: str, *, as_json: bool = False, follow: bool = False, trace: str | None = None) -> int:
-    """Exit code: 0 done, 1 a broken record, 2 no run's folder."""
+    """Exit code: 0 done, 1 a broken record, 2 wrong use."""
+
+    def work() -> int:
+        try:
+            return _show(Path(folder), as_json, follow, trace)
+        except BrokenRecordError as error:
+            print(error, file=sys.stderr)
+            return 1
+
+    return ending(work, given=[trace, folder])
+
+
+def _show(folder: Path, as_json: bool, follow: bool, trace: str | None) -> int:
     console = Console(highlight=False)
-    try:
-        if (Path(folder) / "experiment.json").is_file():
-            return _show_experiment(Path(folder), console, as_json)
-        record = read_run(Path(folder))
-        if trace is not None:
-            write_private(Path(trace), json.dumps(trace_of(SpanRecord(record.folder).read())))
-            print(f"open {trace} at https://ui.perfetto.dev", file=sys.stderr)
-            return 0
-        if as_json:
-            looks: Iterable[RunRecord] = _until_the_end(record) if follow else [record]
-            (last,) = deque(looks, maxlen=1)
-            print(json.dumps(as_object(last), indent=2))
-        elif follow:
-            _follow(record, console)
-        else:
-            for part in parts_of(record):
-                console.print(part, soft_wrap=isinstance(part, Text))
-    except NoRunError as error:
-        print(error, file=sys.stderr)
-        return 2
-    except BrokenRecordError as error:
-        print(error, file=sys.stderr)
-        return 1
+    if not (folder / "run.json").is_file() and (folder / "experiment.json").is_file():
+        _refuse_for_experiments(folder, **{"--follow": follow, "--trace": trace is not None})
+        return _show_experiment(folder, console, as_json)
+    record = read_run(folder)
+    if trace is not None:
+        write_private(Path(trace), json.dumps(trace_of(SpanRecord(record.folder).read())))
+        print(f"open {trace} at https://ui.perfetto.dev", file=sys.stderr)
+    elif as_json:
+        looks: Iterable[RunRecord] = _until_the_end(record) if follow else [record]
+        (last,) = deque(looks, maxlen=1)
+        print(json.dumps(as_object(last), indent=2))
+    elif follow:
+        _follow(record, console)
+    else:
+        for part in parts_of(record):
+            console.print(part, soft_wrap=isinstance(part, Text))
     return 0
+
+
+def _refuse_for_experiments(folder: Path, **flags: bool) -> None:
+    for flag in (flag for flag, given in flags.items() if given):
+        raise SettingError(f"{folder} is an experiment's folder, and {flag} is for one run: name one inside it")
 
 
 def _show_experiment(folder: Path, console: Console, as_json: bool) -> int:
@@ -142,8 +154,7 @@ def _headline(record: RunRecord) -> Text:
     header, rate = record.header, record.steps_per_second
     total = (record.live.of if record.live else 0) or record.total_steps
     status = "cut off" if record.cut_off else header["status"]
-    of = f" of {total}" if total else ""
-    words = [f"{record.steps_done}{of} steps"]
+    words = [counted_of(record.steps_done, total, "step")]
     if rate is not None:
         words.append(f"{rate:.3g} steps/s" if rate >= 1 else f"{duration(1 / rate)} a step")
         if record.running and not record.cut_off and total > record.steps_done:
@@ -257,5 +268,7 @@ def _metrics(record: RunRecord) -> Iterator[RenderableType]:
     name = "reward" if any("reward" in row for row in record.rows) else "loss"
     values = curve(record.rows, name)
     if len(values) > 1:
-        span = "the run" if record.all_rows else f"the last {last['step'] - record.rows[0]['step'] + 1} steps"
+        span = (
+            "the run" if record.all_rows else f"the last {counted(last['step'] - record.rows[0]['step'] + 1, 'step')}"
+        )
         yield Text(f"{name} over {span}: {values}")

@@ -15,11 +15,13 @@ from transformers.utils import logging as transformers_logging
 from ..callbacks import ConsoleProgress
 from ..callbacks.console import sparkline
 from ..config import RunConfig
-from ..lifecycle.hooks import BaseCallback
+from ..data.state import LoopState
+from ..lifecycle.hooks import BaseCallback, Callback
+from ..lifecycle.policy import ErrorPolicy, Priority
 from ..recipes import run
 from ..record.checkpoints import CheckpointManager
 from .endings import ending
-from .words import curve, ledger_line, values_of
+from .words import counted, curve, ledger_line, values_of
 
 
 def train(config: RunConfig) -> int:
@@ -37,13 +39,16 @@ def carry_through(config: RunConfig, resume: str | None = None) -> int:
     if not any(section.kind == "console" for section in config.callbacks):
         shown.append(ConsoleProgress(every=max(1, config.total_steps // 30), console=console))
 
+    if resume is not None:
+        shown.append(_SayWhence(console))
+
     def work() -> int:
         run(config, callbacks=shown, resume=resume)
         _show_result(console, config)
         return 0
 
     try:
-        return ending(work)
+        return ending(work, given=[config.folder])
     except KeyboardInterrupt:
         _say_how_to_go_on(config)
         raise
@@ -52,7 +57,26 @@ def carry_through(config: RunConfig, resume: str | None = None) -> int:
 def _say_how_to_go_on(config: RunConfig) -> None:
     last = CheckpointManager(config.folder).latest() if config.folder.exists() else None
     if last is not None:
-        print(f"{last.step} steps are saved: go on with proa resume {config.folder}", file=sys.stderr)
+        saved = f"{counted(last.step, 'step')} {'is' if last.step == 1 else 'are'} saved"
+        print(f"{saved}: go on with proa resume {config.folder}", file=sys.stderr)
+
+
+class _SayWhence(Callback):
+    """Says where a run goes on, before anything else is shown of it."""
+
+    priority = Priority.LOGGING + 1
+    error_policy = ErrorPolicy.DISABLE
+    uses_asyncio = False
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def on_train_start(self, state: LoopState) -> None:
+        if state.resumed_from is None:
+            line = "there is no checkpoint to go on from: the run begins again"
+        else:
+            line = f"going on from checkpoint {state.resumed_from}, after {counted(state.global_step, 'step')}"
+        self._console.print(Text(line), soft_wrap=True)
 
 
 def _show_result(console: Console, config: RunConfig) -> None:
@@ -62,7 +86,7 @@ def _show_result(console: Console, config: RunConfig) -> None:
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     curves = _eval_curves(rows, header["evals"])
     if curves:
-        table = Table(title=f"{config.name}: {header['steps_run']} steps", title_justify="left")
+        table = Table(title=f"{config.name}: {counted(header['steps_run'], 'step')}", title_justify="left")
         for column in ("eval", "before", "after", "over the run"):
             table.add_column(column)
         for name, values in curves.items():

@@ -8,7 +8,9 @@ from typing import Any
 from ..callbacks.console import sparkline
 from ..report.text import duration
 
-__all__ = ["curve", "duration", "interval", "ledger_line", "number", "values_line", "values_of"]
+__all__ = [
+    "counted", "counted_of", "curve", "duration", "interval", "ledger_line", "number", "values_line", "values_of",
+]  # fmt: skip
 
 
 def ledger_line(ledger: Mapping[str, Any]) -> str:
@@ -18,6 +20,24 @@ def ledger_line(ledger: Mapping[str, Any]) -> str:
         f"samples: {ledger.get('leased', 0)} leased = {ledger.get('trained', 0)} trained "
         f"+ {ledger.get('buffered', 0)} buffered + {ledger.get('in_flight', 0)} in flight + dropped ({dropped})"
     )
+
+
+def counted(count: int, noun: str) -> str:
+    """So many of them.
+
+    >>> counted(1, "step"), counted(3, "step")
+    ('1 step', '3 steps')
+    """
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def counted_of(count: int, total: int, noun: str) -> str:
+    """So many of so many.
+
+    >>> counted_of(0, 1, "run"), counted_of(2, 3, "step"), counted_of(2, 0, "step")
+    ('0 of 1 run', '2 of 3 steps', '2 steps')
+    """
+    return f"{count} of {counted(total, noun)}" if total else counted(count, noun)
 
 
 def interval(low: float | None, high: float | None) -> str:

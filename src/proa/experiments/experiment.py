@@ -20,6 +20,7 @@ from ..lifecycle.placement import refuse_unportable
 from ..lifecycle.roles import callbacks_in
 from ..loop.interruption import Interruption
 from ..recipes.resuming import changes_to, saved_config
+from ..record.checkpoints import CheckpointManager
 from ..record.durable import Disk
 from ..record.run_folder import RunFolderError, as_json, read_json
 from ..record.run_lock import lock
@@ -150,10 +151,7 @@ class Experiment:
             header = run.config.folder / "run.json"
             if not header.exists():
                 return
-            try:
-                changes_to(saved_config(run.config.folder), run.config)
-            except ConfigError as error:
-                raise ConfigError(f"{run.config.folder} is of another experiment: {error}") from None
+            _refuse_anothers(run)
             arm = load_arm(run, self.config.metadata.benchmark)
             if read_json(header).get("status") != "completed" or arm is None or arm.status != "completed":
                 return
@@ -234,6 +232,16 @@ def not_reached(run: PlannedRun, failed: ArmResult) -> ArmResult:
     return ArmResult(
         run.key, run.config, "cancelled", error=f"not run: {failed.name} {failed.status}", group_name=run.group
     )  # fmt: skip
+
+
+def _refuse_anothers(run: PlannedRun) -> None:
+    """Raise if the run that is there was another one. One that came to no checkpoint may be corrected."""
+    if not CheckpointManager(run.config.folder).rows:
+        return
+    try:
+        changes_to(saved_config(run.config.folder), run.config)
+    except ConfigError as error:
+        raise ConfigError(f"{run.config.folder} is of another experiment: {error}") from None
 
 
 def _refuse_a_runs(folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
@@ -16,6 +17,7 @@ from ..data.sampling import Sampling
 from ..data.state import LoopState
 from ..engines import build_engine
 from ..engines.protocol import Request
+from ..errors import ProaError
 from ..loop import Evaluator
 from ..policy.whole import whole_weights
 from ..rewards.dotted import resolve
@@ -83,6 +85,10 @@ def scoring(
 # -- functions of one's own ----------------------------------------------------------------------------
 
 
+class EvaluatorError(ProaError, RuntimeError):
+    """An evaluator of one's own raised; the message says what and where, and the cause is what it raised."""
+
+
 @dataclass(frozen=True)
 class Policy:
     """What an evaluator of one's own is given: the weights as they are after a step."""
@@ -130,15 +136,12 @@ def _calling(
     called: Callable[..., Any] | None,
 ) -> Callable[[], Scored]:
     function = called or resolve(str(section.evaluator))
-    if not callable(function):
-        raise ConfigError(f"eval {section.name}: {section.evaluator} is no function of the policy")
+    _check_takes_policy(section, function)
 
     def score() -> Scored:
         now, began = state(), perf_counter()
         policy = Policy(material.model, material.tokenizer, now.global_step, now.policy_version, material, config)
-        given: Any = function(policy)
-        if inspect.isawaitable(given):
-            given = asyncio.run(_awaited(given))
+        given = _called(section, function, policy)
         predictions: list[dict[str, Any]] = list(given.pop("predictions", [])) if isinstance(given, dict) else []
         metrics = _numbers(section, given)
         seconds = perf_counter() - began
@@ -148,6 +151,44 @@ def _calling(
         return Scored(result, predictions)
 
     return score
+
+
+def _check_takes_policy(section: EvalSection, function: Any) -> None:
+    if not callable(function):
+        raise ConfigError(f"eval {section.name}: {section.evaluator} is no function of the policy")
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # some that are not written in Python do not say
+        return
+    try:
+        signature.bind(object())
+    except TypeError as error:
+        raise ConfigError(
+            f"eval {section.name}: the evaluator {section.evaluator} is called with the policy alone, as in "
+            f"'def evaluator(policy)', and takes {signature}: {error}"
+        ) from None
+
+
+def _called(section: EvalSection, function: Callable[..., Any], policy: Policy) -> Any:
+    try:
+        given = function(policy)
+        return asyncio.run(_awaited(given)) if inspect.isawaitable(given) else given
+    except Exception as error:  # the user's function runs here, and may raise anything
+        raise EvaluatorError(
+            f"eval {section.name}: the evaluator {section.evaluator} raised {type(error).__name__}: {error}"
+            f"{_place_in(function, error)}"
+        ) from error
+
+
+def _place_in(function: Callable[..., Any], error: BaseException) -> str:
+    """Where in the function's own file it was raised, or what it had called there."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    lines = [
+        frame.lineno
+        for frame in traceback.extract_tb(error.__traceback__)
+        if code and frame.filename == code.co_filename
+    ]
+    return f" ({code.co_filename}, line {lines[-1]})" if code and lines else ""
 
 
 async def _awaited(given: Any) -> Any:

@@ -63,8 +63,10 @@ def carry_out(
         if not there:
             _clear_unborn(config.folder)
             refuse_used(config.folder)
-        changes = changes_to(saved_config(config.folder), config) if there else {}
+        saved = saved_config(config.folder) if there else config
         resumption = find_checkpoint(config.folder, resume or AUTO) if there else None
+        # Without a checkpoint it begins again, and may begin otherwise.
+        changes = {} if resumption is None else changes_to(saved, config)
         job = build()
         folder = _reopened(config, resumption, changes) if there else _fresh(config)
         with _ending(job, folder, is_new=not there):

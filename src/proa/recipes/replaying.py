@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..config import ConfigError, RunConfig, change_run_config
+from ..config import ConfigError, RunConfig, change_run_config, restore_run_config
 from ..data.loop import ManifestRow
 from ..data.state import LoopState, TrainState
 from ..lifecycle.hooks import BaseCallback, Callback
 from ..lifecycle.policy import Priority
 from ..record.checkpoints import CheckpointManager
 from ..record.journal import Journal
+from ..record.reading import read_run
 from ..record.run_folder import read_json
+from ..record.secrets import redact
 from . import job_of
 from .given import Given
 from .job import carry_out
 from .placing import place_callbacks
-from .resuming import config_in
+from .resuming import changes_to, config_in, saved_config
+
+LEFT_OUT = ("callbacks", "eval")
+"""What a replay does without: it does not change what is learned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +51,15 @@ class Replay:
     compared: list[Comparison]
     missing: list[str] = field(default_factory=list)
     """Checkpoints of the run at whose step the repeated one has none: those that an interrupt left, say."""
+    changes: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+    """What flags changed in the configuration, as {key: (before, now)}, without secrets."""
+    learns_otherwise: bool = False
+    """Whether one of the changes is to what is learned, so that a difference is to be expected."""
 
     @property
-    def same(self) -> bool:
-        """Whether all weights came out again, to the last bit, and there were any to compare."""
-        return bool(self.compared) and all(one.same for one in self.compared)
+    def same(self) -> bool | None:
+        """Whether all weights came out again, to the last bit; None if there were none to compare."""
+        return all(one.same for one in self.compared) if self.compared else None
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -59,6 +68,8 @@ class Replay:
             "same": self.same,
             "compared": [{**asdict(one), "same": one.same} for one in self.compared],
             "missing": self.missing,
+            "changes": {key: {"before": before, "now": now} for key, (before, now) in self.changes.items()},
+            "difference_expected": self.learns_otherwise,
         }
 
 
@@ -75,14 +86,21 @@ def replay(
     The run's callbacks and evals are left out: neither changes what is learned. A stop is repeated at its step.
     """
     original = Path(folder)
-    config = _repeated(config_in(original, flags), original, into)
+    if not (original / "run.json").is_file():
+        read_run(original)  # which says what is there instead
+    changed = config_in(original, flags)
+    config = _repeated(changed, original, into)
     last = _last_step(original)
     if until is not None and not 1 <= until <= last:
         raise ConfigError(f"until {until}: the record of {original} has steps 1 to {last}")
     entries = Journal(original).read()
     with place_callbacks(config, [*show, _StopAfter(until or last)]) as listeners:
         state = carry_out(config, lambda: job_of(config, Given(), listeners, entries))
-    return _compared(original, config.folder, state)
+    compared, missing = _compared(original, config.folder, state)
+    unchanged = _written(original, changed) if flags else changed.model_dump(mode="json")
+    return Replay(
+        config.folder, state, compared, missing, _changes(unchanged, changed), _learns_otherwise(unchanged, changed)
+    )  # fmt: skip
 
 
 def _repeated(config: RunConfig, original: Path, into: Path | str | None) -> RunConfig:
@@ -90,8 +108,7 @@ def _repeated(config: RunConfig, original: Path, into: Path | str | None) -> Run
     changes: dict[str, Any] = {
         "name": place.resolve().name,
         "output_dir": str(place.parent),
-        "callbacks": [],
-        "eval": [],
+        **{key: [] for key in LEFT_OUT},
         "checkpoint.keep": 1,  # the rows of all of them stay
         "checkpoint.best": None,
         "checkpoint.background": False,
@@ -113,19 +130,55 @@ def _last_step(original: Path) -> int:
         return int(header["steps_run"])
     last = max((row.step for row in CheckpointManager(original).rows), default=0)
     if last == 0:
-        raise ConfigError(f"{original} has no checkpoint to compare with: it ended before its first")
+        record = read_run(original)
+        goes_on = record.running and not record.cut_off
+        why = "it is running, and its first is still to come" if goes_on else "it ended before its first"
+        raise ConfigError(f"{original} has no checkpoint to compare with: {why}")
     return last
 
 
-def _compared(original: Path, replayed: Path, state: TrainState) -> Replay:
+def _written(original: Path, changed: RunConfig) -> dict[str, Any]:
+    """The configuration as it is without flags, which also give secrets again that were not written down."""
+    where = {"name": changed.name, "output_dir": str(changed.output_dir)}
+    return restore_run_config(saved_config(original) | where).model_dump(mode="json")
+
+
+def _changes(unchanged: dict[str, Any], config: RunConfig) -> dict[str, tuple[Any, Any]]:
+    """What flags changed, of what a replay does not leave out."""
+    before, now = (dict(_leaves(redact(content))) for content in (unchanged, config.model_dump(mode="json")))
+    keys = [key for key in {**before, **now} if key.partition(".")[0] not in LEFT_OUT]
+    return {key: (before.get(key), now.get(key)) for key in keys if before.get(key) != now.get(key)}
+
+
+def _leaves(content: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of a configuration by dotted key."""
+    for name, value in content.items():
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, f"{above}{name}.")
+        else:
+            yield f"{above}{name}", value
+
+
+def _learns_otherwise(unchanged: dict[str, Any], config: RunConfig) -> bool:
+    """Whether a run of the one could not go on with the other."""
+    try:
+        changes_to(unchanged, config)
+    except ConfigError:
+        return True
+    return False
+
+
+def _compared(original: Path, replayed: Path, state: TrainState) -> tuple[list[Comparison], list[str]]:
+    """The checkpoints that both have, and the names of those that the replay has not."""
     again = {row.step: row for row in CheckpointManager(replayed).history}
-    compared, missing = [], []
+    compared: list[Comparison] = []
+    missing: list[str] = []
     for row in CheckpointManager(original).history:
         if row.step in again:
             compared.append(Comparison(row.step, row.name, _weights_of(row), _weights_of(again[row.step])))
         elif row.step <= state.global_step:
             missing.append(row.name)
-    return Replay(replayed, state, compared, missing)
+    return compared, missing
 
 
 def _weights_of(row: ManifestRow) -> str:
