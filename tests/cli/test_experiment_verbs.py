@@ -1,11 +1,14 @@
 """`proa experiment`, `eval`, `runs`, `replay` and `show` of an experiment: what they print, and how they end."""
 
 import json
+import shutil
 
 import pytest
 import yaml
 
+from proa import Callback
 from proa.cli.main import main
+from proa.experiments import Experiment
 
 MODEL = {
     "model_type": "llama", "vocab_size": 16, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1,
@@ -90,3 +93,27 @@ def test_replay_says_whether_the_weights_are_the_same(experiment, tmp_path, caps
     told = json.loads(capsys.readouterr().out)
     assert (told["same"], told["steps"]) == (True, 2)
     assert main(["replay", str(run), "--until", "9"]) == 2
+
+
+def test_an_experiment_that_goes_on_or_was_killed_is_told_as_that(tmp_path, capsys):
+    """Looked at from inside of its second run; and with a lock that nobody holds any more, as a kill leaves it."""
+    run = {**RUN, "algorithm": "sft"}
+    config = {"name": "e", "output_dir": str(tmp_path), "runs": {"a": run, "b": run, "c": run}}
+    seen = {}
+
+    class Looks(Callback):
+        def on_step_end(self, state, step_idx, batch, metrics):
+            if state.ctx.run_key == "b" and step_idx == 0:
+                main(["show", str(tmp_path / "e")])
+                seen["live"] = capsys.readouterr().out
+                shutil.copytree(tmp_path / "e", tmp_path / "killed")
+
+    Experiment(config, [Looks()]).run()
+    for name, told in {"a": "completed", "b": "running, 1 of 2 steps", "c": "not begun"}.items():
+        assert any(name in line and told in line for line in seen["live"].splitlines()), seen["live"]
+    assert "e: running" in seen["live"]
+    assert main(["show", str(tmp_path / "killed")]) == 0
+    assert "e: cut off" in capsys.readouterr().out
+    assert main(["runs", str(tmp_path), "--json"]) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert (rows["killed"]["status"], rows["e"]["status"]) == ("cut off", "completed")

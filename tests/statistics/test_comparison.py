@@ -219,6 +219,60 @@ def test_equal_differences_are_judged_by_their_number(pairs, verdict):
     assert by_task.low is by_task.high is by_task.share is None
 
 
+@pytest.mark.parametrize(("seeds", "verdict"), [(2, "cannot tell"), (5, "cannot tell"), (6, "better")])
+def test_tasks_are_no_repeats_of_training(seeds, verdict):
+    """Both arms may learn or collapse as a whole: 20 tasks that agree are one seed that agrees."""
+    found = against_zero([[1.0] * 20] * seeds)
+    assert found.verdict == verdict
+    if seeds < 6:
+        assert "so few seeds may agree by chance" in found.words
+    assert "so few tasks may agree by chance" in against_zero([[1.0] * 5]).words
+
+
+def own(table):
+    """As `arm`, with other tasks in each seed."""
+    return {seed: {f"{seed}/{task}": float(score) for task, score in enumerate(row)} for seed, row in enumerate(table)}
+
+
+def test_tasks_of_each_seeds_own_are_paired_within_the_seed():
+    """A seed's mean difference varies with its training and its tasks: Student's t over seeds tells about both."""
+    generator = np.random.default_rng(4)
+    a, b = generator.normal(size=(2, 3, 8))
+    b[2, 0] = math.nan  # its partner goes too
+    found = compare(own(a), own(b))
+    means = [(row_a - row_b)[~np.isnan(row_b)].mean() for row_a, row_b in zip(a, b, strict=True)]
+    oracle = scipy.stats.ttest_1samp(means, 0).confidence_interval(0.95)
+    assert (found.low, found.high) == (pytest.approx(oracle.low, rel=1e-12), pytest.approx(oracle.high, rel=1e-12))
+    assert (found.seeds, found.tasks, found.pairs, found.missing, found.own_tasks) == (3, 23, 23, 1, True)
+    assert found.chance == "training and tasks"
+    assert found.method == "paired t-interval over seeds, each with its own tasks"
+    assert "3 seeds, 23 tasks, other ones in each, paired)" in found.words
+
+
+def test_a_seed_with_few_tasks_of_its_own_does_not_count_as_a_whole_one():
+    a = own([[1, 2, 3, 4, 6], [2, 2, 3, 4, 4], [9, 9]])
+    found = compare(a, own([[0] * 5] * 3))
+    assert (found.seeds, found.tasks, found.missing) == (2, 10, 5)
+    alone = compare(own([[1, 2, 3, 4, 6], [9, 9]]), own([[0] * 5] * 2))
+    assert (alone.seeds, alone.tasks, alone.own_tasks, alone.chance) == (1, 5, False, "tasks")
+
+
+def test_some_tasks_in_common_by_chance_leave_the_others_each_seeds_own():
+    a = {seed: {task: float(task % 3 + seed) for task in range(7 * seed, 7 * seed + 8)} for seed in range(3)}
+    found = compare(a, {seed: dict.fromkeys(tasks, 0.0) for seed, tasks in a.items()})
+    assert (found.own_tasks, found.seeds, found.tasks, found.pairs) == (True, 3, 22, 24)
+
+
+def test_holes_do_not_make_tasks_each_seeds_own():
+    table = np.random.default_rng(5).normal(size=(3, 40))
+    a = arm(table)
+    for seed in range(3):
+        for task in range(seed, 40, 4):
+            a[seed][f"t{task}"] = None
+    found = compare(a, zeros(table))
+    assert (found.own_tasks, found.seeds, found.tasks) == (False, 3, 10)
+
+
 def test_rounding_is_no_spread():
     found = compare({0: 0.5, 1: 0.3}, {0: 0.3, 1: 0.1})  # 0.2 and 0.19999999999999998
     assert (found.verdict, found.low) == ("cannot tell", None)

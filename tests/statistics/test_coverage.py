@@ -77,6 +77,18 @@ def test_with_several_sources_of_chance_it_covers_95_percent_or_little_more(arms
     assert 0.93 < coverage(arms, seeds, tasks, effects, 1200) < 0.9999
 
 
+@pytest.mark.parametrize(("seeds", "certain"), [(2, 1.0), (3, 1.0), (3, 0.95), (4, 0.95), (5, 1.0), (5, 0.8)])
+def test_arms_that_learn_or_collapse_by_chance_are_not_told_apart(seeds, certain):
+    """Every task of a run that learned is right with chance `certain`, of one that collapsed wrong with that."""
+
+    def arms(generator, seeds, tasks):
+        learned = generator.random((2, seeds, 1)) < 0.5
+        right = generator.random((2, seeds, tasks)) < np.where(learned, certain, 1 - certain)
+        return tuple(right.astype(float))
+
+    assert coverage(arms, seeds, 20, (), 800) > 0.94
+
+
 def test_a_lower_level_covers_less():
     assert coverage(normal_arms, 1, 10, (0, 0, 1), 1000, level=0.5) == pytest.approx(0.5, abs=0.06)
 

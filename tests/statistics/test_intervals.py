@@ -60,9 +60,15 @@ def test_no_repeat_has_no_mean():
 
 
 @pytest.mark.parametrize("value", [0.405, 1 / 3, 0.0])
-def test_equal_repeats_have_no_width(value):
+def test_equal_repeats_have_no_interval(value):
+    """One without width would claim certainty."""
     found = estimate([value] * 7)
-    assert (found.low, found.mean, found.high, found.deviation) == (value, value, value, 0.0)
+    assert (found.low, found.mean, found.high, found.n, found.deviation) == (None, value, None, 7, 0.0)
+
+
+def test_rounding_is_no_spread():
+    assert estimate([0.1 + 0.2, 0.3]).low is None
+    assert estimate([0.3 + 1e-6, 0.3]).low is not None
 
 
 @pytest.mark.parametrize("level", [0, 1, 95, -0.5])

@@ -49,6 +49,10 @@ def test_near_is_no_tie():
     assert best_of({"a": mean(0.5), "b": mean(0.500001)}).arm == "b"
 
 
+def test_rounding_near_zero_is_a_tie():
+    assert best_of({"a": mean(0.0), "b": mean(1e-13)}).arms == ("a", "b")
+
+
 def test_a_wrong_mode_is_refused():
     with pytest.raises(SettingError, match="max"):
         best_of({}, "maximum")

@@ -1,11 +1,12 @@
 """Conclusions claim what the numbers support: chance, ties, failures and single runs are named."""
 
+import math
 import subprocess
 import sys
 
 import pytest
 
-from proa.statistics import compare, conclusion, estimate
+from proa.statistics import compare, conclusion, estimate, without_metric
 
 A, B = {0: 0.7, 1: 0.8, 2: 0.9}, {0: 0.5, 1: 0.5, 2: 0.5}
 
@@ -39,7 +40,47 @@ def test_less_is_better_where_the_mode_says_so():
 def test_no_difference_seen_is_not_called_equal():
     comparison = compare({0: 0.7, 1: 0.5}, {0: 0.5, 1: 0.6}, names=("x", "y"))
     said = conclusion(estimates(x=[0.7, 0.5], y=[0.5, 0.6]), metric="exact", comparison=comparison)
-    assert "No difference seen between x and y, which is not to say that they are equal" in said
+    assert "No difference seen between x and y, which is not to say that they are equal: they differ by 0.05 (x" in said
+
+
+def test_a_difference_that_is_not_seen_keeps_its_sign():
+    turned = compare({0: 0.5, 1: 0.6}, {0: 0.7, 1: 0.5}, names=("y", "x"))
+    assert "they differ by −0.05 (y − x: 95 % interval −" in turned.words
+    assert "differ by −0.25 in every pair" in compare({0: 0.25, 1: 0.5}, {0: 0.5, 1: 0.75}).words
+
+
+@pytest.mark.parametrize("mode", ["max", "min"])
+def test_pairs_that_contradict_the_means_are_said_to(mode):
+    """a has a third run with a score far better, so the better mean; on the seeds both have b is ahead."""
+    sign = 1 if mode == "max" else -1
+    a, b = [sign * score for score in (0.5, 0.61, 4.1)], [sign * score for score in (0.9, 1.02)]
+    pairs = dict(enumerate(a[:2])), dict(enumerate(b))
+    said = conclusion(estimates(a=a, b=b), metric="m", mode=mode, comparison=compare(*pairs, mode=mode))
+    assert f"a scored best of 2 arms: {'−' * (mode == 'min')}1.74 (" in said
+    assert "a is worse than b by 0.405 (" in said
+    assert said.endswith("; so on the seeds that both have, b is ahead.")
+
+
+def test_pairs_that_agree_with_the_means_need_no_such_words():
+    said = conclusion(estimates(a=A.values(), b=B.values()), metric="m", comparison=compare(A, B))
+    assert "both have" not in said
+
+
+def test_two_seeds_do_not_rule_out_luck_in_training():
+    found = compare({0: 0.9, 1: 0.91}, {0: 0.1, 1: 0.1})
+    assert found.verdict == "better"
+    assert found.words.endswith("; two seeds that learned or collapsed by chance may look the same.")
+    assert "two seeds" not in compare(A, B).words
+    assert "two seeds" not in compare({0: 0.7, 1: 0.5}, {0: 0.5, 1: 0.6}).words
+
+
+def test_without_a_metric_to_judge_by_those_that_there_are_are_named():
+    assert without_metric([], hypothesis="a wins") == (
+        "No success_metric is set, so no arm is called best. No run has a metric. "
+        "The hypothesis was “a wins”; this alone does not prove it."
+    )
+    assert without_metric(["loss"]).endswith("There are loss.")
+    assert without_metric([f"m{n}" for n in range(15)]).endswith("m10, m11 and 3 more.")
 
 
 def test_one_run_each_says_nothing_about_chance():
@@ -76,8 +117,22 @@ def test_no_value_is_no_winner():
 
 def test_one_arm_is_not_called_best():
     assert conclusion(estimates(a=[0.5, 0.5]), metric="exact") == (
-        "By exact (more is better) a scored: 0.5 (95 % interval 0.5 to 0.5, 2 repeats)."
+        "By exact (more is better) a scored: 0.5 in each of 2 repeats."
     )
+
+
+def test_repeats_without_a_number_are_counted_for_every_arm():
+    said = conclusion(estimates(a=[0.7, 0.8, None], b=[0.5, None, math.nan], c=[0.1, 0.2]), metric="exact")
+    assert "2 repeats, 1 more without a number); not whole: b (2 of 3 repeats without a number)." in said
+    tied = conclusion(estimates(a=[0.5, None], b=[0.5]), metric="exact")
+    assert "and best; not whole: a (1 of 2 repeats without a number)." in tied
+
+
+def test_a_comparison_that_sees_nothing_does_not_flatter():
+    arms = estimates(a=[0.7, 0.5], b=[0.5, 0.6], c=[0.1])
+    unseen = compare({0: 0.7, 1: 0.5}, {0: 0.5, 1: 0.6})
+    assert "flatters" not in conclusion(arms, metric="m", comparison=unseen)
+    assert "flatters" not in conclusion(arms, metric="m", comparison=compare(B, A))
 
 
 @pytest.mark.parametrize(("third", "flattered"), [({}, False), ({"c": [0.1]}, True)])
@@ -102,8 +157,8 @@ def test_one_task_tells_nothing_about_others():
 
 def test_equal_differences_have_no_interval_to_name():
     assert compare({0: 0.5, 1: 0.75}, {0: 0.25, 1: 0.5}).words == (
-        "Cannot tell a from b: they differ by 0.25 in every pair, and so few pairs may agree by chance "
-        "(all differences equal, so no interval; 2 seeds, paired)."
+        "Cannot tell a from b: they differ by 0.25 in every pair, and so few seeds may agree by chance "
+        "(a − b: all differences equal, so no interval; 2 seeds, paired)."
     )
 
 

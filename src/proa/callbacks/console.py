@@ -122,7 +122,8 @@ def sparkline(values: Sequence[float], width: int = CURVE_POINTS) -> str:
 
 def _progress(state: LoopState) -> str:
     of = f" of {state.num_steps}" if state.num_steps else ""
-    return f"{state.global_step}{of} steps done"
+    one = state.global_step == 1 and not of
+    return f"{state.global_step}{of} step{'' if one else 's'} done"
 
 
 def _remaining(state: LoopState, elapsed: float) -> str:
@@ -132,7 +133,7 @@ def _remaining(state: LoopState, elapsed: float) -> str:
 
 
 def _ending(state: LoopState, seconds: float) -> str:
-    done = f"{state.global_step} steps, {seconds:.1f} s"
+    done = f"{state.global_step} step{'' if state.global_step == 1 else 's'}, {seconds:.1f} s"
     if isinstance(state.exception, Exception):
         return f"failed after {done}: {type(state.exception).__name__}: {state.exception}"
     if state.should_stop:

@@ -15,7 +15,7 @@ from ..config import load_experiment_config
 from ..data.results import ArmResult, ExperimentResult
 from ..experiments import Experiment
 from .endings import ending
-from .words import duration, interval
+from .words import counted, duration, interval
 
 
 def experiment(file: str, flags: Sequence[str]) -> int:
@@ -27,7 +27,7 @@ def experiment(file: str, flags: Sequence[str]) -> int:
         config = load_experiment_config(file, flags)
         planned = Experiment(config, tell=lambda arm: _tell(console, arm))
         count = sum(len(chain) for chain in planned.plan)
-        console.print(f"{config.name}: {count} runs in {config.folder}", highlight=False, soft_wrap=True)
+        console.print(f"{config.name}: {counted(count, 'run')} in {config.folder}", highlight=False, soft_wrap=True)
         result = planned.run()
         show_result(console, result)
         return 0 if result.status == "completed" else 1
@@ -64,7 +64,10 @@ def show_result(console: Console, result: ExperimentResult) -> None:
                 table.add_row(name + best, "0", "none", "")
             else:
                 table.add_row(
-                    name + best, str(estimate.n), f"{estimate.mean:.4g}", interval(estimate.low, estimate.high)
+                    name + best,
+                    str(estimate.n),
+                    f"{estimate.mean:.4g}",
+                    interval(estimate.low, estimate.high, estimate.n),
                 )
         console.print(table)
     if result.conclusion:

@@ -19,6 +19,7 @@ from ..errors import ProaError
 from ..record.reading import RunRecord, read_run
 from ..record.run_folder import read_json
 from .endings import told
+from .show_experiment import standing_of
 from .words import counted, number
 
 DEEPEST = 4
@@ -99,7 +100,7 @@ def _experiment(folder: Path) -> dict[str, Any]:
     content = read_json(folder / "experiment.json")
     done = sum(arm.get("status") == "completed" for arm in content.get("arms", []))
     return {
-        "status": content.get("status"),
+        "status": standing_of(folder, content),
         "steps": done,
         "of": len(content.get("runs", [])),
         "started": _began(folder),

@@ -22,17 +22,14 @@ from ..private_files import write_private
 from ..record.checkpoints import CheckpointManager
 from ..record.live import ActorView, LiveView
 from ..record.reading import QUIET_SECONDS, Process, RunRecord, read_run
-from ..record.run_folder import BrokenRecordError, read_json
+from ..record.run_folder import BrokenRecordError
 from ..record.spans import SpanRecord, trace_of
 from .endings import ending
-from .words import counted, counted_of, curve, duration, ledger_line, number, values_line
+from .show_experiment import show_experiment
+from .words import STYLES, counted, counted_of, curve, duration, ledger_line, number, values_line
 
 FOLLOW_SECONDS = 0.5
 ROW_KEYS = ("step", "epoch", "time")
-STYLES = {
-    "running": "bold cyan", "completed": "bold green", "cancelled": "bold yellow", "failed": "bold red",
-    "healthy": "green", "dead": "red", "suspect": "yellow", "stale": "yellow", "restarting": "yellow",
-}  # fmt: skip
 
 
 def show(folder: str, *, as_json: bool = False, follow: bool = False, trace: str | None = None) -> int:
@@ -52,7 +49,7 @@ def _show(folder: Path, as_json: bool, follow: bool, trace: str | None) -> int:
     console = Console(highlight=False)
     if not (folder / "run.json").is_file() and (folder / "experiment.json").is_file():
         _refuse_for_experiments(folder, **{"--follow": follow, "--trace": trace is not None})
-        return _show_experiment(folder, console, as_json)
+        return show_experiment(folder, console, as_json)
     record = read_run(folder)
     if trace is not None:
         write_private(Path(trace), json.dumps(trace_of(SpanRecord(record.folder).read())))
@@ -72,29 +69,6 @@ def _show(folder: Path, as_json: bool, follow: bool, trace: str | None) -> int:
 def _refuse_for_experiments(folder: Path, **flags: bool) -> None:
     for flag in (flag for flag, given in flags.items() if given):
         raise SettingError(f"{folder} is an experiment's folder, and {flag} is for one run: name one inside it")
-
-
-def _show_experiment(folder: Path, console: Console, as_json: bool) -> int:
-    """What an experiment has come to, as its header says."""
-    content = read_json(folder / "experiment.json")
-    if as_json:
-        print(json.dumps(content, indent=2))
-        return 0
-    console.print(
-        Text.assemble((f"{content['name']}: ", "bold"), (content["status"], STYLES.get(content["status"], "")))
-    )
-    table = Table()
-    for column in ("run", "status", "scores"):
-        table.add_column(column)
-    ended = {arm["name"]: arm for arm in content["arms"]}
-    for run in content["runs"]:
-        arm = ended.get(run["key"], {"status": "pending", "eval_metrics": {}})
-        scores = {f"{name}.{key}": value for name, found in arm["eval_metrics"].items() for key, value in found.items()}
-        table.add_row(Text(run["key"]), Text(arm["status"], STYLES.get(arm["status"], "")), Text(values_line(scores)))
-    console.print(table)
-    if content.get("conclusion"):
-        console.print(Text(content["conclusion"]), soft_wrap=True)
-    return 0
 
 
 def as_object(record: RunRecord) -> dict[str, Any]:

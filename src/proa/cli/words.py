@@ -9,8 +9,15 @@ from ..callbacks.console import sparkline
 from ..report.text import duration
 
 __all__ = [
-    "counted", "counted_of", "curve", "duration", "interval", "ledger_line", "number", "values_line", "values_of",
+    "STYLES", "counted", "counted_of", "curve", "duration", "interval", "ledger_line", "number", "values_line",
+    "values_of",
 ]  # fmt: skip
+
+STYLES = {
+    "running": "bold cyan", "completed": "bold green", "cancelled": "bold yellow", "failed": "bold red",
+    "healthy": "green", "dead": "red", "suspect": "yellow", "stale": "yellow", "restarting": "yellow",
+}  # fmt: skip
+"""Of what is said of a run, or of one of its actors."""
 
 
 def ledger_line(ledger: Mapping[str, Any]) -> str:
@@ -40,13 +47,15 @@ def counted_of(count: int, total: int, noun: str) -> str:
     return f"{count} of {counted(total, noun)}" if total else counted(count, noun)
 
 
-def interval(low: float | None, high: float | None) -> str:
+def interval(low: float | None, high: float | None, runs: int) -> str:
     """As a table shows it.
 
-    >>> interval(0.25, 0.5), interval(None, None)
-    ('0.25 to 0.5', 'one run: none')
+    >>> interval(0.25, 0.5, 3), interval(None, None, 1), interval(None, None, 2)
+    ('0.25 to 0.5', 'one run: none', 'all the same: none')
     """
-    return "one run: none" if low is None or high is None else f"{low:.4g} to {high:.4g}"
+    if low is None or high is None:
+        return "one run: none" if runs == 1 else "all the same: none"
+    return f"{low:.4g} to {high:.4g}"
 
 
 def number(value: Any) -> str:

@@ -7,9 +7,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from ..errors import SettingError
 from ..spelling import did_you_mean
-from ..statistics.comparison import Comparison, compare
+from ..statistics.comparison import Comparison, Mode
 from ..statistics.intervals import Estimate
+from ..statistics.runs import ArmScores, compare_runs
 from .loop import LoopArtifacts
 
 Status = Literal["pending", "running", "completed", "failed", "cancelled"]
@@ -95,10 +97,16 @@ class ArmResult:
         benchmark, _, name = metric.rpartition(".")
         return self.eval_metrics.get(benchmark, {}).get(name)
 
+    def metric_names(self) -> list[str]:
+        """What `score` knows: those of its benchmarks, then those of training."""
+        evals = [f"{name}.{metric}" for name, metrics in self.eval_metrics.items() for metric in metrics]
+        return [*evals, *(name for name in self.metrics if name not in evals)]
+
 
 @dataclass
 class GroupResult:
-    """The repeats of one arm together: their runs, and every score's mean with its interval."""
+    """The repeats of one arm together: their runs, also those planned that were not run, and every score's mean with
+    its interval."""
 
     name: str
     runs: list[str] = field(default_factory=list)
@@ -126,29 +134,40 @@ class ExperimentResult:
     hypothesis: str | None = None
     groups: dict[str, GroupResult] = field(default_factory=dict)
     success_metric: str | None = None
-    mode: Literal["max", "min"] = "max"
+    mode: Mode = "max"
     task_scores: Callable[[ArmResult, str], dict[str, float | None] | None] | None = field(
         default=None, repr=False, compare=False
     )
     """The scores of a run's tasks by a metric, where these were written down."""
 
-    def compare(self, a: str, b: str, metric: str | None = None) -> Comparison:
-        """Arm a against arm b, pair by pair: the same seeds, and where they are known the same tasks."""
+    def compare(self, a: str, b: str, metric: str | None = None, *, mode: Mode | None = None) -> Comparison:
+        """Arm a against arm b, pair by pair: the same seeds, and where both were scored on these the same tasks.
+
+        By default by the success metric. `mode` says whether more of the metric is better (`max`) or less (`min`); left
+        out it is the experiment's, also for a metric that this may not fit: say it for any other.
+        """
         metric = metric or self.success_metric
         if metric is None:
-            raise ValueError("say by which metric: the experiment has no success_metric")
+            raise SettingError("say by which metric: the experiment has no success_metric")
         for name in (a, b):
             if name not in self.groups:
-                raise ValueError(f"no arm is called {name!r}{did_you_mean(name, self.groups)}")
-        return compare(self._scores(a, metric), self._scores(b, metric), mode=self.mode, names=(a, b))
+                raise SettingError(f"no arm is called {name!r}{did_you_mean(name, self.groups)}")
+        known = self.metric_names()
+        if metric not in known:
+            raise SettingError(f"no run has a metric {metric!r}{did_you_mean(metric, known)}")
+        return compare_runs(self._scores(a, metric), self._scores(b, metric), mode=mode or self.mode, names=(a, b))
 
-    def _scores(self, group: str, metric: str) -> dict[Any, Any]:
-        """By seed, and by task if every run of the group has that."""
+    def metric_names(self) -> list[str]:
+        """Every metric that some run has."""
+        return list(dict.fromkeys(name for arm in self.arms for name in arm.metric_names()))
+
+    def _scores(self, group: str, metric: str) -> ArmScores:
+        """Of the runs that were completed: what others scored before they broke off is not comparable."""
         runs = [arm for arm in self.arms if arm.name in self.groups[group].runs and arm.status == "completed"]
-        by_task = {_seed_of(arm): self.task_scores(arm, metric) for arm in runs} if self.task_scores else {}
-        if by_task and all(scores is not None for scores in by_task.values()):
-            return by_task
-        return {_seed_of(arm): arm.score(metric) for arm in runs}
+        return ArmScores.of(
+            (_seed_of(arm), arm.score(metric), self.task_scores(arm, metric) if self.task_scores else None)
+            for arm in runs
+        )
 
 
 def _seed_of(arm: ArmResult) -> Any:

@@ -33,6 +33,7 @@ from .summary import summarise
 log = logging.getLogger("proa.experiments")
 
 EXPERIMENT_NAME = "experiment.json"
+LOOKED_AT_SECONDS = 1.0  # `proa show` looks at the lock, and may have it for a moment
 
 
 class Experiment:
@@ -72,7 +73,7 @@ class Experiment:
         self._arms, self._groups_told = {}, set()
         self._result = ExperimentResult(config.name, "running", hypothesis=config.metadata.hypothesis)
         interruption = Interruption(grace=float("inf"))  # each run has a grace period of its own
-        with lock(config.folder), interruption.listening():
+        with lock(config.folder, LOOKED_AT_SECONDS), interruption.listening():
             _refuse_a_runs(config.folder)
             for chain in self.plan:
                 self._skip_complete(chain)

@@ -3,51 +3,40 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 from ..config import ExperimentConfig
 from ..data.results import ArmResult, ExperimentResult, GroupResult
 from ..record.evals import EvalRecord
+from ..record.run_folder import BrokenRecordError
 from ..spelling import did_you_mean
-from ..statistics import Comparison, best_of, conclusion, estimate
+from ..statistics import best_of, conclusion, estimate, task_means, without_metric
+from ..statistics.intervals import finite
 
 log = logging.getLogger("proa.experiments")
 
+NOT_RUN = "not run"
+"""What became of a run that never started; the error of a stage that was not reached starts with it."""
+NO_NUMBER = "without a number"
+
 
 def summarise(
-    result: ExperimentResult, arms: list[ArmResult], arm_of: dict[str, str], config: ExperimentConfig
+    result: ExperimentResult, arms: list[ArmResult], arm_of: Mapping[str, str], config: ExperimentConfig
 ) -> None:
-    """Fill a result in. `arm_of` says which arm a run is a repeat of; every arm has a group, also of one run."""
-    metadata = config.metadata
+    """Fill a result in. `arm_of` says which arm each planned run is a repeat of, also of those that did not come to be
+    run; every arm has a group."""
     result.arms = arms
-    result.mode = metadata.mode
+    result.mode = config.metadata.mode
     result.task_scores = task_scores
     result.groups = _groups(arms, arm_of)
-    result.success_metric = metadata.success_metric or _only_metric(arms)
+    result.success_metric = config.metadata.success_metric or _only_metric(arms)
     if result.success_metric is None:
-        return
-    known = [metric for group in result.groups.values() for metric in group.metrics]
-    if known and result.success_metric not in known:
-        log.warning("no run has a metric %r%s", result.success_metric, did_you_mean(result.success_metric, known))
-    means = {name: group.metrics.get(result.success_metric) for name, group in result.groups.items()}
-    best = best_of(means, metadata.mode)
-    result.best_arm, result.best_score = best.arm, best.score
-    failed = {
-        name: "failed"
-        for name, group in result.groups.items()
-        if all(arm.status != "completed" for arm in arms if arm.name in group.runs)
-    }
-    against: Comparison | None = None
-    if best.arm is not None and len(best.ranked) > 1:
-        against = result.compare(best.ranked[0], best.ranked[1])
-    result.conclusion = conclusion(
-        means,
-        metric=result.success_metric,
-        mode=metadata.mode,
-        comparison=against,
-        failed=failed,
-        hypothesis=metadata.hypothesis,
-    )
+        failed = _lacking(result, None)
+        known = result.metric_names()
+        result.conclusion = without_metric(known, failed=failed, hypothesis=config.metadata.hypothesis)
+    else:
+        _judge(result, result.success_metric, config.metadata.hypothesis)
 
 
 def task_scores(arm: ArmResult, metric: str) -> dict[str, float | None] | None:
@@ -57,42 +46,82 @@ def task_scores(arm: ArmResult, metric: str) -> dict[str, float | None] | None:
     if not results or next(iter(results[-1].metrics), None) != name:
         return None
     try:
-        rows = EvalRecord(arm.run_config.folder).predictions(benchmark, results[-1].step)
+        return task_means(EvalRecord(arm.run_config.folder).predictions(benchmark, results[-1].step)) or None
     except FileNotFoundError:
         return None
-    rewards: dict[str, list[float]] = {}
-    for row in rows:
-        given = rewards.setdefault(str(row["task_id"]), [])
-        if row["reward"] is not None:
-            given.append(float(row["reward"]))
-    return {task: sum(values) / len(values) if values else None for task, values in rewards.items()}
+    except BrokenRecordError as error:
+        log.warning("%s is compared without scores of tasks: %s", arm.name, error)
+        return None
 
 
-def _groups(arms: list[ArmResult], arm_of: dict[str, str]) -> dict[str, GroupResult]:
+def _judge(result: ExperimentResult, metric: str, hypothesis: str | None) -> None:
+    """The best arm, whether chance may have made it so, and the words for both."""
+    known = result.metric_names()
+    if known and metric not in known:
+        log.warning("no run has a metric %r%s", metric, did_you_mean(metric, known))
+    means = {name: group.metrics.get(metric) for name, group in result.groups.items()}
+    best = best_of(means, result.mode)
+    result.best_arm, result.best_score = best.arm, best.score
+    compared = best.arm is not None and len(best.ranked) > 1
+    result.conclusion = conclusion(
+        means,
+        metric=metric,
+        mode=result.mode,
+        comparison=result.compare(best.ranked[0], best.ranked[1]) if compared else None,
+        failed=_lacking(result, metric),
+        hypothesis=hypothesis,
+    )
+
+
+def _groups(arms: Sequence[ArmResult], arm_of: Mapping[str, str]) -> dict[str, GroupResult]:
     groups: dict[str, GroupResult] = {}
-    members: dict[str, list[ArmResult]] = {}
-    for arm in arms:
-        name = arm_of[arm.name]
-        members.setdefault(name, []).append(arm)
-        groups.setdefault(name, GroupResult(name)).runs.append(arm.name)
-    for name, group in groups.items():
-        of_group = members[name]
-        names = dict.fromkeys(metric for arm in of_group for metric in _metric_names(arm))
-        group.metrics = {
-            metric: estimate([arm.score(metric) if arm.status == "completed" else None for arm in of_group])
-            for metric in names
-        }
+    for key, name in arm_of.items():
+        groups.setdefault(name, GroupResult(name)).runs.append(key)
+    by_name = {arm.name: arm for arm in arms}
+    for group in groups.values():
+        of_group = [by_name.get(key) for key in group.runs]
+        names = dict.fromkeys(metric for arm in of_group if arm is not None for metric in arm.metric_names())
+        group.metrics = {metric: estimate([_score(arm, metric) for arm in of_group]) for metric in names}
     return groups
 
 
-def _metric_names(arm: ArmResult) -> list[str]:
-    evals = [f"{name}.{metric}" for name, metrics in arm.eval_metrics.items() for metric in metrics]
-    return [*evals, *(name for name in arm.metrics if name not in evals)]
+def _score(arm: ArmResult | None, metric: str) -> float | None:
+    """None where the run was not completed: what it scored before it broke off is not comparable."""
+    return arm.score(metric) if arm is not None and arm.status == "completed" else None
 
 
-def _only_metric(arms: list[ArmResult]) -> str | None:
+def _lacking(result: ExperimentResult, metric: str | None) -> dict[str, str]:
+    """Arms that lack repeats, or their values of the metric, and what became of these.
+
+    One run: `failed`. Several: `2 of 3 repeats failed`, `1 of 3 repeats failed, 1 not run`.
+    """
+    by_name = {arm.name: arm for arm in result.arms}
+    found: dict[str, str] = {}
+    for name, group in result.groups.items():
+        fates = Counter(fate for key in group.runs if (fate := _fate(by_name.get(key), metric)) is not None)
+        if fates[NO_NUMBER] == len(group.runs):
+            continue  # that it is without a value says it all
+        if fates and len(group.runs) == 1:
+            found[name] = next(iter(fates))
+        elif fates:
+            (first, count), *others = fates.most_common()
+            of_all = f"{count} of {len(group.runs)} repeats {first}"
+            found[name] = ", ".join([of_all, *(f"{count} {fate}" for fate, count in others)])
+    return found
+
+
+def _fate(arm: ArmResult | None, metric: str | None) -> str | None:
+    """What became of a run that nothing can be said by; None if something can."""
+    if arm is None or arm.status == "pending" or (arm.error or "").startswith(NOT_RUN):
+        return NOT_RUN
+    if arm.status != "completed":
+        return arm.status
+    return NO_NUMBER if metric is not None and finite(arm.score(metric)) is None else None
+
+
+def _only_metric(arms: Sequence[ArmResult]) -> str | None:
     """What an experiment is judged by if nobody said: its one eval's score."""
-    evals: dict[str, Any] = {name: metrics for arm in arms for name, metrics in arm.eval_metrics.items()}
+    evals = {name: metrics for arm in arms for name, metrics in arm.eval_metrics.items()}
     if len(evals) != 1:
         return None
     name, metrics = next(iter(evals.items()))

@@ -63,7 +63,7 @@ def carry_out(
         if not there:
             _clear_unborn(config.folder)
             refuse_used(config.folder)
-        saved = saved_config(config.folder) if there else config
+        saved = saved_config(config.folder) if there else {}
         resumption = find_checkpoint(config.folder, resume or AUTO) if there else None
         # Without a checkpoint it begins again, and may begin otherwise.
         changes = {} if resumption is None else changes_to(saved, config)

@@ -50,6 +50,20 @@ def lock(run_folder: Path, patience: float = 0.0) -> Iterator[None]:
         return
 
 
+def was_left(run_folder: Path) -> bool:
+    """Whether whoever held a folder on this machine is gone and could not say so: it was killed."""
+    import fcntl  # not on every system
+
+    try:
+        with opened(run_folder / LOCK_NAME, os.O_RDONLY) as descriptor:
+            if os.pread(descriptor, 1000, 0).decode("utf-8", "replace").split()[1:] != [platform.node()]:
+                return False
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return True
+    except OSError:  # it is held, or nobody holds it and it was taken away
+        return False
+
+
 def _take(descriptor: int, run_folder: Path, until: float) -> None:
     import fcntl  # not on every system
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
-from ..statistics.comparison import compare
 from ..statistics.intervals import Estimate, estimate
 from ..statistics.ranking import best_of
+from ..statistics.runs import ArmScores, compare_runs
 from .html import Markup, join, tag
 from .interval_chart import Row, interval_chart
 from .overview import badge, seconds_of
@@ -95,7 +95,8 @@ def _differences(arms: Sequence[Arm], metric: str, mode: Literal["max", "min"]) 
     by_name = {arm.name: arm for arm in arms}
     first, rows = best.ranked[0], []
     for other in best.ranked[1:]:
-        found = compare(*_pair(by_name[first], by_name[other], metric), mode=mode, names=(first, other))
+        scores = [_by_seed(by_name[name], metric) for name in (first, other)]
+        found = compare_runs(*scores, mode=mode, names=(first, other))
         between = "" if found.low is None else f"{number(found.low)} to {number(found.high)}"
         pairs = number(found.seeds) + ("" if found.tasks is None else f" × {number(found.tasks)}")
         rows.append((f"{first} − {other}", number(found.difference), between, pairs, found.verdict, found.words))
@@ -108,17 +109,9 @@ def _differences(arms: Sequence[Arm], metric: str, mode: Literal["max", "min"]) 
     return [tag("h3", f"Differences in {metric}"), tag("p", note, class_="note"), table(head, rows, numbers=(1, 3))]
 
 
-def _pair(one: Arm, other: Arm, metric: str) -> tuple[dict[Any, Any], dict[Any, Any]]:
-    """The scores of both arms, by seed and by task; by seed alone where a run has no scores of tasks."""
-    tasks = [{_seed(run, arm): run.task_scores(metric) for run in _completed(arm)} for arm in (one, other)]
-    if all(scores is not None for arm in tasks for scores in arm.values()):
-        return tasks[0], tasks[1]
-    whole = [{_seed(run, arm): run.score(metric) for run in _completed(arm)} for arm in (one, other)]
-    return whole[0], whole[1]
-
-
-def _completed(arm: Arm) -> list[RunData]:
-    return [run for run in arm.runs if run.status == "completed"]
+def _by_seed(arm: Arm, metric: str) -> ArmScores:
+    completed = [run for run in arm.runs if run.status == "completed"]
+    return ArmScores.of([(_seed(run, arm), run.score(metric), run.task_scores(metric)) for run in completed])
 
 
 def _seed(run: RunData, arm: Arm) -> int:

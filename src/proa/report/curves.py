@@ -122,8 +122,9 @@ def _mean_of(runs: Sequence[Series]) -> Curve:
         found = estimate([mean.get(stretch) for mean in means])
         curve.steps.append(min(last, first + stretch * every + (every - 1) // 2))
         curve.values.append(math.nan if found.mean is None else found.mean)
-        curve.low.append(found.low)
-        curve.high.append(found.high)
+        equal = found.mean if found.n > 1 else None  # no interval, and no gap in the band
+        curve.low.append(equal if found.low is None else found.low)
+        curve.high.append(equal if found.high is None else found.high)
         curve.repeats.append(found.n)
     return curve
 

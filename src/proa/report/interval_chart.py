@@ -66,7 +66,7 @@ def _row(row: Row, along: Scale, top: float) -> Markup:
     if said.mean is None:
         words = "no score"
     elif said.low is None or said.high is None:
-        words = f"{number(said.mean)}, one run: no interval"
+        words = f"{number(said.mean)}, {'one run' if said.n == 1 else f'each of {said.n} runs'}: no interval"
     else:
         words = f"{number(said.mean)} ({number(said.low)} to {number(said.high)})"
         ends = [f"{along.at(edge):.1f}" for edge in (said.low, said.high)]

@@ -15,6 +15,7 @@ from ..record.checkpoints import CheckpointManager
 from ..record.evals import EvalRecord, predictions_path
 from ..record.reading import NoRunError, RunRecord, read_run
 from ..record.run_folder import BrokenRecordError, read_json
+from ..statistics.evals import task_means
 from .curves import Series
 from .lines import objects_in
 from .metrics import Metrics, number_in, read_metrics
@@ -86,13 +87,8 @@ class RunData:
         is_main = result is not None and next(iter(_mapping(result.metrics)), None) == name
         if self.record is None or result is None or not is_main or Path(benchmark).name != benchmark:
             return None
-        rewards: dict[str, list[float]] = {}
-        for row in objects_in(self.record.folder / predictions_path(benchmark, result.step)):
-            given = rewards.setdefault(str(row.get("task_id")), [])
-            reward = number_in(row.get("reward"))
-            if reward is not None:
-                given.append(reward)
-        return {task: sum(values) / len(values) if values else None for task, values in rewards.items()} or None
+        rows = objects_in(self.record.folder / predictions_path(benchmark, result.step))
+        return task_means({**row, "reward": number_in(row.get("reward"))} for row in rows) or None
 
 
 @dataclass(slots=True)

@@ -4,20 +4,25 @@ Functions of plain values. Importing this loads no torch, and numpy and scipy on
 """
 
 from .comparison import Comparison, compare
-from .evals import mean_at_k, pass_at_k, summarise
+from .evals import mean_at_k, pass_at_k, summarise, task_means
 from .intervals import Estimate, estimate
 from .ranking import Best, best_of
-from .words import conclusion
+from .runs import ArmScores, compare_runs
+from .words import conclusion, without_metric
 
 __all__ = [
+    "ArmScores",
     "Best",
     "Comparison",
     "Estimate",
     "best_of",
     "compare",
+    "compare_runs",
     "conclusion",
     "estimate",
     "mean_at_k",
     "pass_at_k",
     "summarise",
+    "task_means",
+    "without_metric",
 ]

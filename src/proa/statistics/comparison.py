@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import SettingError
 from ..spelling import did_you_mean
-from .intervals import check_level, student_t
+from .intervals import NOISE, check_level, student_t
 from .pairing import Pairs, Scores, pair
 from .words import comparison_words
 
@@ -19,17 +19,16 @@ Mode = Literal["max", "min"]
 Verdict = Literal["better", "worse", "no difference seen", "cannot tell"]
 Chance = Literal["training and tasks", "training", "tasks", "nothing"]
 
-_NOISE = 1e-9  # differences are equal below this, relative to the largest score: 0.5 - 0.3 is 0.3 - 0.1
-
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Arm a against arm b over `seeds` × `tasks` pairs (`tasks` is None where there are no scores of tasks).
+    """Arm a against arm b over `pairs` of scores of `seeds` and `tasks` (None where there are no scores of tasks).
 
-    `a` and `b` are their means over the pairs, `difference` is a − b whatever the mode, `low` to `high` its
-    interval (None where no interval can be given). `missing` scores had no partner or left a hole. `chance` says
-    what was drawn more than once, so what the interval speaks about. `share` is the share of bootstrap resamples in
-    which a is better, ties counted half: a description, the verdict does not rest on it.
+    The pairs are all seeds × all tasks, or with `own_tasks` other tasks in each seed. `a` and `b` are their means over
+    the pairs, `difference` is a − b whatever the mode, `low` to `high` its interval (None where none can be given).
+    `missing` scores had no partner or left a hole. `chance` says what was drawn more than once, so what the interval
+    speaks about. `share` is the share of bootstrap resamples in which a is better, ties counted half: a description,
+    the verdict does not rest on it.
     """
 
     a: float | None
@@ -41,16 +40,14 @@ class Comparison:
     mode: Mode
     seeds: int
     tasks: int | None
+    own_tasks: bool
+    pairs: int
     missing: int
     chance: Chance
     method: str
     share: float | None
     verdict: Verdict
     words: str = ""
-
-    @property
-    def pairs(self) -> int:
-        return self.seeds * (1 if self.tasks is None else self.tasks)
 
 
 def compare(
@@ -78,8 +75,10 @@ def compare(
 
     One seed tells about the tasks and not about training again: the interval is that of these two trained models on
     more tasks of this kind. `{seed: score}` tells about training again, on these very tasks. One score each tells
-    nothing. Where all differences are equal there is no spread to judge by, and no interval: then only as many
-    agreeing pairs as a sign test asks for (6 at 95 %) make a verdict.
+    nothing. Where each seed drew tasks of its own, its mean difference varies with both, and the interval is Student's
+    t over seeds. Where all differences are equal there is no spread to judge by, and no interval: then only as many
+    agreeing seeds (of one seed: tasks) as a sign test asks for, 6 at 95 %, make a verdict. Tasks of one trained model
+    learn or collapse together, so they do not count as repeats of training.
 
     A bootstrap over few seeds covers far too little, so it gives only `share`, drawn from `seed`.
 
@@ -92,7 +91,7 @@ def compare(
     seeds, tasks = pairs.a.shape
     differences_ST = pairs.a - pairs.b
     difference = float(differences_ST.mean()) if differences_ST.size else None
-    noise = _NOISE * max(abs(pairs.a).max(), abs(pairs.b).max()) if differences_ST.size else 0.0
+    noise = NOISE * max(abs(pairs.a).max(), abs(pairs.b).max()) if differences_ST.size else 0.0
     spread = bool(differences_ST.size) and float(differences_ST.max() - differences_ST.min()) > noise
     half = _half_width(differences_ST, level, noise) if spread else None
     comparison = Comparison(
@@ -104,12 +103,14 @@ def compare(
         level=level,
         mode=mode,
         seeds=seeds,
-        tasks=tasks if pairs.by_task else None,
+        tasks=pairs.tasks,
+        own_tasks=pairs.own_tasks,
+        pairs=pairs.count,
         missing=pairs.missing,
         chance=_chance(pairs),
         method=_method(pairs, spread),
         share=_share_better(differences_ST, mode, seed, resamples, noise) if spread else None,
-        verdict=_verdict(difference, half, max(seeds, tasks), mode, level, noise),
+        verdict=_verdict(difference, half, seeds if seeds > 1 else tasks, mode, level, noise),
     )
     return replace(comparison, words=comparison_words(comparison, *names))
 
@@ -178,13 +179,15 @@ def _verdict(
 def _chance(pairs: Pairs) -> Chance:
     seeds, tasks = pairs.a.shape
     if seeds > 1:
-        return "training and tasks" if tasks > 1 else "training"
+        return "training and tasks" if tasks > 1 or pairs.own_tasks else "training"
     return "tasks" if tasks > 1 else "nothing"
 
 
 def _method(pairs: Pairs, spread: bool) -> str:
     if not spread:
         return "sign test: all differences are equal" if pairs.a.size > 1 else "none"
+    if pairs.own_tasks:
+        return "paired t-interval over seeds, each with its own tasks"
     return {
         "training and tasks": "two-way t-interval over paired seeds and tasks",
         "training": "paired t-interval over seeds",

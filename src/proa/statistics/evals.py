@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -52,6 +54,23 @@ def summarise(
     for size in (k,) if isinstance(k, int) else k:
         metrics |= _at_k(scored, size)
     return metrics, {key: _breakdown(table, key) for key in keys}
+
+
+def task_means(rows: Iterable[Row]) -> dict[str, float | None]:
+    """The mean reward of each task, None where no completion of it was scored.
+
+    A task is its `task_id` and its prompt: ids may be places in a list, and another list has other prompts there.
+
+    >>> rows = [{"task_id": "0", "prompt": "1+1=", "reward": reward} for reward in (1.0, 0.0, None)]
+    >>> task_means(rows)
+    {'0 2153da11': 0.5}
+    """
+    rewards: dict[str, list[float]] = {}
+    for row in rows:
+        given = rewards.setdefault(_task_key(row), [])
+        if (reward := finite(row.get("reward"))) is not None:
+            given.append(reward)
+    return {task: _mean(values) if values else None for task, values in rewards.items()}
 
 
 def pass_at_k(n: int, correct: int, k: int) -> float:
@@ -122,6 +141,11 @@ def _scored(row: Row) -> _Scored | None:
             raise SettingError(f"a prediction has no {name!r}: it has {', '.join(row)}")
     reward, correct = finite(row["reward"]), finite(row.get("correct"))
     return None if reward is None else _Scored(row["task_id"], reward, None if correct is None else bool(correct))
+
+
+def _task_key(row: Row) -> str:
+    prompt = json.dumps(row.get("prompt"), sort_keys=True, default=str)  # a text, or a list of messages
+    return f"{row.get('task_id')} {hashlib.sha256(prompt.encode()).hexdigest()[:8]}"
 
 
 def _mean(values: list[float]) -> float:

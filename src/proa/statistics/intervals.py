@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 from ..errors import SettingError
 
+NOISE = 1e-9
+"""Scores are equal below this, relative to the largest of them: 0.1 + 0.2 is 0.3."""
+
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
@@ -30,7 +33,7 @@ def estimate(values: Iterable[float | None], level: float = 0.95) -> Estimate:
     """The mean and Student's t-interval: mean ± t(n−1) · s / √n, with s of ddof 1.
 
     It assumes repeats that are independent and roughly normal. One repeat has a mean and no interval; none has
-    neither.
+    neither. Equal repeats have no spread to judge by, so no interval either: one without width would claim certainty.
 
     >>> found = estimate([1.0, 2.0, 3.0, None])
     >>> found.mean, round(found.low, 3), round(found.high, 3), found.n, found.missing
@@ -48,6 +51,8 @@ def estimate(values: Iterable[float | None], level: float = 0.95) -> Estimate:
     if n == 1:
         return Estimate(mean, None, None, 1, missing, level)
     deviation = math.sqrt(math.fsum((number - mean) ** 2 for number in numbers) / (n - 1))
+    if max(numbers) - min(numbers) <= NOISE * max(map(abs, numbers)):
+        return Estimate(mean, None, None, n, missing, level, deviation)
     half = student_t(n - 1, level) * deviation / math.sqrt(n)
     return Estimate(mean, mean - half, mean + half, n, missing, level, deviation)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,15 +17,22 @@ Scores = Mapping[Any, Any]
 """`{seed: {task_id: score}}`, or `{seed: score}` where there are no scores of tasks; None, NaN: no score."""
 
 _NO_TASK = "the whole run"
+_Tasks = dict[Hashable, set[Hashable]]  # of each seed
 
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """Scores of two arms, each seeds × tasks without a hole; one task and not `by_task` where there are no tasks."""
+    """Scores of two arms, each seeds × tasks without a hole; one column where there are no tasks (`tasks` is None).
+
+    With `own_tasks` each seed had other tasks, and the one column is each seed's mean over its own. `tasks` are the
+    different tasks, `count` the pairs of scores, `missing` the scores in none.
+    """
 
     a: NDArray[Any]
     b: NDArray[Any]
-    by_task: bool
+    tasks: int | None
+    own_tasks: bool
+    count: int
     missing: int
 
 
@@ -32,22 +40,44 @@ def pair(a: Scores, b: Scores) -> Pairs:
     """The complete rectangle of seeds and tasks that both arms have scores for.
 
     Seeds with fewer than half of the paired tasks are left out (a repeat that broke off must not cost the others
-    their tasks), then every task that not all remaining seeds have. `missing` counts the seed-task slots of either
-    arm that are not used.
+    their tasks), then every task that not all remaining seeds have. Where each seed drew tasks of its own there is no
+    rectangle: the pairs of each seed are averaged. `missing` counts the seed-task slots of either arm that are not
+    used.
     """
     import numpy as np
 
     by_task = _has_tasks(a, b)
     slots_a, slots_b = _slots(a, by_task), _slots(b, by_task)
     paired = {slot for slot in slots_a.keys() & slots_b.keys() if slots_a[slot] is not None is not slots_b[slot]}
-    seeds, tasks = _rectangle(paired)
+    tasks_of = _tasks_of(paired)
+    if _are_own(tasks_of):
+        tasks_of = _most(tasks_of)
+    own = _are_own(tasks_of)  # not of a seed that is left alone
     # Sums in one order, whatever order the dicts have: the same scores give the same bits.
-    seeds, tasks = sorted(seeds, key=repr), sorted(tasks, key=repr)
-    grid_a, grid_b = (
-        np.array([[slots[seed, task] for task in tasks] for seed in seeds], dtype=float).reshape(len(seeds), len(tasks))
+    used = {seed: sorted(tasks, key=repr) for seed, tasks in (tasks_of if own else _rectangle(tasks_of)).items()}
+    seeds = sorted(used, key=repr)
+    rows_a, rows_b = (
+        [np.array([slots[seed, task] for task in used[seed]], dtype=float) for seed in seeds]
         for slots in (slots_a, slots_b)
     )
-    return Pairs(grid_a, grid_b, by_task, len(slots_a.keys() | slots_b.keys()) - grid_a.size)
+    grid_a, grid_b = (
+        np.array([[row.mean()] if own else row for row in rows], dtype=float).reshape(len(seeds), -1 if seeds else 0)
+        for rows in (rows_a, rows_b)
+    )
+    tasks = len(set().union(*used.values())) if by_task else None
+    count = sum(map(len, used.values()))
+    return Pairs(grid_a, grid_b, tasks, own, count, len(slots_a.keys() | slots_b.keys()) - count)
+
+
+def same_tasks(a: Scores, b: Scores) -> bool:
+    """Were two arms scored on the same tasks? Where they share a seed, at least half of the tasks are in both.
+
+    >>> same_tasks({0: {"x": 1.0, "y": 0.0}}, {0: {"x": 0.5, "z": 0.5}}), same_tasks({0: {"x": 1.0}}, {0: {"y": 1.0}})
+    (True, False)
+    """
+    both = [(a[seed].keys(), b[seed].keys()) for seed in a.keys() & b.keys()]
+    common = sum(len(tasks_a & tasks_b) for tasks_a, tasks_b in both)
+    return 2 * common >= max((sum(map(len, of_arm)) for of_arm in zip(*both, strict=True)), default=0)
 
 
 def _has_tasks(a: Scores, b: Scores) -> bool:
@@ -65,11 +95,28 @@ def _slots(arm: Scores, by_task: bool) -> dict[tuple[Hashable, Hashable], float 
     return slots
 
 
-def _rectangle(paired: set[tuple[Hashable, Hashable]]) -> tuple[list[Hashable], list[Hashable]]:
-    tasks_of: dict[Hashable, set[Hashable]] = {}
+def _tasks_of(paired: set[tuple[Hashable, Hashable]]) -> _Tasks:
+    tasks_of: _Tasks = {}
     for seed, task in paired:
         tasks_of.setdefault(seed, set()).add(task)
-    all_tasks = {task for _, task in paired}
+    return tasks_of
+
+
+def _are_own(tasks_of: _Tasks) -> bool:
+    """Has each of several seeds tasks of its own? Of its tasks then most are in no other seed."""
+    seeds_with = Counter(task for tasks in tasks_of.values() for task in tasks)
+    alone = (2 * sum(seeds_with[task] == 1 for task in tasks) > len(tasks) for tasks in tasks_of.values())
+    return len(tasks_of) > 1 and all(alone)
+
+
+def _most(tasks_of: _Tasks) -> _Tasks:
+    """Without seeds that have fewer than half as many tasks as another: their means would be too uncertain."""
+    most = max(map(len, tasks_of.values()))
+    return {seed: tasks for seed, tasks in tasks_of.items() if 2 * len(tasks) >= most}
+
+
+def _rectangle(tasks_of: _Tasks) -> _Tasks:
+    all_tasks = set().union(*tasks_of.values())
     seeds = [seed for seed, tasks in tasks_of.items() if 2 * len(tasks) >= len(all_tasks)]
     common = all_tasks.intersection(*(tasks_of[seed] for seed in seeds)) if seeds else set()
-    return (seeds, list(common)) if common else ([], [])
+    return dict.fromkeys(seeds, common) if common else {}

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .comparison import Comparison, Mode
     from .intervals import Estimate
     from .ranking import Best
+
+_MOST_NAMES = 12
 
 
 def conclusion(
@@ -23,8 +25,9 @@ def conclusion(
     """What an experiment found, in one to three sentences: who scored best, whether chance may have done it, what was
     asked.
 
-    `comparison` is that of the best arm with the next. `failed` maps arms to their status; arms without a value are
-    named too. A hypothesis is repeated, never called proved.
+    `comparison` is that of the best arm with the next; if on their pairs the next is ahead, that is said. `failed` maps
+    arms to what became of them or of some of their repeats; arms without a value and repeats without a number are named
+    too. A hypothesis is repeated, never called proved.
 
     >>> from .intervals import estimate
     >>> found = conclusion({"a": estimate([0.5]), "b": estimate([0.7])}, metric="exact", failed={"c": "failed"})
@@ -35,12 +38,26 @@ def conclusion(
     from .ranking import best_of
 
     best = best_of(dict.fromkeys(failed or ()) | dict(estimates), mode)
-    sentences = [_best_sentence(best, estimates, metric, mode) + _without_value(best, failed or {}) + "."]
+    lacking = _lacking(best, estimates) | dict(failed or {})
+    sentences = [_best_sentence(best, estimates, metric, mode) + _without_value(best, lacking) + "."]
     if len(best.ranked) > 1:
         sentences.append(_chance_sentence(best, estimates, comparison))
-    if hypothesis:
-        sentences.append(f"The hypothesis was “{hypothesis.strip().rstrip('.')}”; this alone does not prove it.")
-    return " ".join(sentences)
+    return " ".join([*sentences, *_asked(hypothesis)])
+
+
+def without_metric(
+    metrics: Sequence[str], *, failed: Mapping[str, str] | None = None, hypothesis: str | None = None
+) -> str:
+    """The conclusion of an experiment that nobody said how to judge: what there is to judge it by.
+
+    >>> print(without_metric(["loss", "sort.exact"], failed={"b": "failed"}).replace(". ", ".\\n"))
+    No success_metric is set, so no arm is called best; not whole: b (failed).
+    There are loss and sort.exact.
+    """
+    lacking = f"; not whole: {_named(sorted(failed), failed)}" if failed else ""
+    sentences = [f"No success_metric is set, so no arm is called best{lacking}."]
+    sentences.append(f"There are {_listed(metrics)}." if metrics else "No run has a metric.")
+    return " ".join([*sentences, *_asked(hypothesis)])
 
 
 def comparison_words(comparison: Comparison, a: str = "a", b: str = "b") -> str:
@@ -69,21 +86,32 @@ def count(n: int, noun: str) -> str:
 
 
 def _finding(comparison: Comparison, a: str, b: str) -> str:
-    by = number(abs(comparison.difference or 0.0))
+    difference = number(comparison.difference)
     if comparison.verdict == "no difference seen":
-        return f"No difference seen between {a} and {b}, which is not to say that they are equal: they differ by {by}"
+        return (
+            f"No difference seen between {a} and {b}, which is not to say that they are equal: "
+            f"they differ by {difference}"
+        )
     if comparison.verdict == "cannot tell":
-        return f"Cannot tell {a} from {b}: they differ by {by} in every pair, and so few pairs may agree by chance"
-    return f"{a} is {comparison.verdict} than {b} by {by}"
+        few = "seeds" if comparison.seeds > 1 else "tasks"
+        return (
+            f"Cannot tell {a} from {b}: they differ by {difference} in every pair, and so few {few} may agree by chance"
+        )
+    return f"{a} is {comparison.verdict} than {b} by {number(abs(comparison.difference or 0.0))}"
 
 
 def _basis(comparison: Comparison, a: str, b: str) -> str:
     paired = count(comparison.seeds, "seed")
     if comparison.tasks is not None:
-        paired += f" × {count(comparison.tasks, 'task')}"
+        own = comparison.own_tasks
+        paired += f", {count(comparison.tasks, 'task')}, other ones in each" if own else _times(comparison.tasks)
     if comparison.low is None:
-        return f"all differences equal, so no interval; {paired}, paired"
+        return f"{a} − {b}: all differences equal, so no interval; {paired}, paired"
     return f"{a} − {b}: {interval(comparison.low, comparison.high, comparison.level)}; {paired}, paired"
+
+
+def _times(tasks: int) -> str:
+    return f" × {count(tasks, 'task')}"
 
 
 def interval(low: float | None, high: float | None, level: float) -> str:
@@ -91,11 +119,14 @@ def interval(low: float | None, high: float | None, level: float) -> str:
 
 
 def _limits(comparison: Comparison) -> str:
+    said = ""
     if comparison.chance == "tasks":
-        return "; one run each: this tells about tasks, not about training again"
+        said += "; one run each: this tells about tasks, not about training again"
     if comparison.chance == "training" and comparison.tasks is not None:
-        return "; one task: this tells about training again, not about other tasks"
-    return ""
+        said += "; one task: this tells about training again, not about other tasks"
+    if comparison.seeds == 2 and comparison.verdict in ("better", "worse"):
+        said += "; two seeds that learned or collapsed by chance may look the same"
+    return said
 
 
 def _left_out(comparison: Comparison) -> str:
@@ -116,32 +147,67 @@ def _best_sentence(best: Best, estimates: Mapping[str, Estimate | None], metric:
 
 
 def estimate_words(estimate: Estimate | None) -> str:
-    """A mean, its interval and the repeats it rests on; those without a number are named."""
+    """A mean, its interval and the repeats it rests on; those without a number are counted."""
     if estimate is None or estimate.mean is None:
         return "no value"
     lost = f", {estimate.missing} more without a number" if estimate.missing else ""
     if estimate.low is None:
-        return f"{number(estimate.mean)} in one run{lost}"
+        return f"{number(estimate.mean)} in {'one run' if estimate.n == 1 else f'each of {estimate.n} repeats'}{lost}"
     return (
         f"{number(estimate.mean)} ({interval(estimate.low, estimate.high, estimate.level)}, "
         f"{count(estimate.n, 'repeat')}{lost})"
     )
 
 
-def _without_value(best: Best, failed: Mapping[str, str]) -> str:
-    named = [f"{arm} ({failed[arm]})" if arm in failed else arm for arm in best.unranked]
-    partly = [f"{arm} ({failed[arm]})" for arm in sorted(failed) if arm in best.ranked]
-    said = f"; without a value: {', '.join(named)}" if named else ""
-    return said + (f"; not whole: {', '.join(partly)}" if partly else "")
+def _lacking(best: Best, estimates: Mapping[str, Estimate | None]) -> dict[str, str]:
+    """Arms with repeats that have no number, save the one best arm, whose words count them already."""
+    found = {arm: estimates[arm] for arm in best.ranked if arm != best.arm}
+    return {
+        arm: f"{one.missing} of {one.n + one.missing} repeats without a number"
+        for arm, one in found.items()
+        if one is not None and one.missing
+    }
+
+
+def _without_value(best: Best, lacking: Mapping[str, str]) -> str:
+    partly = [arm for arm in sorted(lacking) if arm in best.ranked]
+    said = f"; without a value: {_named(best.unranked, lacking)}" if best.unranked else ""
+    return said + (f"; not whole: {_named(partly, lacking)}" if partly else "")
+
+
+def _named(arms: Sequence[str], lacking: Mapping[str, str]) -> str:
+    return ", ".join(f"{arm} ({lacking[arm]})" if arm in lacking else arm for arm in arms)
+
+
+def _listed(names: Sequence[str]) -> str:
+    if len(names) > _MOST_NAMES:
+        return f"{', '.join(names[:_MOST_NAMES])} and {len(names) - _MOST_NAMES} more"
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+
+
+def _asked(hypothesis: str | None) -> list[str]:
+    if not hypothesis:
+        return []
+    return [f"The hypothesis was “{hypothesis.strip().rstrip('.')}”; this alone does not prove it."]
 
 
 def _chance_sentence(best: Best, estimates: Mapping[str, Estimate | None], comparison: Comparison | None) -> str:
     if comparison is not None:
-        flattered = len(best.ranked) > 2 and comparison.verdict in ("better", "worse")
-        picked = (
-            f"; it was picked among {len(best.ranked)} by these same scores, which flatters it" if flattered else ""
-        )
-        return comparison.words.removesuffix(".") + picked + "."
+        return comparison.words.removesuffix(".") + _against_the_means(best, comparison) + "."
     if all((one := estimates.get(arm)) is not None and one.n == 1 for arm in best.ranked):
         return "One run each: nothing can be said about chance."
     return "The arms were not compared pair by pair, so this does not say that the order is more than chance."
+
+
+def _against_the_means(best: Best, comparison: Comparison) -> str:
+    """What the comparison leaves to be said of an arm that was picked by its mean over all its runs."""
+    if comparison.verdict == "better" and len(best.ranked) > 2:
+        return f"; it was picked among {len(best.ranked)} by these same scores, which flatters it"
+    ahead = comparison.difference or 0.0
+    if (ahead < 0) if comparison.mode == "max" else (ahead > 0):
+        return f"; so on {_what_both_have(comparison)} that both have, {best.ranked[1]} is ahead"
+    return ""
+
+
+def _what_both_have(comparison: Comparison) -> str:
+    return "the seeds" if comparison.tasks is None else "the seeds and tasks"

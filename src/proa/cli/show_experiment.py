@@ -1,0 +1,55 @@
+"""`proa show` of an experiment: how far each of its runs is, and what came of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ..record.reading import read_run
+from ..record.run_folder import read_json
+from ..record.run_lock import was_left
+from .words import STYLES, counted_of, values_line
+
+
+def show_experiment(folder: Path, console: Console, as_json: bool) -> int:
+    """What an experiment has come to, as its header and those of its runs say."""
+    content = read_json(folder / "experiment.json")
+    if as_json:
+        print(json.dumps(content | {"status": standing_of(folder, content)}, indent=2))
+        return 0
+    content["status"] = standing_of(folder, content)
+    console.print(
+        Text.assemble((f"{content['name']}: ", "bold"), (content["status"], STYLES.get(content["status"], "")))
+    )
+    table = Table()
+    for column in ("run", "status", "scores"):
+        table.add_column(column)
+    ended = {arm["name"]: arm for arm in content["arms"]}
+    for run in content["runs"]:
+        arm = ended.get(run["key"]) or {"status": _standing_of_run(folder / run["key"]), "eval_metrics": {}}
+        scores = {f"{name}.{key}": value for name, found in arm["eval_metrics"].items() for key, value in found.items()}
+        table.add_row(Text(run["key"]), Text(arm["status"], STYLES.get(arm["status"], "")), Text(values_line(scores)))
+    console.print(table)
+    if content.get("conclusion"):
+        console.print(Text(content["conclusion"]), soft_wrap=True)
+    return 0
+
+
+def standing_of(folder: Path, content: dict[str, Any]) -> str:
+    """What an experiment's header says, unless whoever wrote it is gone."""
+    is_left = content["status"] == "running" and was_left(folder)
+    return "cut off" if is_left else str(content["status"])
+
+
+def _standing_of_run(folder: Path) -> str:
+    """How far a run is that has not ended in its experiment."""
+    if not (folder / "run.json").is_file():
+        return "not begun"
+    record = read_run(folder)
+    status = "cut off" if record.cut_off else str(record.header.get("status"))
+    return f"{status}, {counted_of(record.steps_done, record.total_steps, 'step')}"
