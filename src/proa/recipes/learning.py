@@ -345,7 +345,7 @@ def _held_out(config: RunConfig, kind: str) -> tuple[EvalSection | None, Any]:
 def _eval_rows(section: EvalSection, config: RunConfig) -> Task:
     source = eval_source(section, config)
     if source in BUILTIN:
-        return builtin_task(source, "test", section.count, config.seed)
+        return builtin_task(source, "test", section.count)
     task = load_task(source, prompt_column=config.task.prompt_column)
     return Task(task.name, task.rows[: section.count], task.reward)
 
