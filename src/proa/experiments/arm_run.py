@@ -139,7 +139,7 @@ class _Telling:
 
     def _fail(self, error: BaseException) -> None:
         """The first error is the one that counts; a hook that fails on top of it is noted."""
-        told = self.arm.status != "running"  # else it was a hook of `run_end` that failed
+        told = self.arm.status != "running"  # then it was a hook of `run_end` that failed
         self.result.error = f"{type(error).__name__}: {error}"
         self.result.extras["traceback"] = "".join(traceback.format_exception(error))
         self._describe("failed" if isinstance(error, Exception) else "cancelled")
