@@ -225,7 +225,7 @@ class Experiment:
             "groups": {name: group.as_dict() for name, group in result.groups.items()},
             "arms": [arm_dict(arm) for arm in self._in_order()],
         }
-        Disk().replace_file(self.config.folder / EXPERIMENT_NAME, as_json(content).encode("utf-8"))
+        Disk().replace_file(self.config.folder / EXPERIMENT_NAME, as_json(content, in_words=True).encode("utf-8"))
 
 
 def not_reached(run: PlannedRun, failed: ArmResult) -> ArmResult:

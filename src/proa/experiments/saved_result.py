@@ -21,9 +21,9 @@ ARM_NAME = "arm.json"
 
 def save_arm(arm: ArmResult, folder: Path, benchmarks: Sequence[EvalSection]) -> None:
     """Write it down, at once and whole, with what it was benchmarked by. The run's configuration is beside it, in
-    `config.json`."""
+    `config.json`. What a hook left in it that JSON has no form for is told in words: it should not cost the run."""
     content = {**arm_dict(arm), "benchmarks": _told(benchmarks)}
-    Disk().replace_file(folder / ARM_NAME, as_json(content).encode("utf-8"))
+    Disk().replace_file(folder / ARM_NAME, as_json(content, in_words=True).encode("utf-8"))
 
 
 def arm_dict(arm: ArmResult) -> dict[str, Any]:

@@ -108,19 +108,16 @@ def refuse_used(path: Path) -> None:
         )
 
 
-def as_json(content: dict[str, Any]) -> str:
-    """As every file of a record is written that holds one object: without secrets."""
-    return json.dumps(_readable(redact(content)), indent=2, allow_nan=False, default=_words) + "\n"
+def as_json(content: dict[str, Any], *, in_words: bool = False) -> str:
+    """As every file of a record is written that holds one object: without secrets. What JSON has no form for is
+    refused, or told in words."""
+    default = (lambda value: redact_values(str(value))) if in_words else None
+    return json.dumps(_readable(redact(content)), indent=2, allow_nan=False, default=default) + "\n"
 
 
 def as_json_line(content: dict[str, Any]) -> str:
     """As every line of a record is written: without secrets."""
-    return json.dumps(_readable(redact(content)), allow_nan=False, default=_words) + "\n"
-
-
-def _words(value: object) -> Any:
-    """What JSON has no form for: a hook's own object should not cost the record."""
-    return redact_values(str(value))
+    return json.dumps(_readable(redact(content)), allow_nan=False) + "\n"
 
 
 def numbers_back(written: Any) -> Any:
