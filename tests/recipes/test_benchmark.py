@@ -1,7 +1,9 @@
 """Every field of a benchmark's predictions and scores, and whose weights and seeds they are of."""
 
+import asyncio
 import copy
 import json
+import math
 
 import pytest
 import torch
@@ -181,3 +183,24 @@ def test_a_folder_is_scored_with_its_own_tokenizer_and_as_after_training(config,
     assert scored.predictions[0]["policy_version"] == 3
     assert [row["completion"] for row in scored.predictions] == [row["completion"] for row in direct.predictions]
     assert json.dumps(scored.predictions)
+
+
+def never_both(completions, **_):
+    return [None if place % 2 else 1.0 for place in range(len(completions))]
+
+
+def test_where_no_task_has_all_of_its_samples_judged_pass_at_k_is_no_number_and_nothing_fails(config, material):
+    scored = benchmark(config, material, metric=f"{__name__}:never_both", samples=2).score(version=0, step=None)
+    assert math.isnan(scored.result.metrics["pass@2"])
+    assert scored.result.metrics["errors"] == 3
+
+
+def test_an_async_evaluator_works_where_an_event_loop_runs_already(config, material):
+    async def own(policy):
+        await asyncio.sleep(0)
+        return {"score": 2.0}
+
+    async def notebook():
+        return scoring(EvalSection(name="own", evaluator="theirs:own"), config, material, LoopState, own)()
+
+    assert asyncio.run(notebook()).result.metrics == {"score": 2.0}

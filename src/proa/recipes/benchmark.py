@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import math
+from collections import Counter
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -83,12 +85,14 @@ class Benchmark:
     ) -> tuple[dict[str, float], dict[str, dict[str, dict[str, float]]]]:
         """The mean under the name of what scored it first, then what else there is to say."""
         several = self.section.samples > 1
+        judged = Counter(row["task_id"] for row in predictions if row["correct"] is not None)
+        enough = several and max(judged.values(), default=0) >= self.section.samples
         rows = [{**row["columns"], **row} for row in predictions]
-        found, breakdowns = summarise(rows, k=self.section.samples if several else (), keys=self.section.breakdown)
+        found, breakdowns = summarise(rows, k=self.section.samples if enough else (), keys=self.section.breakdown)
         tokens = sum(row["tokens"] for row in predictions) / len(predictions)
         metrics = {self.metric: found["mean_reward"], "completion_tokens": tokens}
         more = [f"pass@{self.section.samples}", f"mean@{self.section.samples}"] if several else []
-        metrics |= {name: found[name] for name in more}
+        metrics |= {name: found.get(name, math.nan) for name in more}
         return metrics | ({"errors": found["errors"]} if found["errors"] else {}), breakdowns
 
     def _generate(self) -> list[list[Completion]]:

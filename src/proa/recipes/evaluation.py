@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import traceback
 from collections.abc import Callable, Sequence
@@ -20,6 +19,7 @@ from ..engines.protocol import Request
 from ..errors import ProaError
 from ..loop import Evaluator
 from ..policy.whole import whole_weights
+from ..rewards.calling import run_to_end
 from ..rewards.dotted import resolve
 from ..tasks import Task, load_task
 from ..tasks.builtin import BUILTIN, builtin_task
@@ -172,7 +172,7 @@ def _check_takes_policy(section: EvalSection, function: Any) -> None:
 def _called(section: EvalSection, function: Callable[..., Any], policy: Policy) -> Any:
     try:
         given = function(policy)
-        return asyncio.run(_awaited(given)) if inspect.isawaitable(given) else given
+        return run_to_end(given) if inspect.isawaitable(given) else given
     except Exception as error:  # the user's function runs here, and may raise anything
         raise EvaluatorError(
             f"eval {section.name}: the evaluator {section.evaluator} raised {type(error).__name__}: {error}"
@@ -189,10 +189,6 @@ def _place_in(function: Callable[..., Any], error: BaseException) -> str:
         if code and frame.filename == code.co_filename
     ]
     return f" ({code.co_filename}, line {lines[-1]})" if code and lines else ""
-
-
-async def _awaited(given: Any) -> Any:
-    return await given
 
 
 def _numbers(section: EvalSection, given: Any) -> dict[str, float]:

@@ -31,6 +31,12 @@ class BrokenRecordError(ProaError, ValueError):
     """A file of a run's record cannot be read."""
 
 
+_SAID_AT_THE_END = (
+    "ended", "stop_reason", "stopped_by", "steps_run", "evals", "ledger", "weights_digest", "policy_version",
+    "callback_errors",
+)  # fmt: skip
+
+
 class RunFolder:
     """`<output_dir>/<name>` with `run.json` (the header), `config.json`, `metrics.jsonl`."""
 
@@ -58,7 +64,7 @@ class RunFolder:
         folder = cls(path)
         folder._header = read_json(path / "run.json")
         before = folder._header.get("resumed", [])
-        for key in ("ended", "stop_reason", "stopped_by"):  # it has not, any more
+        for key in _SAID_AT_THE_END:  # it has not, any more
             folder._header.pop(key, None)
         folder.write_json("config.json", config)
         folder.update(**_here(), resumed=[*before, {"at": round(time.time(), 3), **how}])
