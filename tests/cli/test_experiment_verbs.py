@@ -5,15 +5,12 @@ import shutil
 
 import pytest
 import yaml
+from small_experiment import MODEL
 
 from proa import Callback
 from proa.cli.main import main
 from proa.experiments import Experiment
 
-MODEL = {
-    "model_type": "llama", "vocab_size": 16, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1,
-    "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 24,
-}  # fmt: skip
 RUN = {
     "algorithm": "sft", "total_steps": 2, "train_batch_size": 4, "model": {"config": MODEL},
     "task": {"source": "sort_digits", "count": 16},

@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from small_experiment import MODEL
 
 from proa.config import ConfigError, load_run_config
 from proa.config.run_config import EvalSection
@@ -21,10 +22,6 @@ from proa.tasks import Task
 from proa.tasks.builtin import builtin_task
 from proa.tasks.task import TaskRow
 
-MODEL = {
-    "model_type": "llama", "vocab_size": 16, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1,
-    "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 24,
-}  # fmt: skip
 ROWS = [
     TaskRow("12>", {"id": "first", "kind": "short"}),
     TaskRow("345>", {"id": "second", "kind": "long"}),

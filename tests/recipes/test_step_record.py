@@ -3,13 +3,9 @@
 import json
 
 import pytest
+from small_experiment import MODEL
 
 from proa.recipes import grpo
-
-MODEL = {
-    "model_type": "llama", "vocab_size": 16, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1,
-    "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 24,
-}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

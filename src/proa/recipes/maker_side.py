@@ -89,14 +89,21 @@ def reward_model_for(config: RunConfig, material: Material, longest_prompt: int,
     return model
 
 
-def _scorer(config: RunConfig, given: Given, task: Task) -> AbstractContextManager[Any]:
+def rewards_for(config: RunConfig, given: Given, task: Task) -> Any:
+    """The functions that score: those given, or the task's own; None if it is the reward model alone."""
     rewards: Any = given.rewards or config.reward.functions
     if not rewards and config.reward.model is not None:
-        return nullcontext()  # the reward model alone
+        return None
     rewards = rewards or task.reward
     if not rewards:
         raise ConfigError(f"the task {task.name} brings no reward: give reward.functions, or a reward.model")
-    rewards = list(rewards) if isinstance(rewards, tuple) else rewards
+    return list(rewards) if isinstance(rewards, tuple) else rewards
+
+
+def _scorer(config: RunConfig, given: Given, task: Task) -> AbstractContextManager[Any]:
+    rewards = rewards_for(config, given, task)
+    if rewards is None:
+        return nullcontext()
     scorer: InlineRewards | RewardWorkers
     if config.reward.workers == 0:
         scorer = InlineRewards(rewards, weights=config.reward.weights)

@@ -12,6 +12,7 @@ from .benchmark import metric_of
 from .evaluation import eval_task
 from .given import Given
 from .learning import training_data
+from .maker_side import rewards_for
 from .material import load_training_task
 
 
@@ -37,13 +38,11 @@ def score_names(section: EvalSection, config: RunConfig) -> list[str] | None:
 
 def _check_rewards(config: RunConfig) -> None:
     task = load_training_task(config, Given())
-    rewards = list(config.reward.functions or ()) or task.reward
-    if rewards:
+    rewards = rewards_for(config, Given(), task)
+    if rewards is not None:
         scorer = InlineRewards(rewards, weights=config.reward.weights)
         if task.rows:
             scorer.check(task.rows[0].columns)
-    elif config.reward.model is None:
-        raise ConfigError(f"the task {task.name} brings no reward: give reward.functions, or a reward.model")
 
 
 def _check_eval(section: EvalSection, config: RunConfig) -> None:
