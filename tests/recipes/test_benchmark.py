@@ -9,14 +9,15 @@ import pytest
 import torch
 from small_experiment import MODEL
 
-from proa.config import ConfigError, load_run_config
+from proa.config import ConfigError, change_run_config, load_run_config
 from proa.config.run_config import EvalSection
 from proa.data.lease import sample_seed
-from proa.data.state import LoopState
-from proa.recipes.benchmark import Benchmark
-from proa.recipes.evaluation import Policy, eval_task, scoring
+from proa.errors import ProaError
+from proa.policy.lora import add_lora
+from proa.recipes.benchmark import Benchmark, EvalEngine
+from proa.recipes.evaluation import At, Policy, eval_task, scoring, weights_version
 from proa.recipes.given import Given
-from proa.recipes.material import load_material
+from proa.recipes.material import load_material, lora_settings, save_base, save_policy
 from proa.recipes.model_eval import evaluate_folder
 from proa.tasks import Task
 from proa.tasks.builtin import builtin_task
@@ -68,7 +69,7 @@ def test_a_prediction_says_all_that_is_known_of_a_completion(config, material):
     assert all(0 < row["tokens"] <= 5 and row["finish_reason"] in ("stop", "length") for row in scored.predictions)
     assert second["columns"]["kind"] == "long"
     result = scored.result
-    assert (result.step, result.tags, result.name, result.benchmark_id) == (9, ["x"], "b", "b")
+    assert (result.step, result.tags, result.name, result.benchmark_id) == (9, ["x"], "b", "t")
     assert result.metrics["by_kind"] == 0.5
     assert result.metrics["errors"] == 2
     assert {"pass@2", "mean@2", "completion_tokens"} <= result.metrics.keys()
@@ -138,9 +139,8 @@ def test_without_an_id_of_its_own_a_task_is_its_place(config, material):
 
 
 def test_an_eval_in_the_loop_says_which_step_and_version_it_is_of(config, material):
-    state = LoopState(global_step=6, policy_version=5)
     section = EvalSection(name="held", count=2)
-    scored = scoring(section, config, material, lambda: state)()
+    scored = scoring(section, config, material, lambda: At(6, 5))()()
     assert (scored.result.step, scored.predictions[0]["policy_version"]) == (5, 5)
     prompts = {row.prompt for row in builtin_task("sort_digits", "train", 2000).rows}
     assert not prompts & {row["prompt"] for row in scored.predictions}
@@ -155,19 +155,34 @@ def test_an_evaluator_of_ones_own_is_given_the_policy_as_it_is(config, material)
         return {"score": 1, "predictions": [{"reward": 1.0}]}
 
     section = EvalSection(name="own", evaluator="theirs:own", tags=["t"])
-    scored = scoring(section, config, material, lambda: LoopState(global_step=6, policy_version=5), own)()
+    scored = scoring(section, config, material, lambda: At(6, 5), own)()()
     ((step, version, ((*texts,),)),) = seen
     assert (step, version, len(texts)) == (6, 5, 3)
     assert len(set(texts)) > 1  # each sample has a seed of its own
     assert (scored.result.metrics, scored.result.step, scored.result.tags) == ({"score": 1.0}, 5, ["t"])
     assert scored.predictions == [{"reward": 1.0}]
     with pytest.raises(ConfigError, match="returns numbers by name"):
-        scoring(section, config, material, LoopState, lambda policy: {"score": 1.0, "note": "fine"})()
+        scoring(section, config, material, lambda: At(0, 0), lambda policy: {"score": 1.0, "note": "fine"})()()
+
+
+def policy_of(config, material):
+    engine = EvalEngine(material, config.engine).load(material.model)
+    return Policy(material.model, material.tokenizer, 0, 0, lambda: engine, config)
+
+
+def test_each_prompt_that_the_policy_completes_has_seeds_of_its_own(config, material):
+    texts = policy_of(config, material).generate(["12>"] * 4, temperature=1.0, samples=2, seed=3)
+    assert len({text for group in texts for text in group}) > 2
+    again = policy_of(config, material).generate(["12>"] * 4, temperature=1.0, samples=2, seed=3)
+    other = policy_of(config, material).generate(["12>"] * 4, temperature=1.0, samples=2, seed=4)
+    assert texts == again != other
+    assert policy_of(config, material).generate([]) == []
+    with pytest.raises(ConfigError, match="with temperature 0 all 2 samples would be the same"):
+        policy_of(config, material).generate(["12>"], samples=2)
 
 
 def test_generating_by_the_policy_is_greedy_unless_asked_for(config, material):
-    policy = Policy(material.model, material.tokenizer, 0, 0, material, config)
-    ((text,),) = policy.generate(["345>"])
+    ((text,),) = policy_of(config, material).generate(["345>"])
     assert text == material.tokenizer.decode(greedy(material, "345>", 5), skip_special_tokens=True)
 
 
@@ -175,7 +190,7 @@ def test_a_folder_is_scored_with_its_own_tokenizer_and_as_after_training(config,
     material.model.save_pretrained(tmp_path / "model")
     material.tokenizer.save_pretrained(tmp_path / "model")
     scored = evaluate_folder(tmp_path / "model", EvalSection(name="e", count=2), config, version=3, steps=9)
-    direct = scoring(EvalSection(name="e", count=2), config, material, lambda: LoopState(global_step=9))()
+    direct = scoring(EvalSection(name="e", count=2), config, material, lambda: At(9, 0))()()
     assert scored.result.step is None
     assert scored.predictions[0]["policy_version"] == 3
     assert [row["completion"] for row in scored.predictions] == [row["completion"] for row in direct.predictions]
@@ -198,6 +213,132 @@ def test_an_async_evaluator_works_where_an_event_loop_runs_already(config, mater
         return {"score": 2.0}
 
     async def notebook():
-        return scoring(EvalSection(name="own", evaluator="theirs:own"), config, material, LoopState, own)()
+        return scoring(EvalSection(name="own", evaluator="theirs:own"), config, material, lambda: At(0, 0), own)()()
 
     assert asyncio.run(notebook()).result.metrics == {"score": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("rows", "section", "message"),
+    [
+        (ROWS, {"breakdown": ["kinds"]}, "eval b: there is no 'kinds' to break down by.*kind"),
+        (ROWS, {"breakdown": ["length"]}, "eval b: there is no 'length' to break down by: its rows have id, kind"),
+        ([ROWS[0], TaskRow("1>", {"kind": "x"})], {}, "'id' is in some rows and not in others"),
+        ([TaskRow("1>", {"id": "x"})], {}, "kind"),
+        ([], {}, "eval b: the task t has no rows"),
+    ],
+)
+def test_what_is_wrong_with_its_columns_is_found_when_it_is_built(config, material, rows, section, message):
+    with pytest.raises(ProaError, match=message):
+        benchmark(config, material, rows=rows, **section)
+
+
+def test_rows_that_are_not_scored_may_have_other_columns(config, material):
+    benchmark(config, material, rows=[*ROWS, TaskRow("1>", {})], count=3)
+
+
+def test_scores_are_broken_down_by_what_every_row_has_too(config, material):
+    scored = benchmark(config, material, breakdown=["finish_reason"]).score(version=0, step=None)
+    assert sum(one["n"] for one in scored.result.breakdowns["finish_reason"].values()) == 2
+
+
+def all_but_one(completions, **_):
+    return [None if place == 0 else 1.0 for place in range(len(completions))]
+
+
+def test_pass_at_k_says_over_how_many_tasks_it_is_if_not_all(config, material):
+    metrics = (
+        benchmark(config, material, samples=2, metric=f"{__name__}:all_but_one").score(version=0, step=0).result.metrics
+    )
+    assert (metrics["pass@2"], metrics["pass@2_tasks"]) == (1.0, 2)
+    assert (
+        "pass@2_tasks"
+        not in benchmark(config, material, rows=ROWS[1:], samples=2).score(version=0, step=0).result.metrics
+    )
+
+
+def test_what_was_begun_scores_the_weights_as_they_were_then(config, material):
+    one = benchmark(config, material)
+    expected = one.score(version=0, step=None)
+    score = one.begin(version=0, step=None)
+    with torch.no_grad():
+        for parameter in material.model.parameters():
+            parameter.zero_()
+    assert score().predictions == expected.predictions
+
+
+def test_an_evaluator_that_is_called_apart_sees_the_model_as_it_was_when_the_eval_began(config, material):
+    def own(policy):
+        return {
+            "norm": sum(float(one.norm()) for one in policy.model.parameters()),
+            "text": len(policy.generate(["1>"])[0][0]),
+        }
+
+    begin = scoring(
+        EvalSection(name="own", evaluator="theirs:own", apart=True), config, material, lambda: At(0, 0), own
+    )
+    expected = begin()().result.metrics
+    score = begin()
+    with torch.no_grad():
+        for parameter in material.model.parameters():
+            parameter.zero_()
+    assert score().result.metrics == expected
+    assert begin()().result.metrics["norm"] == 0
+
+
+@pytest.mark.parametrize(
+    ("total", "update", "epochs", "versions"),
+    [
+        (3, 1, 1, [0, 1, 2, 3]),
+        (5, 2, 1, [0, 0, 1, 1, 2, 3]),
+        (2, 1, 2, [0, 0, 1, 1, 2]),
+        (3, 2, 2, [0, 0, 0, 0, 1, 1, 2]),
+    ],
+)
+def test_the_version_of_weights_is_what_they_are_pushed_as(config, total, update, epochs, versions):
+    config = change_run_config(config, total_steps=total, update_steps=update, train_epochs=epochs)
+    assert [weights_version(config, steps) for steps in range(total * epochs + 1)] == versions
+
+
+def lora(config, material):
+    """The same model with an adapter that matters."""
+    config = change_run_config(config, lora={"rank": 2})
+    add_lora(material.model, lora_settings(config.lora), seed=1)
+    with torch.no_grad():
+        for name, parameter in material.model.named_parameters():
+            if "lora_B" in name:
+                parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(5)))
+    return config
+
+
+def test_with_an_adapter_the_policy_and_a_benchmark_complete_as_the_two_together(config, material):
+    plain = greedy(material, "345>", 5)
+    config = lora(config, material)
+    expected = greedy(material, "345>", 5)
+    assert expected != plain
+    text = material.tokenizer.decode(expected, skip_special_tokens=True)
+    assert policy_of(config, material).generate(["345>"]) == [[text]]
+    assert benchmark(config, material, rows=ROWS[1:2]).score(version=0, step=None).predictions[0]["completion"] == text
+
+
+def test_an_adapters_folder_is_scored_over_its_base(config, material, tmp_path):
+    save_base(material, tmp_path)
+    config = lora(config, material)
+    save_policy(config, material, tmp_path, tmp_path / "adapter")
+    section = EvalSection(name="e", count=3)
+    scored = evaluate_folder(tmp_path / "adapter", section, config)
+    direct = scoring(section, config, material, lambda: At(0, 0))()()
+    assert [row["completion"] for row in scored.predictions] == [row["completion"] for row in direct.predictions]
+    plain = evaluate_folder(tmp_path / "base", section, config)
+    assert [row["completion"] for row in scored.predictions] != [row["completion"] for row in plain.predictions]
+
+
+def test_a_supervised_runs_eval_generates_as_long_as_the_context_allows(tmp_path):
+    config = load_run_config(
+        None, name="r", output_dir=tmp_path, total_steps=1, train_batch_size=4, model={"config": MODEL},
+        task="sort_digits", algorithm="sft",
+    )  # fmt: skip
+    scored = scoring(
+        EvalSection(name="e", kind="generate", count=2), config, load_material(config, Given()), lambda: At(0, 0)
+    )
+    assert all(row["tokens"] > 5 or row["finish_reason"] == "stop" for row in scored()().predictions)

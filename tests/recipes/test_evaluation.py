@@ -3,20 +3,21 @@
 import pickle
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
 
 from proa.config import ConfigError
 from proa.config.run_config import EvalSection
-from proa.data.state import LoopState
-from proa.recipes.evaluation import EvaluatorError, scoring
+from proa.recipes.evaluation import At, EvaluatorError, scoring
 
 SECTION = EvalSection(name="own", evaluator="theirs:function")
 
 
 def built(function):
-    material = SimpleNamespace(model=None, tokenizer=None)
-    state = LoopState(global_step=3, policy_version=2)
-    return scoring(SECTION, SimpleNamespace(), material, lambda: state, function)
+    material = SimpleNamespace(model=torch.nn.Linear(1, 1), tokenizer=None)
+    begin = scoring(SECTION, SimpleNamespace(engine=None), material, lambda: At(3, 2), function)
+    return lambda: begin()()
 
 
 def takes_two(policy, other):
@@ -53,3 +54,32 @@ def test_a_cancelled_run_is_no_failure_of_the_evaluator():
 
     with pytest.raises(KeyboardInterrupt):
         built(interrupted)()
+
+
+@pytest.mark.parametrize("value", [np.float32(0.5), np.array(0.5), torch.tensor(0.5), torch.tensor([0.5]), 0.5])
+def test_numbers_may_be_those_of_numpy_and_torch(value):
+    assert built(lambda policy: {"x": value})().result.metrics == {"x": 0.5}
+
+
+@pytest.mark.parametrize("given", [None, 0.5, [("x", 1)], {"x": "0.5"}, {"x": None}, {"x": torch.ones(2)}, {"x": {}}])
+def test_what_is_no_numbers_by_name_is_refused_with_what_it_was(given):
+    with pytest.raises(ConfigError, match="eval own: an evaluator returns numbers by name"):
+        built(lambda policy: given)()
+
+
+@pytest.mark.parametrize("rows", [5, "text", ["text"], {"a": 1}, None])
+def test_predictions_that_are_no_rows_are_refused(rows):
+    with pytest.raises(ConfigError, match="predictions are a list of rows"):
+        built(lambda policy: {"x": 1, "predictions": rows})()
+
+
+def test_what_an_evaluator_returns_stays_as_it_was():
+    kept = {"x": 1, "predictions": [{"reward": 1.0}]}
+    assert built(lambda policy: kept)().predictions == [{"reward": 1.0}]
+    assert kept == {"x": 1, "predictions": [{"reward": 1.0}]}
+
+
+def test_in_an_evaluator_the_model_keeps_no_gradient_and_nothing_is_random():
+    seen = []
+    built(lambda policy: seen.append((policy.model.training, torch.is_grad_enabled())) or {})()
+    assert seen == [(False, False)]

@@ -15,11 +15,12 @@ from rich.text import Text
 from transformers.utils import logging as transformers_logging
 
 from ..config import ConfigError, RunConfig, load_run_config
-from ..config.run_config import EvalSection
+from ..config.run_config import GIVEN, EvalSection
 from ..private_files import make_private_folder
 from ..recipes.benchmark import Scored
+from ..recipes.evaluation import weights_version
 from ..recipes.model_eval import evaluate_folder
-from ..recipes.resuming import config_in
+from ..recipes.resuming import saved_config_in
 from ..record.checkpoints import CheckpointManager
 from ..record.evals import AFTER_TRAINING, write_predictions
 from ..record.run_folder import as_json as as_json_text
@@ -29,6 +30,7 @@ from ..tasks.builtin import BUILTIN
 from .endings import ending
 from .words import counted
 
+_FORMS = "package.module:name"
 MODEL_NAME = "model"
 """Where a run keeps its final weights."""
 
@@ -51,7 +53,7 @@ def evaluate(
             found.config,
             version=found.version,
             steps=found.steps,
-            any_length=found.run is None,
+            any_length=found.run is None,  # a run says how long completions are
         )
         if output is not None:
             write_predictions(Path(output), scored.predictions)
@@ -82,19 +84,13 @@ def _find(source: Path, settings: dict[str, Any], checkpoint: str | None) -> _Fo
 
 
 def _in_run(run: Path, checkpoint: str | None) -> _Found:
-    config = config_in(run)
+    config = saved_config_in(run)
     manager = CheckpointManager(run)
     row = manager.row(checkpoint) if checkpoint else manager.final() or manager.latest()
     if row is None or row.sampler_path is None:
         raise ConfigError(f"{run} has no checkpoint yet: there are no weights to score")
     manager.verify(row)
-    # The last push comes after the last checkpoint: of the final weights it is the header that knows the version.
-    version = _run_version(run, row.policy_version) if row.final else row.policy_version
-    return _Found(run / row.sampler_path, config, run, version, row.step)
-
-
-def _run_version(run: Path, otherwise: int = 0) -> int:
-    return int(read_json(run / "run.json").get("policy_version", otherwise))
+    return _Found(run / row.sampler_path, config, run, weights_version(config, row.step), row.step)
 
 
 def _by_itself(source: Path, settings: dict[str, Any], checkpoint: str | None) -> _Found:
@@ -111,7 +107,8 @@ def _by_itself(source: Path, settings: dict[str, Any], checkpoint: str | None) -
     above = source.resolve().parent
     if source.resolve().name != MODEL_NAME or not (above / "run.json").is_file():
         return _Found(source, config)
-    return _Found(source, config, None, _run_version(above), int(read_json(above / "run.json").get("steps_run", 0)))
+    header = read_json(above / "run.json")
+    return _Found(source, config, None, int(header.get("policy_version", 0)), int(header.get("steps_run", 0)))
 
 
 def _section(found: _Found, settings: dict[str, Any]) -> EvalSection:
@@ -123,10 +120,24 @@ def _section(found: _Found, settings: dict[str, Any]) -> EvalSection:
     named = evals.get(given.get("name", ""))
     base = {} if named is None else named.model_dump()
     base.setdefault("name", AFTER_TRAINING)
+    if named is not None and named.evaluator is not None and "source" in given and "evaluator" not in given:
+        raise ConfigError(f"the eval {named.name} is the function {named.evaluator}, which has no --task: leave it out")
     try:
-        return EvalSection(**{**base, **given})
+        section = EvalSection(**{**base, **given})
     except ValidationError as error:
         raise ConfigError("\n".join(map(_explained, error.errors()))) from None
+    _refuse_what_was_given(found, section)
+    return section
+
+
+def _refuse_what_was_given(found: _Found, section: EvalSection) -> None:
+    """Of a run that was begun in Python, what this eval needs and only that process had."""
+    needed = {"--evaluator": section.evaluator}
+    if section.evaluator is None:
+        needed = {"--task": section.source or found.config.task.source, "--metric": section.metric}
+    for flag, value in needed.items():
+        if value is not None and GIVEN in value:
+            raise ConfigError(f"{found.run}: what its evals use was given in Python: name it here, as {flag} {_FORMS}")
 
 
 def _check_says_what(run: Path, config: RunConfig, name: str | None, says_what: bool) -> None:

@@ -173,10 +173,17 @@ class EvalSection(Section):
         None, description="dotted path of a function, async or not, that is given the policy and returns numbers"
     )
 
+    apart: bool = Field(
+        False,
+        description="score a copy of the weights in the background, while training goes on to the next checkpoint",
+    )
+
     @model_validator(mode="after")
-    def _samples_differ(self) -> EvalSection:
+    def _fits_together(self) -> EvalSection:
         if self.samples > 1 and self.temperature == 0:
             raise ValueError(f"eval {self.name}: with temperature 0 all {self.samples} samples would be the same")
+        if self.apart and self.kind == "loss":
+            raise ValueError(f"eval {self.name}: apart is for evals that generate, not for kind loss")
         return self
 
     @property
@@ -300,6 +307,9 @@ class RunConfig(Section):
         names = [section.name for section in self.eval]
         if twice := {name for name in names if names.count(name) > 1}:
             raise ValueError(f"two evals are called {twice.pop()!r}: give each a name of its own")
+        for one in names:
+            if longer := next((name for name in names if name.startswith(f"{one}.")), None):
+                raise ValueError(f"evals {one!r} and {longer!r} would have scores of one name: rename one of them")
         self._check_best(names)
         if self.is_supervised:
             self._refuse_what_has_no_meaning(_DETACHED_ONLY)

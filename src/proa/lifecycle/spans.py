@@ -139,20 +139,23 @@ class Lifecycle:
             state.policy_version = version
 
     @contextlib.contextmanager
-    def evaluation(self, eval_name: str) -> Iterator[Evaluation]:
-        """One eval on the weights after the last step done."""
+    def evaluation(self, eval_name: str, step_idx: int | None = None) -> Iterator[Evaluation]:
+        """One eval on the weights after a step: the last one done, if none is named."""
         moments, state = self._moments, self.state
-        step_idx = state.global_step - 1
+        of_step = state.global_step - 1 if step_idx is None else step_idx
         evaluation = Evaluation()
 
         done = False
 
         def end() -> None:
             scores = evaluation.metrics if done else {}
+            if done:  # what the eval before had and this one has not is not the latest any more
+                for key in [key for key in state.metrics if key.startswith(f"{eval_name}.")]:
+                    del state.metrics[key]
             state.metrics.update({f"{eval_name}.{key}": value for key, value in scores.items()})
-            moments.eval_end(state, step_idx, eval_name, scores)
+            moments.eval_end(state, of_step, eval_name, scores)
 
-        with self._pair(lambda: moments.eval_start(state, step_idx, eval_name), end):
+        with self._pair(lambda: moments.eval_start(state, of_step, eval_name), end):
             yield evaluation
             _refuse_non_dict(f"evaluator {eval_name!r}", evaluation.metrics)
             done = True

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 from ..data.loop import ManifestRow
@@ -22,8 +24,48 @@ class Evaluator:
     """Also before the first step."""
     report: Callable[[], None] | None = None
     """Called after `eval_end`: tells of the eval as a whole, with its predictions."""
+    begin: Callable[[], Callable[[], dict[str, float]]] | None = None
+    """Of one that goes on in the background: takes the weights as they are, and returns what scores them."""
+    wait: Callable[[Callable[[], dict[str, float]]], dict[str, float]] = lambda scores: scores()
+    """Of the same: waits for its scores."""
 
 
+class EvalUnderWay:
+    """An eval that goes on in a thread of its own, on the weights after so many steps."""
+
+    def __init__(self, evaluator: Evaluator, steps: int, score: Callable[[], dict[str, float]]) -> None:
+        self.evaluator = evaluator
+        self.steps = steps
+        self._score = score
+        self._outcome: dict[str, float] | BaseException | None = None
+        # A daemon: whoever leaves without waiting for it leaves as in a crash, and it comes again.
+        self._thread = threading.Thread(target=self._run, name=f"eval {evaluator.name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_over(self) -> bool:
+        return not self._thread.is_alive()
+
+    def scores(self) -> dict[str, float]:
+        """What came of it, waited for; what it raised is raised."""
+        self._thread.join()
+        assert self._outcome is not None, "its thread has ended"
+        if isinstance(self._outcome, BaseException):
+            raise self._outcome
+        return self._outcome
+
+    def give_up(self, seconds: float) -> None:
+        """Wait for its end, so long at most."""
+        self._thread.join(seconds)
+
+    def _run(self) -> None:
+        try:
+            self._outcome = self._score()
+        except BaseException as error:  # raised where the scores are asked for
+            self._outcome = error
+
+
+LEAVING_SECONDS = 10.0
 LoopStateDict: TypeAlias = Callable[[], dict[str, Any]]
 
 
@@ -97,6 +139,7 @@ class AfterStep:
         self._saved_at = -1
         self._saved_as = ""
         self._evaluated_at: dict[str, int] = {}
+        self._under_way: dict[str, EvalUnderWay] = {}
         self._untold: ManifestRow | None = None
         if saver is not None:
             saver.attach(loop_state)
@@ -123,6 +166,7 @@ class AfterStep:
 
     def what_is_due(self) -> None:
         """Evals first, so that the checkpoint's row and the callbacks' saved state know the scores."""
+        self._tell_of_scored(wait=False)
         self._evaluate(lambda one: self._due(one.run_every, last=self._evaluated_at.get(one.name)))
         self._tell_of_finished()
         if self._saver and self._due(self._saver.save_every, last=self._saved_at):
@@ -149,6 +193,7 @@ class AfterStep:
             self.leave_if_asked()  # these may be long, and nobody needs them of a run that is being left
             if self._evaluated_at.get(evaluator.name) != self._state.global_step:
                 self._score(evaluator)
+        self._tell_of_scored(wait=True)
         if self._saver is None:
             return
         self._drain()
@@ -161,6 +206,11 @@ class AfterStep:
             self.rows[-1].final = True
             self.rows[-1].metrics.update(self._state.metrics)
 
+    def close(self) -> None:
+        """Of a run that failed: wait a little for evals that nobody asks for any more. Threads left behind hurt exits."""
+        for one in self._under_way.values():
+            one.give_up(LEAVING_SECONDS)
+
     def _due(self, every: int, last: int | None) -> bool:
         """Once for each so many steps: a step that was left in its middle is not done, and the one before had it."""
         done = self._state.global_step
@@ -172,14 +222,29 @@ class AfterStep:
                 self._score(evaluator)
 
     def _score(self, evaluator: Evaluator) -> None:
-        with self._life.evaluation(evaluator.name) as evaluation:
-            evaluation.metrics = evaluator.score()
+        if evaluator.begin is not None:
+            self._tell_of_scored(wait=True, name=evaluator.name)  # one at a time
+            self._under_way[evaluator.name] = EvalUnderWay(evaluator, self._state.global_step, evaluator.begin())
+        else:
+            self._tell_of_eval(evaluator, evaluator.score, self._state.global_step)
         self._evaluated_at[evaluator.name] = self._state.global_step
+
+    def _tell_of_scored(self, *, wait: bool, name: str | None = None) -> None:
+        """The moments of evals that went on in the background, when their scores are there."""
+        for one in [one for one in self._under_way.values() if name in (None, one.evaluator.name)]:
+            if wait or one.is_over:
+                del self._under_way[one.evaluator.name]
+                self._tell_of_eval(one.evaluator, partial(one.evaluator.wait, one.scores), one.steps)
+
+    def _tell_of_eval(self, evaluator: Evaluator, score: Callable[[], dict[str, float]], steps: int) -> None:
+        with self._life.evaluation(evaluator.name, steps - 1) as evaluation:
+            evaluation.metrics = score()
         if evaluator.report is not None:
             evaluator.report()
 
     def _save(self, name: str) -> None:
         assert self._saver is not None
+        self._tell_of_scored(wait=True)  # the row and the callbacks' saved state know the scores
         self._drain()  # callbacks hear of a checkpoint before their state goes into the next
         row = self._saver.save(name, self._state)
         self._saved_at, self._saved_as = self._state.global_step, name

@@ -7,7 +7,7 @@ and so can a loop of your own.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from itertools import islice
 from pathlib import Path
 from time import perf_counter
@@ -69,7 +69,8 @@ class SupervisedLoop:
         life = Lifecycle(self.manager, state)
         self._after = after = AfterStep(life, self.evaluators, self.saver, self.state_dict)
         begun = perf_counter()
-        with life.training(lambda: artifacts_of(state, self.manager, after.rows, begun)):
+        training = life.training(lambda: artifacts_of(state, self.manager, after.rows, begun))
+        with closing(after), training:
             if resumed is None:
                 after.before_the_first()
             else:

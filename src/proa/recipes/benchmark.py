@@ -5,9 +5,12 @@ from __future__ import annotations
 import importlib
 import math
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
+
+from transformers import PreTrainedModel
 
 from ..config import ConfigError
 from ..config.run_config import EngineSection, EvalSection
@@ -19,14 +22,17 @@ from ..engines.protocol import Engine, Request
 from ..policy.whole import whole_weights
 from ..rewards import InlineRewards
 from ..rewards.score import Score
+from ..spelling import did_you_mean
 from ..statistics import summarise
 from ..tasks import Task
 from ..tasks.builtin import BUILTIN
 from ..tasks.prompts import tokenise
 from ..tasks.task import TaskRow
-from .material import Material
+from .material import Material, check_columns
 
 DEFAULT_NEW_TOKENS = 256
+_OF_EVERY_ROW = ("task_id", "sample", "correct", "error", "finish_reason")
+"""What scores may be broken down by beside the task's columns."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +41,30 @@ class Scored:
 
     result: EvalResult
     predictions: list[dict[str, Any]]
+
+
+class EvalEngine:
+    """An engine of an eval's own: built at the first use, kept for the next, with weights as they were when loaded."""
+
+    def __init__(self, material: Material, section: EngineSection) -> None:
+        self._material = material
+        self._section = section
+        self._engine: Engine | None = None
+
+    def load(self, model: PreTrainedModel) -> EvalEngine:
+        """Take the model's weights as they are now."""
+        if self._engine is None:
+            end_ids = self._material.end_ids
+            self._engine = build_engine(self._section.kind, model, end_ids=end_ids, slots=self._section.slots)
+        self._engine.load(whole_weights(model))
+        return self
+
+    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
+        assert self._engine is not None, "it has no weights before they are loaded"
+        return self._engine.generate(requests, sampling)
+
+    def text(self, completion: Completion) -> str:
+        return str(self._material.tokenizer.decode(completion.tokens.tolist(), skip_special_tokens=True))
 
 
 class Benchmark:
@@ -52,33 +82,51 @@ class Benchmark:
     ) -> None:
         self.section = section
         self._material = material
-        self._engine_section = engine
+        self._id = section.source or task.name
         self._rows = task.rows[: section.count]
+        self._check(task)
         self._scorer = InlineRewards(metric_of(section, task))
+        self._scorer.check(self._rows[0].columns)
         self.metric = self._scorer.functions[0].name
         self._requests = [self._request(place, row, seed) for place, row in enumerate(self._rows)]
         longest = max(len(request.tokens) for request in self._requests)
         most = max_new_tokens or _room(material, longest)
         _check_room(section, material, longest + most)
         self._sampling = Sampling(section.samples, most, temperature=section.sampling_temperature)
-        self._engine: Engine | None = None  # built at the first use, kept for the next
+        self._engine = EvalEngine(material, engine)
+
+    def _check(self, task: Task) -> None:
+        section = self.section
+        if not self._rows:
+            raise ConfigError(f"eval {section.name}: the task {task.name} has no rows")
+        check_columns(replace(task, rows=self._rows))
+        known = [*self._rows[0].columns, *_OF_EVERY_ROW]
+        for key in section.breakdown:
+            if key not in known:
+                hint = did_you_mean(key, known) or f": its rows have {', '.join(known)}"
+                raise ConfigError(f"eval {section.name}: there is no {key!r} to break down by{hint}")
+
+    def begin(self, *, version: int, step: int | None) -> Callable[[], Scored]:
+        """Take the model's weights as they are; what is returned scores them, now or later, in any thread."""
+        began = perf_counter()
+        self._engine.load(self._material.model)
+        spent = perf_counter() - began
+
+        def score() -> Scored:
+            began = perf_counter()
+            predictions = self._predictions(self._engine.generate(self._requests, self._sampling), version)
+            metrics, breakdowns = self._summary(predictions)
+            seconds = spent + perf_counter() - began
+            result = EvalResult(
+                self.section.name, self._id, metrics, breakdowns, seconds, step, list(self.section.tags)
+            )
+            return Scored(result, predictions)
+
+        return score
 
     def score(self, *, version: int, step: int | None) -> Scored:
         """The scores of the model's weights as they are."""
-        began = perf_counter()
-        groups = self._generate()
-        predictions = self._predictions(groups, version)
-        metrics, breakdowns = self._summary(predictions)
-        result = EvalResult(
-            self.section.name,
-            benchmark_id=self.section.source or self.section.name,
-            metrics=metrics,
-            breakdowns=breakdowns,
-            eval_seconds=perf_counter() - began,
-            step=step,
-            tags=list(self.section.tags),
-        )
-        return Scored(result, predictions)
+        return self.begin(version=version, step=step)()
 
     def _summary(
         self, predictions: list[dict[str, Any]]
@@ -93,22 +141,14 @@ class Benchmark:
         metrics = {self.metric: found["mean_reward"], "completion_tokens": tokens}
         more = [f"pass@{self.section.samples}", f"mean@{self.section.samples}"] if several else []
         metrics |= {name: found.get(name, math.nan) for name in more}
+        if enough and (over := found[f"pass@{self.section.samples}_tasks"]) < found["tasks"]:
+            metrics[f"pass@{self.section.samples}_tasks"] = over  # of the others some completions were not judged
         return metrics | ({"errors": found["errors"]} if found["errors"] else {}), breakdowns
-
-    def _generate(self) -> list[list[Completion]]:
-        material = self._material
-        if self._engine is None:
-            self._engine = build_engine(
-                self._engine_section.kind, material.model, end_ids=material.end_ids, slots=self._engine_section.slots
-            )
-        self._engine.load(whole_weights(material.model))
-        return self._engine.generate(self._requests, self._sampling)
 
     def _predictions(self, groups: list[list[Completion]], version: int) -> list[dict[str, Any]]:
         pairs = [(place, sample) for place in range(len(groups)) for sample in range(len(groups[place]))]
         completions = [groups[place][sample] for place, sample in pairs]
-        decode = self._material.tokenizer.decode
-        texts = [str(decode(one.tokens.tolist(), skip_special_tokens=True)) for one in completions]
+        texts = [self._engine.text(one) for one in completions]
         rows = [self._rows[place] for place, _ in pairs]
         columns = {name: [row.columns[name] for row in rows] for name in self._rows[0].columns}
         scores = self._scorer.score([row.prompt for row in rows], texts, columns)

@@ -42,6 +42,7 @@ from .job import carry_out, state_summary
 from .material import BASE_NAME, load_material, load_training_task, prepare_lora, save_policy
 from .placing import Listeners, place_callbacks
 from .resuming import Resumption, load_policy, other_start, restore_process, start_digest
+from .step_record import TakeLoopSpans
 
 
 def sft(config: RunConfig | Path | str | None = None, *, callbacks: Callbacks = None, **changes: Any) -> TrainState:
@@ -145,6 +146,11 @@ class SupervisedRun:
         if resumption is not None:
             restore_process(resumption, self.manager)
             resumed = replace(resumption.loop(), restore=lambda: self._go_on(resumption, optimizer))
+        saver = checkpoints.saver(resumed)
+        if self.config.record.spans:
+            spans = TakeLoopSpans(self._driver)
+            self.listeners.add(spans)
+            saver = spans.saving(saver)
         common: dict[str, Any] = {
             "steps": self.config.total_steps,
             "batch_size": self.config.train_batch_size,
@@ -154,7 +160,7 @@ class SupervisedRun:
             "seed": self.config.seed,
             "callbacks": self.manager,
             "evaluators": self.evaluators,
-            "saver": checkpoints.saver(resumed),
+            "saver": saver,
             "output_dir": self.config.folder,
             **_named(self.eval_section),
             "eval_report": self._report_scores,
@@ -336,8 +342,8 @@ def _held_out(config: RunConfig, kind: str) -> tuple[EvalSection | None, Any]:
         return None, None
     if len(sections) > 1:
         raise ConfigError(f"one eval of kind loss is enough: {sections[0].name} and {sections[1].name} are two")
-    for key in ("metric", "max_new_tokens"):
-        if getattr(sections[0], key) is not None:
+    for key in ("metric", "max_new_tokens", "apart"):
+        if getattr(sections[0], key) not in (None, False):
             raise ConfigError(f"eval {sections[0].name}: {key} is for evals that generate; set its kind to generate")
     return sections[0], (_eval_rows if kind == "sft" else _eval_pairs)(sections[0], config)
 

@@ -71,11 +71,11 @@ def load_training_task(config: RunConfig, given: Given) -> Task:
     else:
         task = load_task(config.task.source, **_column(config))
     task = replace(task, rows=task.rows[: config.task.count])
-    _check_columns(task)
+    check_columns(task)
     return task
 
 
-def _check_columns(task: Task) -> None:
+def check_columns(task: Task) -> None:
     """Rewards get a column of every row, or of none."""
     if not task.rows:
         return

@@ -11,11 +11,10 @@ import torch
 
 from ..config import RunConfig, change_run_config
 from ..config.run_config import EvalSection
-from ..data.state import LoopState
 from ..policy.adapter_folder import load_adapter
 from ..policy.saved_adapter import CONFIG_FILE, read_adapter
 from .benchmark import Scored
-from .evaluation import scoring
+from .evaluation import At, scoring
 from .given import Given
 from .material import Material, load_material
 
@@ -33,8 +32,8 @@ def evaluate_folder(
     """The scores of the model in a folder, plain or an adapter, as a run of that configuration would take them."""
     torch.set_num_threads(config.threads)
     material = _material_in(folder, config)
-    state = LoopState(global_step=steps, policy_version=version)
-    scored = scoring(section, config, material, lambda: state, called, any_length=any_length)()
+    at = At(steps, version)
+    scored = scoring(section, config, material, lambda: at, called, any_length=any_length)()()
     return replace(scored, result=replace(scored.result, step=None))
 
 

@@ -207,10 +207,9 @@ def saved_config(folder: Path) -> dict[str, Any]:
 
 
 def config_in(folder: Path, flags: Sequence[str] = ()) -> RunConfig:
-    """The configuration of the run in a folder, wherever that lies now, with what flags change."""
-    parent = folder.parent if folder.name not in ("", "..") else folder.resolve().parent
-    where = {"name": folder.resolve().name, "output_dir": str(parent)}
-    config = restore_run_config(saved_config(folder) | where, flags)
+    """The configuration of the run in a folder, wherever that lies now, with what flags change. One that does not say
+    all that the run needs is refused."""
+    config = saved_config_in(folder, flags)
     left = config.model_dump(mode="json")
     if unsaid := redacted_keys(left):
         raise ConfigError(f"{unsaid[0]} was a secret and was not written down: give it again, as --{unsaid[0]} VALUE")
@@ -220,6 +219,13 @@ def config_in(folder: Path, flags: Sequence[str] = ()) -> RunConfig:
             f'by the same call with resume="auto"'
         )
     return config
+
+
+def saved_config_in(folder: Path, flags: Sequence[str] = ()) -> RunConfig:
+    """The same, as far as it was written down: without secrets, and without what was given in Python."""
+    parent = folder.parent if folder.name not in ("", "..") else folder.resolve().parent
+    where = {"name": folder.resolve().name, "output_dir": str(parent)}
+    return restore_run_config(saved_config(folder) | where, flags)
 
 
 def changes_to(saved: dict[str, Any], config: RunConfig) -> dict[str, tuple[Any, Any]]:

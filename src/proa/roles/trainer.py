@@ -129,7 +129,8 @@ class DetachedTrainer(ABC):
         life = Lifecycle(self.manager, state)
         self._after = after = AfterStep(life, *self._timed(), self.state_dict)
         begun = perf_counter()
-        with life.training(lambda: artifacts_of(state, self.manager, after.rows, begun)), self._at_work():
+        training = life.training(lambda: artifacts_of(state, self.manager, after.rows, begun))
+        with contextlib.closing(after), training, self._at_work():
             if resumed is None:
                 after.before_the_first()
             else:
@@ -153,7 +154,12 @@ class DetachedTrainer(ABC):
 
             return within
 
-        evaluators = [replace(e, score=timed("eval", f"evaluating {e.name}", e.score)) for e in self.evaluators]
+        def timed_eval(one: Evaluator) -> Evaluator:
+            what = f"evaluating {one.name}"
+            begin = one.begin and timed("eval", what, one.begin)
+            return replace(one, score=timed("eval", what, one.score), begin=begin, wait=timed("eval", what, one.wait))
+
+        evaluators = [timed_eval(one) for one in self.evaluators]
         saver = self.saver and replace(self.saver, save=timed("save", "saving a checkpoint", self.saver.save))
         return evaluators, saver
 
