@@ -179,3 +179,15 @@ def test_what_was_written_down_is_not_changed_by_flags():
     restore_run_config(content, ["--eval.0.count", "7", "--model.config.vocab_size", "9"])
     assert content["eval"] == [{"name": "first"}]
     assert content["model"] == {"config": {"model_type": "llama"}}
+
+
+@pytest.mark.parametrize("key", ["total_steps", "sampling.group_size", "eval.0.run_every"])
+def test_a_flags_or_keywords_wrong_value_is_not_blamed_on_a_line_of_the_file(file, key):
+    for given in ({"flags": [f"--{key}", "many"]}, {key: "many"}):
+        with pytest.raises(ConfigError, match=f"^{key}: .*'many'"):
+            load_run_config(file(), **given)
+
+
+def test_what_the_file_says_is_told_with_its_line_beside_a_flag(file):
+    with pytest.raises(ConfigError, match="line 2: total_steps"):
+        load_run_config(file(GOOD.replace("total_steps: 10", "total_steps: none")), ["--sampling.group_size", "4"])

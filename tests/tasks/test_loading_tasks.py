@@ -103,6 +103,34 @@ def test_a_reasoning_gym_dataset_brings_its_reward(gym):
     assert scores[0].parts.keys() == {"score_answer"}
 
 
+def test_a_reasoning_gym_dataset_is_named_with_its_settings(gym):
+    named = load_task("reasoning_gym:basic_arithmetic?size=4&seed=1")
+    assert (named.name, named.rows) == ("basic_arithmetic", load_task(gym).rows)
+    assert named.reward is not None
+    fewer = load_task("reasoning_gym:basic_arithmetic?size=3&seed=1&max_terms=2&operators=[+]")
+    assert len(fewer.rows) == 3
+    assert all(row.columns["metadata"]["num_terms"] == 2 for row in fewer.rows)
+
+
+def test_one_without_a_seed_is_the_same_each_time(gym):
+    assert load_task("reasoning_gym:basic_arithmetic").rows == load_task("reasoning_gym:basic_arithmetic?seed=0").rows
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("reasoning_gym:basic_arithmetics", "no dataset 'basic_arithmetics'; did you mean 'basic_arithmetic'"),
+        ("reasoning_gym:zebra9", "no dataset 'zebra9': there are"),
+        ("reasoning_gym:basic_arithmetic?sizes=4", "cannot be made: .*'sizes'"),
+        ("reasoning_gym:basic_arithmetic?size=many", "cannot be made"),
+        ("reasoning_gym:basic_arithmetic?min_terms=9&max_terms=2", "cannot be made"),
+    ],
+)
+def test_a_reasoning_gym_dataset_that_cannot_be_made_is_told(gym, source, message):
+    with pytest.raises(TaskError, match=message):
+        load_task(source)
+
+
 def test_the_reward_of_a_reasoning_gym_dataset_travels_to_workers(gym):
     row = load_task(gym).rows[0]
     with RewardWorkers(load_task(gym).reward, timeout=60) as rewards:

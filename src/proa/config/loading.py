@@ -32,6 +32,8 @@ def load_run_config(
     named; another that is named is an error.
     """
     content, lines = _read(Path(file)) if file is not None else ({}, {})
+    for key in changes:
+        lines = _lines_without(key, lines)
     return _validated(content, flags, changes, lines, str(file) if file else "", its_algorithm)
 
 
@@ -50,6 +52,7 @@ def load_experiment_config(
     content, lines = _read(Path(file)) if file is not None else ({}, {})
     for key, value in {**_parse_flags(flags), **changes}.items():
         _put(content, key, copy.deepcopy(value))
+        lines = _lines_without(key, lines)
     name = str(file) if file else ""
     lines |= _lines_by_name(content.get("runs"), lines)
     config = _checked(ExperimentConfig, content, lines, name)
@@ -100,6 +103,12 @@ def _lines_under(place: KeyPath, lines: Mapping[KeyPath, int]) -> dict[KeyPath, 
     return {path[len(place) :]: line for path, line in lines.items() if path[: len(place)] == place}
 
 
+def _lines_without(key: str, lines: Mapping[KeyPath, int]) -> dict[KeyPath, int]:
+    """Where the keys stand, but for those that are not taken from the file any more."""
+    given = key.split(".")
+    return {path: line for path, line in lines.items() if list(map(str, path[: len(given)])) != given}
+
+
 def restore_run_config(content: Mapping[str, Any], flags: Sequence[str] = ()) -> RunConfig:
     """A configuration that was written down, changed by flags; those may also name places in lists."""
     return _validated(copy.deepcopy(dict(content)), flags, {}, {}, "", None)
@@ -115,6 +124,7 @@ def _validated(
 ) -> RunConfig:
     for key, value in _parse_flags(flags).items():
         _put(content, key, value)
+        lines = _lines_without(key, lines)
     for name, value in changes.items():
         try:
             _put(content, name, copy.deepcopy(value))  # what the caller holds stays as it is

@@ -207,7 +207,7 @@ class AfterStep:
             self.rows[-1].metrics.update(self._state.metrics)
 
     def close(self) -> None:
-        """Of a run that failed: wait a little for evals that nobody asks for any more. Threads left behind hurt exits."""
+        """Of a run that failed: wait a little for evals that nobody asks for, so that no thread is left behind."""
         for one in self._under_way.values():
             one.give_up(LEAVING_SECONDS)
 

@@ -15,7 +15,7 @@ from typing import Any
 from ..rewards.dotted import DottedPathError, resolve
 from ..spelling import did_you_mean
 from .builtin import BUILTIN, builtin_task
-from .reasoning_gym import ReasoningGymReward, looks_like_reasoning_gym
+from .reasoning_gym import PREFIX, ReasoningGymReward, looks_like_reasoning_gym, named_dataset
 from .task import Task, TaskError, TaskRow
 
 _TAKEN = ("prompts", "completions")  # by these names rewards get something else
@@ -25,8 +25,8 @@ def load_task(source: Any, *, prompt_column: str = "prompt", name: str | None = 
     """The task that `source` stands for.
 
     A list of dicts, the path of a JSONL file, a Hugging Face dataset, a reasoning-gym dataset (its reward
-    comes along), the name of a built-in task, or `package.module:name` of any of these or of a function that
-    returns one.
+    comes along) or `reasoning_gym:name?seed=1&size=200` for one, the name of a built-in task, or
+    `package.module:name` of any of these or of a function that returns one.
 
     >>> load_task([{"prompt": "2+2=", "answer": "4"}]).rows[0]
     TaskRow(prompt='2+2=', columns={'answer': '4'})
@@ -36,6 +36,8 @@ def load_task(source: Any, *, prompt_column: str = "prompt", name: str | None = 
     if isinstance(source, str) and source in BUILTIN:
         built = builtin_task(source)
         return replace(built, name=name or built.name)
+    if isinstance(source, str) and source.startswith(PREFIX):
+        return load_task(named_dataset(source), name=name)
     if isinstance(source, Path) or (isinstance(source, str) and _looks_like_a_file(source)):
         path = Path(source)
         return Task(name or path.stem, _rows(_read_jsonl(path), prompt_column, str(path)))

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Mapping
 from typing import Any
 
+import yaml
+
+from ..spelling import did_you_mean
+from .task import TaskError
+
+PREFIX = "reasoning_gym:"
+_ALWAYS_THE_SAME = {"seed": 0, "size": 500}
+"""Without a seed the library draws one, and every run would have other rows."""
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
@@ -17,6 +26,27 @@ def looks_like_reasoning_gym(source: Any) -> bool:
         return True
     first = source[0]
     return isinstance(first, Mapping) and {"question", "answer", "metadata"} <= first.keys()
+
+
+def named_dataset(source: str) -> Any:
+    """The dataset that is written as `reasoning_gym:name?seed=1&size=200`, with whatever else it can be given."""
+    name, _, written = source.removeprefix(PREFIX).partition("?")
+    pairs = dict(one.partition("=")[::2] for one in written.split("&") if one)
+    try:
+        library = importlib.import_module("reasoning_gym")
+    except ModuleNotFoundError:
+        raise TaskError(f"task {source!r} is made by reasoning-gym: pip install reasoning-gym") from None
+    known = library.factory.DATASETS
+    if name not in known:
+        hint = did_you_mean(name, known) or f": there are {len(known)}, e.g. chain_sum"
+        raise TaskError(f"reasoning-gym has no dataset {name!r}{hint}")
+    try:
+        settings = {key: yaml.safe_load(value) for key, value in pairs.items()}
+        dataset = library.create_dataset(name, **{**_ALWAYS_THE_SAME, **settings})
+        len(dataset)  # of a size that is no number this is the first to say so
+        return dataset
+    except (TypeError, ValueError, AssertionError, yaml.YAMLError) as error:
+        raise TaskError(f"task {source!r} cannot be made: {error}") from error
 
 
 class ReasoningGymReward:
