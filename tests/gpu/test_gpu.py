@@ -1,5 +1,7 @@
 """On a CUDA device: engine and trainer agree, and a run learns. Skipped, saying so, where there is none."""
 
+import json
+
 import pytest
 import torch
 
@@ -109,3 +111,16 @@ def test_on_ray_actors_share_a_gpu_and_several_trainers_make_the_steps_of_one(tm
     assert two.metrics["loss"] == pytest.approx(one.metrics["loss"], abs=1e-3)
     assert two.metrics["reward"] == pytest.approx(one.metrics["reward"], abs=0.2)
     assert two.world_size == 2
+
+
+def test_an_eval_that_goes_on_apart_scores_the_weights_it_began_with(tmp_path, repository):
+    changes = {"model.device": "cuda", "total_steps": 6, "checkpoint.save_every": 0}
+    rows = {}
+    for apart in (False, True):
+        evals = [{"name": "held", "run_every": 2, "count": 64, "max_new_tokens": 12, "apart": apart}]
+        name = f"apart_{apart}"
+        grpo(repository / "examples" / "sort_digits.yaml", output_dir=tmp_path, name=name, eval=evals, **changes)
+        rows[apart] = (tmp_path / name / "evals" / "held" / "step_0.jsonl").read_text()
+        written = (tmp_path / name / "evals.jsonl").read_text().splitlines()
+        assert [json.loads(line)["step"] for line in written] == [-1, 1, 3, 5]
+    assert rows[True] == rows[False]  # of the first weights, which are the same on every device
