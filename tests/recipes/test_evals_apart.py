@@ -6,6 +6,7 @@ import threading
 import pytest
 from small_experiment import MODEL
 
+from proa import Callback
 from proa.config import ConfigError, load_run_config
 from proa.recipes import grpo, sft
 
@@ -38,9 +39,9 @@ def outcome(folder):
     return header["weights_digest"], scores, predictions, header["evals"]
 
 
-def train(algorithm, folder, apart):
+def train(algorithm, folder, apart, **more):
     THREADS.clear()
-    more = {"sampling": {"group_size": 4, "max_new_tokens": 7}} if algorithm is grpo else {}
+    more |= {"sampling": {"group_size": 4, "max_new_tokens": 7}} if algorithm is grpo else {}
     algorithm(None, name=f"apart_{apart}", output_dir=folder, eval=evals(apart), **COMMON, **more)
     assert {name == "eval own" for name in THREADS} == {apart}
     return outcome(folder / f"apart_{apart}")
@@ -52,6 +53,25 @@ def test_a_run_learns_and_scores_the_same_whether_its_evals_go_on_apart_or_not(a
     assert apart == within
     assert [step for name, step, _ in apart[1] if name == "held"] == [-1, 1, 3, 5]
     assert len({metrics for name, _, metrics in apart[1] if name == "own"}) == 3  # of other weights each time
+
+
+class Leaves(Callback):
+    """Ends the run in the middle of a step, as Ctrl-C pressed twice does."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_step_end(self, state, step_idx, batch, metrics):
+        if step_idx == self.step:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("step", [2, 4])
+def test_a_run_that_is_gone_on_with_has_the_same_scores(step, tmp_path):
+    whole = train(grpo, tmp_path / "whole", True)
+    with pytest.raises(KeyboardInterrupt):
+        train(grpo, tmp_path / "left", True, callbacks=[Leaves(step)])
+    assert train(grpo, tmp_path / "left", True, resume="auto") == whole
 
 
 def test_a_loss_cannot_go_on_apart(tmp_path):

@@ -304,13 +304,8 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> RunConfig:
-        names = [section.name for section in self.eval]
-        if twice := {name for name in names if names.count(name) > 1}:
-            raise ValueError(f"two evals are called {twice.pop()!r}: give each a name of its own")
-        for one in names:
-            if longer := next((name for name in names if name.startswith(f"{one}.")), None):
-                raise ValueError(f"evals {one!r} and {longer!r} would have scores of one name: rename one of them")
-        self._check_best(names)
+        self._check_eval_names()
+        self._check_best([section.name for section in self.eval])
         if self.is_supervised:
             self._refuse_what_has_no_meaning(_DETACHED_ONLY)
             return self
@@ -336,6 +331,14 @@ class RunConfig(Section):
                 f"lease_prompts={self.lease_prompts} does not divide the {self.prompts_per_step} prompts of a batch"
             )
         return self
+
+    def _check_eval_names(self) -> None:
+        names = [section.name for section in self.eval]
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise ValueError(f"two evals are called {twice.pop()!r}: give each a name of its own")
+        for one in names:
+            if longer := next((name for name in names if name.startswith(f"{one}.")), None):
+                raise ValueError(f"evals {one!r} and {longer!r} would have scores of one name: rename one of them")
 
     def _check_best(self, evals: list[str]) -> None:
         """A metric that no eval brings would never be best of anything, and nobody would notice."""
