@@ -251,7 +251,7 @@ def test_a_misspelt_eval_is_told_with_a_near_one(here, capsys):
 
 def test_a_metric_that_always_raises_is_told_and_is_no_success(here, capsys):
     flags = ("eval", "runs/run", "--task", "theirs:rows", "--metric", "theirs:raising", "--count", 2)
-    assert as_json(capsys, *flags, code=1)["metrics"]["raising"] == "nan"
+    assert as_json(capsys, *flags, code=1)["metrics"]["raising"] == "NaN"
     told = said(capsys, *flags, code=1)
     assert "2 of 2 completions could not be scored" in told
     assert "KeyError: 'gold'" in told
@@ -261,7 +261,7 @@ def test_a_metric_that_always_raises_is_told_and_is_no_success(here, capsys):
 def test_final_weights_have_the_runs_version(source, here, capsys):
     task = [] if source != "runs/run/model" else ["--task", "sort_digits"]
     scores = as_json(capsys, "eval", source, "--evaluator", "theirs:counts", *task)["metrics"]
-    assert scores == {"version": 2.0, "step": 2.0, "nothing": "nan"}
+    assert scores == {"version": 2.0, "step": 2.0, "nothing": "NaN"}
 
 
 def test_a_checkpoints_folder_is_scored_as_its_runs(here, capsys):

@@ -188,7 +188,7 @@ def test_a_row_that_json_cannot_say_is_refused_before_anything_is_written(tmp_pa
 
 def test_a_row_may_have_a_metric_that_is_no_number(tmp_path):
     manager = saved(tmp_path, row(4, metrics={"loss": float("nan"), "list": (float("inf"), 1)}))
-    assert manager.row("step_4").metrics == {"loss": "nan", "list": ["inf", 1]}
+    assert manager.row("step_4").metrics == {"loss": "NaN", "list": ["Infinity", 1]}
 
 
 # Which one.

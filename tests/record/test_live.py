@@ -31,7 +31,7 @@ VIEW = LiveView(
 
 
 def test_a_view_comes_back_as_it_was_written(tmp_path):
-    LiveFile(tmp_path).write(VIEW)
+    LiveFile(tmp_path).look(lambda: VIEW)
     assert LiveFile.read(tmp_path) == VIEW
     assert [path.name for path in tmp_path.iterdir()] == ["live.json"]
 
@@ -84,7 +84,7 @@ def test_it_is_due_at_once_and_then_at_most_every_so_often(tmp_path, monkeypatch
 
 def test_a_full_disk_is_logged_once_and_leaves_the_old_view(tmp_path, monkeypatch, caplog):
     live = LiveFile(tmp_path)
-    live.write(VIEW)
+    live.look(lambda: VIEW)
 
     def full(path, text):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -92,17 +92,17 @@ def test_a_full_disk_is_logged_once_and_leaves_the_old_view(tmp_path, monkeypatc
     with monkeypatch.context() as patch:
         patch.setattr("proa.record.live.write_private", full)
         for _ in range(3):
-            live.write(LiveView(time=2000.0))
+            live.look(lambda: LiveView(time=2000.0))
     assert LiveFile.read(tmp_path) == VIEW
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     assert "the run goes on" in caplog.text
-    live.write(LiveView(time=2000.0))
+    live.look(lambda: LiveView(time=2000.0))
     assert LiveFile.read(tmp_path) == LiveView(time=2000.0)
 
 
 def test_a_reader_never_sees_half_a_view(tmp_path, monkeypatch):
     live = LiveFile(tmp_path)
-    live.write(VIEW)
+    live.look(lambda: VIEW)
     seen = []
     replace = Path.replace
 
@@ -111,5 +111,5 @@ def test_a_reader_never_sees_half_a_view(tmp_path, monkeypatch):
         return replace(self, target)
 
     monkeypatch.setattr(Path, "replace", look_then_replace)
-    live.write(LiveView(time=2000.0))
+    live.look(lambda: LiveView(time=2000.0))
     assert seen == [VIEW]

@@ -131,7 +131,7 @@ def test_a_runs_folder_and_record_are_private_and_where_runs_lie_is_the_users(tm
     before = os.umask(0)
     try:
         folder = RunFolder.create(tmp_path / "runs" / "first", {"name": "first"})
-        LiveFile(folder.path).write(LiveView(1.0))
+        LiveFile(folder.path).look(lambda: LiveView(1.0))
     finally:
         os.umask(before)
     assert (mode(tmp_path / "runs"), mode(folder.path)) == (0o777, 0o700)

@@ -253,7 +253,7 @@ def test_a_row_of_numbers_costs_little():
 def test_every_file_of_one_object_and_every_line_is_written_without_secrets(monkeypatch):
     monkeypatch.setenv("PLANTED_TOKEN", "planted-by-env-1")
     said = {"reason": "planted-by-env-1", "params": {"password": "x"}, "loss": float("nan")}
-    clean = {"reason": REDACTED, "params": {"password": REDACTED}, "loss": "nan"}
+    clean = {"reason": REDACTED, "params": {"password": REDACTED}, "loss": "NaN"}
     assert json.loads(as_json(said)) == clean
     assert json.loads(as_json_line(said)) == clean
 
@@ -262,7 +262,7 @@ def test_a_run_folder_remembers_the_secrets_of_its_configuration(tmp_path):
     config = {"callbacks": [{"kind": "chat", "params": {"token": "planted-by-config-1"}}]}
     folder = RunFolder.create(tmp_path / "run", config)
     folder.update(stop_reason="ChatError: planted-by-config-1 was refused")
-    LiveFile(folder.path).write(LiveView(1.0, actors=[ActorView("m", "maker", reason="no planted-by-config-1")]))
+    LiveFile(folder.path).look(lambda: LiveView(1.0, actors=[ActorView("m", "maker", reason="no planted-by-config-1")]))
     written = "".join(path.read_text() for path in folder.path.iterdir())
     assert "planted-by-config-1" not in written
     assert json.loads((folder.path / "run.json").read_text())["stop_reason"] == "ChatError: REDACTED was refused"

@@ -6,6 +6,8 @@ import csv
 import json
 import math
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -15,6 +17,7 @@ from ..errors import CallbackConfigError
 from ..lifecycle.hooks import Callback
 from ..lifecycle.policy import ErrorPolicy, Priority
 from ..private_files import make_private_folder, open_private, write_private
+from ..record.run_folder import spelt
 from ..record.secrets import redact
 
 
@@ -52,14 +55,15 @@ class _MetricFile(Callback):
         raise NotImplementedError
 
     def _cut_back(self, steps: int) -> None:
-        """Drop what was written after the checkpoint that the run goes on from, and a half-written last line."""
-        lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
-        kept = [line for line in lines if line.endswith("\n") and self._belongs_to_first(steps, line)]
+        """Drop what was written after the checkpoint that the run goes on from, and a half-written last row."""
+        with self.path.open(encoding="utf-8", newline="") as file:
+            kept = [row for step, row in self._rows(file.read()) if step is None or step < steps]
         beside = self.path.with_name(self.path.name + ".new")
         write_private(beside, "".join(kept))
         beside.replace(self.path)
 
-    def _belongs_to_first(self, steps: int, line: str) -> bool:
+    def _rows(self, text: str) -> Iterator[tuple[int | None, str]]:
+        """The whole rows of the file, each with the step that it is of; None is a head."""
         raise NotImplementedError
 
     def _path_in_run_folder(self, state: LoopState) -> Path:
@@ -84,8 +88,9 @@ class JsonlMetrics(_MetricFile):
 
     default_name = "metrics.jsonl"
 
-    def _belongs_to_first(self, steps: int, line: str) -> bool:
-        return int(json.loads(line)["step"]) < steps
+    def _rows(self, text: str) -> Iterator[tuple[int | None, str]]:
+        for line in text.split("\n")[:-1]:
+            yield int(json.loads(line)["step"]), f"{line}\n"
 
     def _write(self, row: dict[str, Any]) -> None:
         assert self._file is not None, "no row comes before train_start"
@@ -102,9 +107,13 @@ class CsvMetrics(_MetricFile):
 
     default_name = "metrics.csv"
 
-    def _belongs_to_first(self, steps: int, line: str) -> bool:
-        step = line.partition(",")[0]  # the first column, as `_row` orders them
-        return step == "step" or int(step) < steps
+    def _rows(self, text: str) -> Iterator[tuple[int | None, str]]:
+        lines = [f"{line}\n" for line in text.split("\n")[:-1]]
+        reader, begin = csv.reader(lines, strict=True), 0
+        with suppress(csv.Error):  # the end of the file within quotes: half of a row
+            for step, *_ in reader:  # the first column, as `_row` orders them; others may have line breaks in quotes
+                yield None if step == "step" else int(step), "".join(lines[begin : reader.line_num])
+                begin = reader.line_num
 
     def on_train_start(self, state: LoopState) -> None:
         super().on_train_start(state)
@@ -147,6 +156,4 @@ def _plain_value(value: Any) -> int | float | str | None:
         number = float(value)
     except (TypeError, ValueError):
         return str(value)
-    if math.isfinite(number):
-        return number
-    return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
+    return number if math.isfinite(number) else spelt(number)

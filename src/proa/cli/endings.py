@@ -3,16 +3,50 @@
 from __future__ import annotations
 
 import errno
+import os
+import select
 import sys
 import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import IO, Any
+
+import rich.console
 
 from ..errors import CallbackConfigError, ProaError, SettingError
 from ..record.reading import NoRunError
 from ..record.run_folder import RunFolderError
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
+NOBODY_READS = 141
+"""The exit code of a verb whose reader left, as `head` does: what a shell says of others that this ended."""
+
+
+class Console(rich.console.Console):
+    """Where nobody reads any more, the verb ends as it does when it prints."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
+def let_go() -> bool:
+    """Where nobody reads what is printed any more, print it to nowhere from now on; whether that is so."""
+    gone = [stream for stream in (sys.stdout, sys.stderr) if _reader_is_gone(stream)]
+    for stream in gone:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
+    return bool(gone)
+
+
+def _reader_is_gone(stream: IO[Any]) -> bool:
+    try:
+        poll = select.poll()
+        poll.register(stream.fileno(), select.POLLOUT)
+        return any(event & select.POLLERR for _, event in poll.poll(0))
+    except (OSError, ValueError):  # a stream without a file
+        return False
 
 
 def ending(work: Callable[[], int], given: Iterable[Path | str | None] = ()) -> int:
@@ -30,6 +64,11 @@ def ending(work: Callable[[], int], given: Iterable[Path | str | None] = ()) -> 
         for note in getattr(error, "__notes__", ()):
             print(f"  {note}", file=sys.stderr)
         return 1
+    except BrokenPipeError as error:
+        if not any(map(_reader_is_gone, (sys.stdout, sys.stderr))):  # then it is somebody else's pipe
+            traceback.print_exception(error)
+            return 1
+        raise
     except OSError as error:
         if error.filename is None and error.errno not in FULL:
             traceback.print_exc()

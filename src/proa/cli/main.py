@@ -14,7 +14,24 @@ from ..spelling import did_you_mean
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one verb. Exit codes: 0 done, 1 failed, 2 wrong use, 130 interrupted."""
+    """Run one verb. Exit codes: 0 done, 1 failed, 2 wrong use, 130 interrupted, 141 whoever read the output left."""
+    try:
+        try:
+            return _run(arguments)
+        finally:
+            sys.stdout.flush()  # here, where it can still be told that nobody reads: `proa runs | head -1`
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        from .endings import NOBODY_READS, let_go
+
+        if not let_go():
+            raise
+        return NOBODY_READS
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     parser = _parser()
     options, rest = parser.parse_known_args(arguments)
     if not hasattr(options, "run"):
@@ -23,14 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if rest and not options.takes_flags:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     options.flags = rest
-    try:
-        return int(options.run(options))
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
-    except BrokenPipeError:  # `proa moments | head`
-        sys.stderr.close()
-        return 0
+    return int(options.run(options))
 
 
 def _parser() -> argparse.ArgumentParser:

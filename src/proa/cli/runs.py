@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from ..errors import ProaError
 from ..record.reading import RunRecord, read_run
 from ..record.run_folder import read_json
-from .endings import told
+from ..record.times import is_time
+from .endings import Console, told
 from .show_experiment import standing_of
-from .words import counted, number
+from .words import counted, day, number, written
 
 DEEPEST = 4
 """Runs lie in experiments, which lie in a folder of them: further down nobody looks."""
@@ -38,7 +37,7 @@ def runs(folder: str, *, as_json: bool) -> int:
     # The newest last, where one looks: by when it began, which no report and no look at it changes.
     rows = sorted((_described(root, *found) for found in _found(root, DEEPEST)), key=_order)
     if as_json:
-        print(json.dumps(rows, indent=2))
+        print(written(rows))
     elif not rows:
         print(f"there is no run in {root}")
     else:
@@ -88,12 +87,17 @@ def _run(record: RunRecord) -> dict[str, Any]:
     scores = {f"{name}.{metric}": value for name, metrics in record.evals.items() for metric, value in metrics.items()}
     return {
         "status": "cut off" if record.cut_off else record.header["status"],
-        "algorithm": record.config.get("algorithm", {}).get("name"),
+        "algorithm": _algorithm(record),
         "steps": record.steps_done,
         "of": record.total_steps,
         "started": record.header.get("started"),
         "scores": scores,
     }
+
+
+def _algorithm(record: RunRecord) -> Any:
+    section = record.config.get("algorithm")
+    return section.get("name") if isinstance(section, Mapping) else section
 
 
 def _experiment(folder: Path) -> dict[str, Any]:
@@ -112,9 +116,9 @@ def _began(experiment: Path) -> float:
     """When the first of its runs did; before there is one, when the experiment was written down."""
     began = []
     for header in experiment.glob("*/run.json"):
-        with suppress(ProaError, OSError, KeyError, TypeError, ValueError):  # it is told of in its own line
-            began.append(float(read_json(header)["started"]))
-    return min(began, default=(experiment / "experiment.json").stat().st_mtime)
+        with suppress(ProaError, OSError):  # it is told of in its own line
+            began.append(read_json(header).get("started"))
+    return min((float(one) for one in began if is_time(one)), default=(experiment / "experiment.json").stat().st_mtime)
 
 
 def _show(rows: list[dict[str, Any]]) -> None:
@@ -149,10 +153,9 @@ def _day(seconds: float | None, *, short: bool) -> str:
     """As `ls` has it: this year's with the time, where there is room for it, and others with the year."""
     if not seconds:
         return ""
-    day = datetime.fromtimestamp(seconds)
-    if day.year != datetime.now().year:
-        return day.strftime("%b %Y" if short else "%b %d %Y")
-    return day.strftime("%b %d" if short else "%b %d %H:%M")
+    if day(seconds, "%Y") != str(datetime.now().year):
+        return day(seconds, "%b %Y" if short else "%b %d %Y")
+    return day(seconds, "%b %d" if short else "%b %d %H:%M")
 
 
 def _scores(row: dict[str, Any]) -> str:

@@ -7,12 +7,11 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from rich.columns import Columns
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -24,9 +23,9 @@ from ..record.live import ActorView, LiveView
 from ..record.reading import QUIET_SECONDS, Process, RunRecord, read_run
 from ..record.run_folder import BrokenRecordError
 from ..record.spans import SpanRecord, trace_of
-from .endings import ending
+from .endings import Console, ending
 from .show_experiment import show_experiment
-from .words import STYLES, counted, counted_of, curve, duration, ledger_line, number, values_line
+from .words import STYLES, counted, counted_of, curve, day, duration, ledger_line, number, ran, values_line, written
 
 FOLLOW_SECONDS = 0.5
 ROW_KEYS = ("step", "epoch", "time")
@@ -57,7 +56,7 @@ def _show(folder: Path, as_json: bool, follow: bool, trace: str | None) -> int:
     elif as_json:
         looks: Iterable[RunRecord] = _until_the_end(record) if follow else [record]
         (last,) = deque(looks, maxlen=1)
-        print(json.dumps(as_object(last), indent=2))
+        print(written(as_object(last)))
     elif follow:
         _follow(record, console)
     else:
@@ -78,6 +77,7 @@ def as_object(record: RunRecord) -> dict[str, Any]:
         "header": record.header,
         "live": None if record.live is None else record.live.to_dict(),
         "metrics": record.last_metrics,
+        "evals": record.evals,
         "steps_per_second": record.steps_per_second,
         "cut_off": record.cut_off,
         "checkpoints": [row.as_dict() for row in CheckpointManager(record.folder).rows],
@@ -146,11 +146,10 @@ def _headline(record: RunRecord) -> Text:
 def _when(record: RunRecord) -> Text:
     header = record.header
     words = []
-    if "started" in header:
-        begun = datetime.fromtimestamp(header["started"]).astimezone().strftime("%Y-%m-%d %H:%M:%S")
-        last = header.get("ended", record.read_at - (record.quiet_seconds if record.cut_off else 0.0))
-        ran = duration(max(0.0, last - header["started"]))
-        words.append(f"started {begun}, {'ran' if not record.running or record.cut_off else 'running for'} {ran}")
+    if record.going is not None:
+        begun = day(header["started"], "%Y-%m-%d %H:%M:%S")
+        is_over = not record.running or record.cut_off
+        words.append(f"started {begun}, {'ran' if is_over else 'running for'} {ran(record.going)}")
     if "pid" in header:
         words.append(f"process {header['pid']} on {header.get('host', 'an unknown machine')}")
     if "weights_digest" in header:
@@ -168,10 +167,9 @@ def _warnings(record: RunRecord) -> Iterator[str]:
     pid = record.header.get("pid")
     if record.cut_off:
         yield f"no sign of life for {quiet}, and its process {pid} is gone: the run was cut off"
-    elif record.live is None:
-        if not record.rows:
-            yield f"getting ready for {quiet}: nothing is written yet"
-    elif record.quiet_seconds > QUIET_SECONDS:
+    elif record.getting_ready:
+        yield f"getting ready for {quiet}: nothing is written yet"
+    elif record.live is not None and record.quiet_seconds > QUIET_SECONDS:
         if record.process is Process.THERE:
             yield f"no sign of life for {quiet}, but process {pid} is there: it hangs, is stopped, or cannot write here"
         else:

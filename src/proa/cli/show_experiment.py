@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,33 +11,43 @@ from rich.table import Table
 from rich.text import Text
 
 from ..record.reading import read_run
-from ..record.run_folder import read_json
+from ..record.run_folder import BrokenRecordError, read_json
 from ..record.run_lock import was_left
-from .words import STYLES, counted_of, values_line
+from .words import STYLES, counted_of, values_line, written
 
 
 def show_experiment(folder: Path, console: Console, as_json: bool) -> int:
     """What an experiment has come to, as its header and those of its runs say."""
-    content = read_json(folder / "experiment.json")
+    path = folder / "experiment.json"
+    content = read_json(path)
+    try:
+        content["status"] = standing_of(folder, content)
+        table = _runs(folder, content)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise BrokenRecordError(f"{path} is broken: {error!r}") from error
     if as_json:
-        print(json.dumps(content | {"status": standing_of(folder, content)}, indent=2))
+        print(written(content))
         return 0
-    content["status"] = standing_of(folder, content)
     console.print(
-        Text.assemble((f"{content['name']}: ", "bold"), (content["status"], STYLES.get(content["status"], "")))
+        Text.assemble((f"{content.get('name')}: ", "bold"), (content["status"], STYLES.get(content["status"], "")))
     )
+    console.print(table)
+    if content.get("conclusion"):
+        console.print(Text(str(content["conclusion"])), soft_wrap=True)
+    return 0
+
+
+def _runs(folder: Path, content: dict[str, Any]) -> Table:
     table = Table()
     for column in ("run", "status", "scores"):
         table.add_column(column)
     ended = {arm["name"]: arm for arm in content["arms"]}
     for run in content["runs"]:
         arm = ended.get(run["key"]) or {"status": _standing_of_run(folder / run["key"]), "eval_metrics": {}}
-        scores = {f"{name}.{key}": value for name, found in arm["eval_metrics"].items() for key, value in found.items()}
+        evals: Mapping[str, Any] = arm.get("eval_metrics") or {}
+        scores = {f"{name}.{key}": value for name, found in evals.items() for key, value in found.items()}
         table.add_row(Text(run["key"]), Text(arm["status"], STYLES.get(arm["status"], "")), Text(values_line(scores)))
-    console.print(table)
-    if content.get("conclusion"):
-        console.print(Text(content["conclusion"]), soft_wrap=True)
-    return 0
+    return table
 
 
 def standing_of(folder: Path, content: dict[str, Any]) -> str:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 from ..callbacks.console import sparkline
-from ..report.text import duration
+from ..record.run_folder import readable
+from ..report.metrics import number_in
+from ..report.text import duration, ran
 
 __all__ = [
-    "STYLES", "counted", "counted_of", "curve", "duration", "interval", "ledger_line", "number", "values_line",
-    "values_of",
+    "STYLES", "counted", "counted_of", "curve", "day", "duration", "interval", "ledger_line", "number", "ran",
+    "values_line", "values_of", "written",
 ]  # fmt: skip
 
 STYLES = {
@@ -22,7 +27,9 @@ STYLES = {
 
 def ledger_line(ledger: Mapping[str, Any]) -> str:
     """Where every sample is, as a sum."""
-    dropped = ", ".join(f"{count} {reason}" for reason, count in ledger.get("dropped", {}).items()) or "none"
+    reasons = ledger.get("dropped")
+    told = reasons.items() if isinstance(reasons, Mapping) else ()
+    dropped = ", ".join(f"{count} {reason}" for reason, count in told) or "none"
     return (
         f"samples: {ledger.get('leased', 0)} leased = {ledger.get('trained', 0)} trained "
         f"+ {ledger.get('buffered', 0)} buffered + {ledger.get('in_flight', 0)} in flight + dropped ({dropped})"
@@ -59,11 +66,30 @@ def interval(low: float | None, high: float | None, runs: int) -> str:
 
 
 def number(value: Any) -> str:
-    """Four digits of a number; anything else as it is."""
+    """Four digits of a number; a whole one and anything else as it is.
+
+    >>> number(0.123456), number(2**60), number("NaN"), number("ready")
+    ('0.1235', '1152921504606846976', 'nan', 'ready')
+    """
+    if isinstance(value, int):
+        return str(value)
     try:
         return f"{float(value):.4g}"
     except (TypeError, ValueError):
         return str(value)
+
+
+def day(seconds: float, form: str) -> str:
+    """When that was, in local time; what no calendar has is told as it is."""
+    try:
+        return datetime.fromtimestamp(seconds).astimezone().strftime(form)
+    except (OverflowError, ValueError, OSError):
+        return f"{seconds:g} seconds after 1970"
+
+
+def written(content: Any) -> str:
+    """What `--json` prints: every parser reads it, whatever a record holds."""
+    return json.dumps(readable(content), indent=2, allow_nan=False)
 
 
 def values_line(metrics: Mapping[str, Any]) -> str:
@@ -71,8 +97,9 @@ def values_line(metrics: Mapping[str, Any]) -> str:
 
 
 def values_of(rows: Iterable[Mapping[str, Any]], name: str) -> list[float]:
-    """One metric over the rows that have it; what stands for a NaN becomes one again."""
-    return [float(row[name]) for row in rows if row.get(name) is not None]
+    """One metric over the rows that have it; what stands for a NaN becomes one again, and so does what is no number."""
+    found = (number_in(row[name]) for row in rows if row.get(name) is not None)
+    return [math.nan if value is None else value for value in found]
 
 
 def curve(rows: Sequence[Mapping[str, Any]], name: str) -> str:

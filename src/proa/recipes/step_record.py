@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -9,15 +14,20 @@ from transformers import PreTrainedTokenizerBase
 
 from ..config import RunConfig
 from ..data.experience import Experience
+from ..data.loop import LoopArtifacts, ManifestRow
 from ..data.state import LoopState
-from ..lifecycle.hooks import Callback
+from ..lifecycle.hooks import Callback, EveryMoment
+from ..lifecycle.moments import EventName
 from ..lifecycle.policy import Priority
+from ..loop import Saver
 from ..roles.lease_book import LeaseBook
 from ..roles.policy_trainer import PolicyTrainer, action_mask_of, attention_mask_of
 from .driver_side import Driver, StepRecord
 
 ABOUT_SO_MANY = 50
 """Steps of a run whose completions are kept, where nothing else is said."""
+AFTER_A_STEP = ("eval", "save", "publish")
+"""Kinds of work that come between a step and the next."""
 
 
 class TakeStepRecord(Callback):
@@ -41,22 +51,35 @@ class TakeStepRecord(Callback):
         self._settings = config.record
         steps = config.total_steps * config.train_epochs
         self._every = config.record.rollouts_every or max(1, steps // ABOUT_SO_MANY)
-        self._name = "trainer_0"
         trainer.keep_log_probs = self._is_kept(0)
 
     def on_step_end(self, state: LoopState, step_idx: int, batch: Any, metrics: dict[str, float]) -> None:
         rollouts = self._rollouts(step_idx) if self._is_kept(step_idx) and state.exception is None else []
         self._trainer.keep_log_probs = self._is_kept(step_idx + 1)
-        record = StepRecord(step_idx, self._book.take_journal(), self._spans(step_idx), rollouts)
+        self._write(StepRecord(step_idx, self._book.take_journal(), self._spans(step_idx), rollouts))
+
+    def on_eval(self, state: LoopState, step_idx: int, eval_name: str, metrics: dict[str, float]) -> None:
+        # Now, so that a checkpoint which follows knows of it: whoever goes on from there does not score again.
+        if state.exception is None:
+            self._write(StepRecord(step_idx, [], self._spans(state.global_step, evaluated=step_idx), []))
+
+    def on_train_end(self, state: LoopState, artifacts: LoopArtifacts) -> None:
+        self._write(StepRecord(state.global_step, [], self._spans(state.global_step), []))
+
+    def _write(self, record: StepRecord) -> None:
         if record.journal or record.spans or record.rollouts:
             self._driver.write_step(record)
 
     def _is_kept(self, step_idx: int) -> bool:
         return self._settings.rollouts > 0 and step_idx % self._every == 0
 
-    def _spans(self, step_idx: int) -> list[dict[str, Any]]:
+    def _spans(self, step: int, evaluated: int | None = None) -> list[dict[str, Any]]:
+        """What was done since this was last asked, for a step; evals, saves and publishes came after the one before."""
+        steps = dict.fromkeys(AFTER_A_STEP, step - 1)
+        if evaluated is not None:
+            steps["eval"] = evaluated
         own = [
-            {"actor": self._name, "kind": kind, "start": start, "seconds": seconds, "step": step_idx}
+            _span(kind, start, seconds, steps.get(kind, step))
             for kind, start, seconds in self._trainer.activity.take_spans()
         ]
         spans = [*own, *self._book.take_spans()]
@@ -97,7 +120,57 @@ class TakeStepRecord(Callback):
         }
 
 
+class TakeLoopSpans(EveryMoment):
+    """Writes down what a supervised loop does: its steps, its evals, its checkpoints."""
+
+    priority = Priority.RECORD
+    uses_asyncio = False
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._began = (0.0, 0.0)
+        self._spans: list[dict[str, Any]] = []
+
+    def saving(self, saver: Saver) -> Saver:
+        """The same, with the time that it takes among what is written down."""
+
+        def save(name: str, state: LoopState) -> ManifestRow | None:
+            began = _now()
+            try:
+                return saver.save(name, state)
+            finally:
+                self._note("save", began, state.global_step - 1)
+
+        return replace(saver, save=save)
+
+    def on_moment(self, event: EventName, payload: Mapping[str, Any]) -> None:
+        if event in ("step_start", "eval_start"):
+            self._began = _now()
+        elif event in ("step_end", "eval_end"):
+            self._note("compute" if event == "step_end" else "eval", self._began, payload["step_idx"])
+            self._write(payload["step_idx"])
+        elif event == "train_end":
+            self._write(payload["state"].global_step)
+
+    def _note(self, kind: str, began: tuple[float, float], step: int) -> None:
+        self._spans.append(_span(kind, began[0], perf_counter() - began[1], step))
+
+    def _write(self, step: int) -> None:
+        spans, self._spans = self._spans, []
+        if spans:
+            self._driver.write_step(StepRecord(step, [], spans, []))
+
+
+def _now() -> tuple[float, float]:
+    """Seconds since the epoch, and of the clock that durations are measured by."""
+    return time.time(), perf_counter()
+
+
+def _span(kind: str, start: float, seconds: float, step: int) -> dict[str, Any]:
+    return {"actor": "trainer_0", "kind": kind, "start": start, "seconds": seconds, "step": step}
+
+
 def _listed(values_A: torch.Tensor, mask_A: torch.Tensor) -> list[float | None]:
     """Numbers as JSON has them; a token that another trainer computed has none here."""
     values = values_A[mask_A].float().tolist()
-    return [round(value, 6) if value == value else None for value in values]
+    return [round(value, 6) if math.isfinite(value) else None for value in values]

@@ -14,11 +14,9 @@ from time import monotonic
 from typing import Any, Literal
 
 from ..private_files import write_private
-from .run_folder import BrokenRecordError, as_json, read_json
+from .run_folder import LIVE_NAME, BrokenRecordError, as_json, quoted, read_json
 
 log = logging.getLogger("proa.record")
-
-LIVE_NAME = "live.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +106,8 @@ class LiveFile:
         self._due_at = now + self._every
         return True
 
-    def write(self, view: LiveView) -> None:
-        """Replace the file. A disk that is full does not end the run: it is logged once."""
-        self.look(lambda: view)
-
     def look(self, at: Callable[[], LiveView]) -> None:
-        """Take a view and write it; whatever fails is logged once and dropped."""
+        """Take a view and replace the file. Whatever fails, be it a full disk, is logged once and ends no run."""
         try:
             text = as_json(at().to_dict())
             # Atomic, and not forced to the disk: after a power cut nobody needs it.
@@ -137,13 +131,15 @@ class LiveFile:
             raise BrokenRecordError(f"{path} is broken: {error}") from error
 
 
+_MOST = 1e15
+"""No time, duration or count is that large."""
 _PLAIN: dict[str, type | tuple[type, ...]] = {"int": int, "float": (int, float), "str": str, "list": list, "dict": dict}
 
 
 def _known(kind: type[Any], content: Any) -> dict[str, Any]:
     """Of what was read, the part that a view of this kind has, each value of its type."""
     if not isinstance(content, Mapping):
-        raise TypeError(f"{content!r} stands where a {kind.__name__} should")
+        raise TypeError(f"{quoted(content)} stands where a {kind.__name__} should")
     known = {}
     for one in fields(kind):
         if one.name not in content:
@@ -151,5 +147,7 @@ def _known(kind: type[Any], content: Any) -> dict[str, Any]:
         known[one.name] = content[one.name]
         expected = str(one.type).partition("[")[0]
         if not isinstance(known[one.name], _PLAIN.get(expected, str)):
-            raise TypeError(f"{one.name} is {known[one.name]!r} and should be of type {expected}")
+            raise TypeError(f"{one.name} is {quoted(known[one.name])} and should be of type {expected}")
+        if expected in ("float", "int") and not abs(known[one.name]) < _MOST:
+            raise TypeError(f"{one.name} cannot be {quoted(known[one.name])}")
     return known

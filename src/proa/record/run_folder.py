@@ -17,9 +17,12 @@ from ..errors import ProaError
 from ..private_files import keep_others_out, make_private_folder
 from .durable import Disk
 from .secrets import redact, redact_values, remember
+from .times import pause_before_now
 
 LOCK_NAME = ".lock"
 """Held by the process that runs; a folder that holds only this was not used."""
+LIVE_NAME = "live.json"
+"""A look at the run while it goes on."""
 LIBRARIES = ("proa", "torch", "transformers", "tokenizers", "numpy")
 
 
@@ -63,11 +66,12 @@ class RunFolder:
         remember(config)
         folder = cls(path)
         folder._header = read_json(path / "run.json")
-        before = folder._header.get("resumed", [])
+        before, pause = folder._header.get("resumed", []), pause_before_now(path, folder._header)
         for key in _SAID_AT_THE_END:  # it has not, any more
             folder._header.pop(key, None)
         folder.write_json("config.json", config)
-        folder.update(**_here(), resumed=[*before, {"at": round(time.time(), 3), **how}])
+        (path / LIVE_NAME).unlink(missing_ok=True)  # a look at another process
+        folder.update(**_here(), resumed=[*before, {"at": round(time.time(), 3), **pause, **how}])
         return folder
 
     def went_on(self, **how: Any) -> None:
@@ -118,39 +122,86 @@ def as_json(content: dict[str, Any], *, in_words: bool = False) -> str:
     """As every file of a record is written that holds one object: without secrets. What JSON has no form for is
     refused, or told in words."""
     default = (lambda value: redact_values(str(value))) if in_words else None
-    return json.dumps(_readable(redact(content)), indent=2, allow_nan=False, default=default) + "\n"
+    return json.dumps(readable(_without_secrets(content)), indent=2, allow_nan=False, default=default) + "\n"
 
 
 def as_json_line(content: dict[str, Any]) -> str:
     """As every line of a record is written: without secrets."""
-    return json.dumps(_readable(redact(content)), allow_nan=False) + "\n"
+    return json.dumps(readable(redact(content)), allow_nan=False) + "\n"
+
+
+def scores_line(scores: dict[str, Any]) -> str:
+    """As a line is written that holds scores, where a key is a value of a column: without secrets known by value."""
+    return json.dumps(readable(redact_values(scores)), allow_nan=False) + "\n"
+
+
+def spelt(value: float) -> str:
+    """What is written for a number that JSON has none for.
+
+    >>> spelt(math.nan), spelt(math.inf), spelt(-math.inf)
+    ('NaN', 'Infinity', '-Infinity')
+    """
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 def numbers_back(written: Any) -> Any:
     """Numbers as they were before they were written as JSON, which has no word for what is not finite."""
     if isinstance(written, dict):
         return {key: numbers_back(value) for key, value in written.items()}
-    return float(written) if written in ("nan", "inf", "-inf") else written
+    if isinstance(written, list):
+        return [numbers_back(value) for value in written]
+    return float(written) if isinstance(written, str) and written in _NOT_FINITE else written
+
+
+_NOT_FINITE = frozenset({"NaN", "Infinity", "-Infinity", "nan", "inf", "-inf"})
+"""As `spelt` writes them, and as records have them that were written before it did."""
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """What a file that holds one object says; `FileNotFoundError` if there is none."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:  # no JSON, or no text
+    except (ValueError, RecursionError) as error:  # no JSON, or no text
         raise BrokenRecordError(f"{path} is broken: {error}") from error
     if not isinstance(content, dict):
         raise BrokenRecordError(f"{path} is broken: it holds a {type(content).__name__}, not an object")
     return content
 
 
-def _readable(value: Any) -> Any:
+def quoted(value: Any, most: int = 80) -> str:
+    """A value as it stands in a sentence about what is wrong with it, the beginning of it if it is long.
+
+    >>> quoted("today"), quoted(10**400, most=5)
+    ("'today'", '1000…')
+    """
+    said = repr(value)
+    return said if len(said) <= most else f"{said[: most - 1]}…"
+
+
+def readable(value: Any) -> Any:
     """Numbers that JSON has no name for as strings, so that every parser reads the file and a NaN stays visible."""
     if isinstance(value, dict):
-        return {str(key): _readable(inner) for key, inner in value.items()}
+        return {str(key): readable(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_readable(inner) for inner in value]
-    return value if not isinstance(value, float) or math.isfinite(value) else str(value)
+        return [readable(inner) for inner in value]
+    return value if not isinstance(value, float) or math.isfinite(value) else spelt(value)
+
+
+_SCORES = ("metrics", "breakdowns", "evals", "eval_metrics", "eval_breakdowns", "groups")
+
+
+def _without_secrets(content: dict[str, Any]) -> dict[str, Any]:
+    """Secrets by key and by value; but under scores by value alone: a key there may be a column called `token`."""
+    clean: dict[str, Any] = {}
+    for key, value in content.items():
+        of_arms = key == "arms" and isinstance(value, list) and all(isinstance(arm, dict) for arm in value)
+        if key in _SCORES:
+            clean[key] = redact_values(value)
+        elif of_arms:  # of an experiment, each with scores
+            clean[key] = [_without_secrets(arm) for arm in value]
+        else:
+            clean |= redact({key: value})
+    return clean
 
 
 def _version(library: str) -> str | None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from .durable import opened
+from .run_folder import BrokenRecordError
 
 SPANS_NAME = "spans.jsonl"
 
@@ -29,10 +31,10 @@ class SpanRecord:
     def read(self) -> Iterator[dict[str, Any]]:
         """One after the other; a line that was being written is passed over."""
         try:
-            with self.path.open(encoding="utf-8") as file:
-                for line in file:
-                    if line.endswith("\n"):
-                        yield json.loads(line)
+            with self.path.open("rb") as file:
+                for number, line in enumerate(file, start=1):
+                    if line.endswith(b"\n"):
+                        yield _span(line, number, self.path)
         except FileNotFoundError:
             return
 
@@ -60,6 +62,18 @@ def trace_of(spans: Iterable[dict[str, Any]]) -> dict[str, Any]:
             }
         )  # fmt: skip
     return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def _span(line: bytes, number: int, path: Path) -> dict[str, Any]:
+    try:
+        span: dict[str, Any] = json.loads(line.decode("utf-8"))
+        if not all(isinstance(span[key], str) for key in ("actor", "kind")):
+            raise TypeError("a span has an actor and a kind")
+        if not all(math.isfinite(span[key]) for key in ("start", "seconds")):
+            raise TypeError("a span has a start and a duration")
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
+        raise BrokenRecordError(f"{path} is broken at line {number}: {error}") from error
+    return span
 
 
 def _rounded(span: dict[str, Any]) -> dict[str, Any]:

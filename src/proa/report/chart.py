@@ -10,7 +10,7 @@ from typing import Any
 from .curves import Curve
 from .html import Markup, join, tag
 from .scale import Scale, range_of, ticks, whole_ticks
-from .text import count, number, short
+from .text import count, number, shorts
 
 WIDTH, HEIGHT = 420, 236
 LEFT, RIGHT, TOP, BOTTOM = 50, 410, 24, 196
@@ -85,18 +85,30 @@ def _heights(lines: Sequence[Line]) -> tuple[float, float]:
 
 def _axes(across: Scale, up: Scale, unit: str) -> Markup:
     parts = []
-    for tick in ticks(up.low, up.high):
+    for tick, said in labelled(ticks(up.low, up.high)):
         y = f"{up.at(tick):.1f}"
         parts.append(tag("line", class_="grid", x1=LEFT, x2=RIGHT, y1=y, y2=y))
-        parts.append(tag("text", short(tick), x=LEFT - 6, y=y, dy="0.32em", text_anchor="end"))
+        parts.append(_fitting(said, x=LEFT - 6, y=y, dy="0.32em"))
     parts += [
-        tag("text", short(tick), x=f"{across.at(tick):.1f}", y=BOTTOM + 16, text_anchor="middle")
-        for tick in whole_ticks(across.low, across.high)
+        tag("text", said, x=f"{across.at(tick):.1f}", y=BOTTOM + 16, text_anchor="middle")
+        for tick, said in labelled(whole_ticks(across.low, across.high))
     ]
     parts.append(tag("line", class_="axis", x1=LEFT, x2=RIGHT, y1=BOTTOM, y2=BOTTOM))
     parts.append(tag("text", "steps done", class_="unit", x=RIGHT, y=BOTTOM + 33, text_anchor="end"))
     parts.append(tag("text", unit, class_="unit", x=4, y=10))
     return tag("g", parts)
+
+
+def labelled(marks: Sequence[float]) -> list[tuple[float, str]]:
+    """Ticks with what stands at each."""
+    return list(zip(marks, shorts(marks), strict=True))
+
+
+def _fitting(said: str, **place: object) -> Markup:
+    """A label left of the axis, pressed together if it needs more room than there is."""
+    room = LEFT - 8
+    is_long = len(said) * 6.7 > room
+    return tag("text", said, text_anchor="end", textLength=room if is_long else None, **place)
 
 
 def _line(line: Line, across: Scale, up: Scale) -> Markup:

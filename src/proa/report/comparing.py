@@ -10,10 +10,10 @@ from ..statistics.ranking import best_of
 from ..statistics.runs import ArmScores, compare_runs
 from .html import Markup, join, tag
 from .interval_chart import Row, interval_chart
-from .overview import badge, seconds_of
+from .overview import badge
 from .reading import Arm, RunData, Subject
 from .section import Section, stroke, table
-from .text import duration, number
+from .text import number, ran
 
 MOST_METRICS = 6
 _NOTE = "◆ mean, bar: 95 % t-interval over repeats, ○ each repeat. Only runs that were completed count."
@@ -144,8 +144,7 @@ def _runs(subject: Subject, metrics: Sequence[str]) -> Markup:
 def _far(run: RunData) -> Iterator[str]:
     record = run.record
     yield "" if record is None else number(record.steps_done)
-    seconds = None if record is None else seconds_of(record)
-    yield "" if seconds is None else duration(seconds)
+    yield "" if record is None else ran(record.going)
 
 
 def _is_number(score: float) -> bool:

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from .html import Markup, plain, tag
-from .reading import Subject
+from .reading import RunData, Subject
 from .samples import Predictions, Rollout
 from .section import Section, folded, table
-from .text import count, ended, number
+from .text import count, ended, number, squeezed
 
 MISMATCHES = (0.01, 0.1, 0.5)
 """Differences of log-probabilities, in nats, at which the next shade begins."""
@@ -27,7 +27,7 @@ def samples(subject: Subject) -> tuple[Section | None, list[dict[str, Any]]]:
     """Samples that were trained on; and the numbers of their tokens, for the page's script."""
     numbers: list[dict[str, Any]] = []
     parts: list[list[Markup]] = []
-    for run in subject.told:
+    for run in _with_texts(subject):
         if run.rollouts:
             largest = max(
                 (abs(a) for one in run.rollouts for a in one.advantages if a is not None and math.isfinite(a)),
@@ -50,6 +50,9 @@ def samples(subject: Subject) -> tuple[Section | None, list[dict[str, Any]]]:
         ]
         for key, words in _COLOURINGS
     ]
+    left = [run.key for run in _with_texts(subject) if run.rollout_steps and not run.rollouts]
+    if left:
+        parts.append([tag("p", f"The page has no room for samples of {', '.join(left)}.", class_="note")])
     note = tag("span", "Colour by ", class_="what")
     box = tag("div", note, choices, tag("div", parts, class_="samples"), class_="colouring")
     return Section("samples", "Samples", [box]), numbers
@@ -57,10 +60,10 @@ def samples(subject: Subject) -> tuple[Section | None, list[dict[str, Any]]]:
 
 def predictions(subject: Subject) -> tuple[Section | None, list[dict[str, Any]]]:
     """A table to page through, its first rows in the page itself; and all rows for the page's script."""
-    found = [one for run in subject.told for one in run.predictions if one.rows]
+    found = [one for run in _with_texts(subject) for one in run.predictions if one.rows]
     if not found:
         return None, []
-    sets = [_set(one, several=len(subject.arms) > 1) for one in found]
+    sets = [_set(one, several=len(subject.runs) > 1) for one in found]
     first = sets[0]
     rows = [[number(cell) for cell in row] for row in first["rows"][:STATIC_ROWS]]
     note = f"{first['name']}: the first {count(len(rows), 'row')} of {first['of']:,}. The page's script shows the rest."
@@ -69,6 +72,11 @@ def predictions(subject: Subject) -> tuple[Section | None, list[dict[str, Any]]]
     if left:
         body.append(tag("p", f"The page holds only the first rows of {'; '.join(left)}.", class_="note"))
     return Section("predictions", "Predictions", body), sets
+
+
+def _with_texts(subject: Subject) -> Iterator[RunData]:
+    """The runs that texts are shown of: repeats stand with their arm."""
+    return (run for run in subject.runs if run.record is not None)
 
 
 # -- samples -----------------------------------------------------------------------------------------
@@ -174,7 +182,8 @@ def _set(one: Predictions, *, several: bool) -> dict[str, Any]:
     name = f"{one.run}: {one.name}" if several else one.name
     rows = [[plain(row.get(key)) for key in keys] for row in one.rows]
     return {
-        "name": f"{ended(name, 80)}, {one.when}", "of": one.of, "keys": [ended(key, 40) for key in keys], "rows": rows,
+        "name": f"{squeezed(name, 120)}, {one.when}", "of": one.of,
+        "keys": [ended(key, 40) for key in keys], "rows": rows,
         "score": None if score is None else keys.index(score),
         "error": keys.index("error") if "error" in keys else None,
     }  # fmt: skip

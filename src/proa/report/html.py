@@ -17,6 +17,8 @@ class Markup(str):
     __slots__ = ()
 
 
+MOST_EXACT = 1 << 53
+"""A script has no whole numbers beyond, only floats; they are given to it as texts."""
 _VOID = frozenset({"meta", "input", "br", "link"})
 
 
@@ -55,11 +57,17 @@ def as_json(content: Any) -> Markup:
 
 
 def plain(value: Any) -> Any:
-    """What a page can hold of a value: texts that can be seen, numbers of six digits, None for what is no number."""
+    """What a page can hold of a value: texts that can be seen, numbers of six digits, None for what is no number.
+
+    >>> plain([2**53, 2**53 + 1, 0.123456789])
+    [9007199254740992, '9007199254740993', 0.123457]
+    """
     if isinstance(value, str):
         return visible(value)
-    if isinstance(value, bool) or value is None or isinstance(value, int):
+    if isinstance(value, bool) or value is None:
         return value
+    if isinstance(value, int):
+        return value if abs(value) <= MOST_EXACT else str(value)
     if isinstance(value, float):
         return _shortest(value)
     if isinstance(value, dict):

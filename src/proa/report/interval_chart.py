@@ -6,13 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..statistics.intervals import Estimate
-from .chart import RIGHT, WIDTH, class_of
+from .chart import RIGHT, WIDTH, class_of, labelled
 from .html import Markup, tag
 from .scale import Scale, range_of, ticks
-from .text import ended, number, short
+from .text import number, squeezed
 
 ROW = 44
 TOP = 8
+LINE = 15
+MOST_OF_A_LINE = 52
+"""Characters of a name that fit into the width of the drawing."""
+MOST_LINES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +32,14 @@ class Row:
 def interval_chart(title: str, rows: Sequence[Row], unit: str, note: str) -> Markup:
     """A row for every arm; one without a score says so."""
     along = Scale(*_width(rows), 14, RIGHT)
-    bottom = TOP + ROW * len(rows)
+    lines = max((len(_lines_of(row.name)) for row in rows), default=1)
+    height = ROW + LINE * lines
+    bottom = TOP + height * len(rows)
     drawing = tag(
         "svg",
-        [_tick(along, tick, bottom) for tick in ticks(along.low, along.high)],
+        [_tick(along, tick, said, bottom) for tick, said in labelled(ticks(along.low, along.high))],
         tag("text", unit, class_="unit", x=RIGHT, y=bottom + 33, text_anchor="end"),
-        [_row(row, along, TOP + ROW * place) for place, row in enumerate(rows)],
+        [_row(row, along, TOP + height * place, lines) for place, row in enumerate(rows)],
         viewBox=f"0 0 {WIDTH} {bottom + 40}",
         role="img",
         aria_label=f"{title}. {note}",
@@ -53,15 +59,17 @@ def _width(rows: Sequence[Row]) -> tuple[float, float]:
     return range_of([max(low - room, min([low, *edges])), min(high + room, max([high, *edges]))])
 
 
-def _tick(along: Scale, tick: float, bottom: float) -> Markup:
+def _tick(along: Scale, tick: float, said: str, bottom: float) -> Markup:
     x = f"{along.at(tick):.1f}"
     line = tag("line", class_="grid", x1=x, x2=x, y1=TOP, y2=bottom)
-    return tag("g", line, tag("text", short(tick), x=x, y=bottom + 16, text_anchor="middle"))
+    return tag("g", line, tag("text", said, x=x, y=bottom + 16, text_anchor="middle"))
 
 
-def _row(row: Row, along: Scale, top: float) -> Markup:
+def _row(row: Row, along: Scale, top: float, lines: int) -> Markup:
+    """The name, which may be as wide as the drawing and wider; below it the value, and below that the marks."""
     said = row.estimate
-    middle = top + 30
+    below = top + LINE * lines
+    middle = below + 30
     parts = []
     if said.mean is None:
         words = "no score"
@@ -77,6 +85,18 @@ def _row(row: Row, along: Scale, top: float) -> Markup:
     if said.mean is not None:
         x = along.at(said.mean)
         parts.append(tag("path", class_="mean", d=f"M{x:.1f},{middle - 6}l5,6l-5,6l-5,-6Z"))
-    name = tag("text", ended(row.name, 30), tag("title", row.name), class_="name", x=14, y=top + 16)
-    value = tag("text", words, x=RIGHT, y=top + 16, text_anchor="end")
+    name = [
+        tag("text", line, tag("title", row.name), class_="name", x=14, y=top + 13 + LINE * place)
+        for place, line in enumerate(_lines_of(row.name))
+    ]
+    value = tag("text", words, x=14, y=below + 14)
     return tag("g", name, value, parts, class_=class_of(row.place))
+
+
+def _lines_of(name: str) -> list[str]:
+    """
+    >>> _lines_of("optimizer.learning_rate-0.0003__sampling.group_size-8__max_staleness-1")
+    ['optimizer.learning_rate-0.0003__sampling.group_size-', '8__max_staleness-1']
+    """
+    shown = squeezed(name, MOST_OF_A_LINE * MOST_LINES)
+    return [shown[at : at + MOST_OF_A_LINE] for at in range(0, len(shown), MOST_OF_A_LINE)] or [""]

@@ -24,9 +24,6 @@ class Metrics:
 
     training: dict[str, Series] = field(default_factory=dict)
     evals: dict[str, Series] = field(default_factory=dict)
-    values: int = 0
-    """How many numbers were read."""
-    last_step: int = 0
 
 
 def read_metrics(path: Path, eval_names: Sequence[str] = ()) -> Metrics:
@@ -37,7 +34,6 @@ def read_metrics(path: Path, eval_names: Sequence[str] = ()) -> Metrics:
         step = row.pop("step", None)
         if not isinstance(step, int) or not -1 <= step < _MOST_STEPS:
             raise BrokenRecordError(f"{path} is broken: a row's step is {step!r}")
-        metrics.last_step = max(metrics.last_step, step + 1)
         waited, spent = dict.fromkeys(IDLE, 0.0), dict.fromkeys(IDLE, 0.0)
         for name, said in row.items():
             column = columns.get(name)
@@ -47,7 +43,6 @@ def read_metrics(path: Path, eval_names: Sequence[str] = ()) -> Metrics:
             if value is None or column.passed_over:
                 continue
             column.series.add(step + 1, value)
-            metrics.values += 1
             if column.actor:
                 spent[column.actor] += value
                 waited[column.actor] += value if column.is_wait else 0.0

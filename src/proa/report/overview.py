@@ -11,7 +11,7 @@ from ..record.reading import QUIET_SECONDS, RunRecord
 from .html import Markup, tag
 from .reading import RunData, Subject
 from .section import Section, table
-from .text import count, duration, moment, number
+from .text import count, duration, moment, number, ran
 
 _WORST_FIRST = ("failed", "cut off", "cannot be read", "cancelled", "running", "not begun", "completed")
 
@@ -26,15 +26,6 @@ def overview(subject: Subject) -> Section:
 def badge(status: str) -> Markup:
     known = status if status in _WORST_FIRST else "other"
     return tag("span", status, class_=f"badge {known.replace(' ', '-')}")
-
-
-def seconds_of(record: RunRecord) -> float | None:
-    """How long it ran, or has run."""
-    header = record.header
-    if "started" not in header:
-        return None
-    last = header.get("ended", record.read_at - (record.quiet_seconds if record.cut_off else 0.0))
-    return max(0.0, float(last - header["started"]))
 
 
 # -- a run -------------------------------------------------------------------------------------------
@@ -55,9 +46,9 @@ def _of_run(run: RunData) -> Iterator[Markup]:
 def _how_far(record: RunRecord) -> str:
     total = (record.live.of if record.live else 0) or record.total_steps
     words = [f"{record.steps_done:,}{f' of {total:,}' if total else ''} steps"]
-    seconds = seconds_of(record)
-    if seconds is not None:
-        words.append(("running for " if record.running and not record.cut_off else "ran ") + duration(seconds))
+    if record.going is not None:
+        is_over = not record.running or record.cut_off
+        words.append(f"{'ran' if is_over else 'running for'} {ran(record.going)}")
     reason = record.header.get("stop_reason")
     if reason:
         by = record.header.get("stopped_by")
@@ -137,7 +128,7 @@ def _facts(record: RunRecord) -> Iterator[Markup]:
 def _went_on(again: Any) -> str:
     if not isinstance(again, Mapping):
         return str(again)
-    said = {key: value for key, value in again.items() if key != "at" and value}
+    said = {key: value for key, value in again.items() if key not in ("at", "left", "cut_off") and value}
     when = moment(again["at"]) if isinstance(again.get("at"), int | float) else ""
     return " ".join([when, *(f"{key} {value}" for key, value in said.items())])
 

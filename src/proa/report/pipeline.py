@@ -7,6 +7,7 @@ from typing import Any
 
 from .html import Markup, tag
 from .learning import pipeline_curves
+from .metrics import number_in
 from .overview import ledger_of
 from .reading import RunData, Subject
 from .section import Section, folded, table
@@ -81,7 +82,7 @@ def _spent(run: RunData) -> dict[str, dict[str, float]]:
     if live is None:
         return {}
     return {
-        actor.name: {kind: float(seconds) for kind, seconds in actor.spent.items()}
+        actor.name: {kind: number_in(seconds) or 0.0 for kind, seconds in actor.spent.items()}
         for actor in live.actors
         if actor.spent
     }

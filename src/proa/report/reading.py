@@ -19,7 +19,18 @@ from ..statistics.evals import task_means
 from .curves import Series
 from .lines import objects_in
 from .metrics import Metrics, number_in, read_metrics
-from .samples import Budget, Predictions, Rollout, read_predictions, read_rollouts
+from .samples import (
+    MOST_SAMPLE_TOKENS,
+    NO_SAMPLES,
+    SAMPLES,
+    SAMPLES_OF_A_REPEAT,
+    Budget,
+    Predictions,
+    Rollout,
+    Samples,
+    read_predictions,
+    read_rollouts,
+)
 from .spans import Timeline, read_timeline
 
 EXPERIMENT_NAME = "experiment.json"
@@ -88,7 +99,10 @@ class RunData:
         if self.record is None or result is None or not is_main or Path(benchmark).name != benchmark:
             return None
         rows = objects_in(self.record.folder / predictions_path(benchmark, result.step))
-        return task_means({**row, "reward": number_in(row.get("reward"))} for row in rows) or None
+        try:
+            return task_means({**row, "reward": number_in(row.get("reward"))} for row in rows) or None
+        except BrokenRecordError:  # which is said among the runs
+            return None
 
 
 @dataclass(slots=True)
@@ -115,7 +129,7 @@ class Subject:
 
     @property
     def told(self) -> Iterator[RunData]:
-        """The runs whose spans and samples were read: the first of each arm that has a record."""
+        """The runs whose spans were read: the first of each arm that has a record."""
         for arm in self.arms:
             run = next((run for run in arm.runs if run.record is not None), None)
             if run is not None:
@@ -127,9 +141,11 @@ def read_subject(folder: Path) -> Subject:
     if (folder / EXPERIMENT_NAME).is_file():
         return _experiment(folder)
     try:
-        run = _whole_run(folder, folder.resolve().name, Budget())
+        run = _whole_run(folder, folder.resolve().name)
     except NoRunError as error:
         raise NoRunError(f"{error}{_experiments_in(folder)}") from None
+    run.timeline = read_timeline(folder / "spans.jsonl")
+    _add_texts(run, Budget(), SAMPLES)
     return Subject(run.key, folder, [Arm(run.key, [run])], time.time())
 
 
@@ -138,17 +154,40 @@ def _experiment(folder: Path) -> Subject:
     planned = [run for run in _list(content, "runs") if isinstance(run, Mapping) and isinstance(run.get("key"), str)]
     results = {arm.get("name"): arm for arm in _list(content, "arms") if isinstance(arm, Mapping)}
     arms: dict[str, Arm] = {}
-    budget = Budget()
     for run in planned:
         name = str(run.get("arm") or run["key"])
-        arm = arms.setdefault(name, Arm(name))
-        in_full = all(other.record is None for other in arm.runs)
-        arm.runs.append(_run_of(folder, run, dict(results.get(run["key"], {})), budget if in_full else None))
+        arms.setdefault(name, Arm(name)).runs.append(_run_of(folder, run, dict(results.get(run["key"], {}))))
     name = str(content.get("name") or folder.resolve().name)
-    return Subject(name, folder, list(arms.values()), time.time(), dict(content))
+    subject = Subject(name, folder, list(arms.values()), time.time(), dict(content))
+    _tell_of_runs(subject)
+    return subject
 
 
-def _run_of(folder: Path, planned: Mapping[str, Any], result: dict[str, Any], budget: Budget | None) -> RunData:
+def _tell_of_runs(subject: Subject) -> None:
+    """The timeline of each arm's first run; and texts of every run, the first of each arm's in full, as far as the page
+    has room. What of a run cannot be read is said on the page."""
+    first = list(subject.told)
+    others = [run for run in subject.runs if run.record is not None and run not in first]
+    budget, tokens = Budget(share=len(first) + len(others)), 0
+    for run in [*first, *others]:
+        assert run.record is not None
+        samples = NO_SAMPLES if tokens >= MOST_SAMPLE_TOKENS else SAMPLES if run in first else SAMPLES_OF_A_REPEAT
+        try:
+            _add_texts(run, budget.one_share(), samples)
+            if run in first:
+                run.timeline = read_timeline(run.record.folder / "spans.jsonl")
+        except (ProaError, ValueError, OSError) as error:
+            run.problem = f"{error}"
+        tokens += sum(len(rollout.tokens) for rollout in run.rollouts)
+
+
+def _add_texts(run: RunData, budget: Budget, samples: Samples) -> None:
+    assert run.record is not None
+    run.rollouts, run.rollout_steps = read_rollouts(run.record.folder / "rollouts", samples)
+    run.predictions = read_predictions(run.record.folder / "evals", run.key, budget)
+
+
+def _run_of(folder: Path, planned: Mapping[str, Any], result: dict[str, Any]) -> RunData:
     """One run of an experiment. What cannot be read of it is said on the page, and the others are still shown."""
     key, seed = planned["key"], planned.get("seed")
     inside = folder / key
@@ -157,7 +196,7 @@ def _run_of(folder: Path, planned: Mapping[str, Any], result: dict[str, Any], bu
         run.problem = f"{key!r} does not name a folder of the experiment"
     elif (inside / "run.json").is_file():
         try:
-            run = _whole_run(inside, key, budget)
+            run = _whole_run(inside, key)
             run.arm = str(planned.get("arm") or key)
             run.result = result or _saved(inside / ARM_NAME)
         except (ProaError, ValueError, OSError) as error:
@@ -166,8 +205,8 @@ def _run_of(folder: Path, planned: Mapping[str, Any], result: dict[str, Any], bu
     return run
 
 
-def _whole_run(folder: Path, key: str, budget: Budget | None) -> RunData:
-    """Everything in a run's folder; without a budget no spans and no texts, which a page shows of few runs."""
+def _whole_run(folder: Path, key: str) -> RunData:
+    """Everything in a run's folder but spans and texts, which a page has no room for of many runs."""
     record = read_run(folder)
     results = EvalRecord(folder).read()
     run = RunData(key, key, record=record, evals=results)
@@ -177,10 +216,6 @@ def _whole_run(folder: Path, key: str, budget: Budget | None) -> RunData:
     manager = CheckpointManager(folder)
     run.kept = {row.name for row in manager.rows}
     run.checkpoints = manager.history
-    if budget is not None:
-        run.timeline = read_timeline(folder / "spans.jsonl")
-        run.rollouts, run.rollout_steps = read_rollouts(folder / "rollouts")
-        run.predictions = read_predictions(folder / "evals", key, budget)
     seed = record.config.get("seed")
     run.seed = seed if isinstance(seed, int) else None
     return run

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..record.evals import NOT_FINITE
 from .lines import lines_in, objects_in
 from .metrics import number_in
 from .text import clipped
@@ -17,13 +18,26 @@ MOST_CHARACTERS = 2_000
 MOST_PREDICTIONS = 10_000
 MOST_PREDICTION_CHARACTERS = 8_000_000
 """Of all predictions on a page."""
-MOST_MOMENTS = 6
-"""Steps that samples are shown of."""
-SAMPLES_OF_A_MOMENT = 8
+MOST_SAMPLE_TOKENS = 60_000
+"""Of all samples on a page of an experiment, about: a run that reaches it is the last with samples."""
 MOST_TOKENS = 400
 """Of one sample."""
 ROWS_LOOKED_AT = 512
 """Of the samples of one step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """How many samples of a run are shown: of so many steps, so many each."""
+
+    steps: int
+    of_a_step: int
+
+
+SAMPLES = Samples(steps=6, of_a_step=8)
+SAMPLES_OF_A_REPEAT = Samples(steps=3, of_a_step=3)
+"""Of a run whose arm has another that is shown in full."""
+NO_SAMPLES = Samples(steps=0, of_a_step=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +72,14 @@ class Predictions:
     of: int = 0
 
 
-def read_rollouts(folder: Path) -> tuple[list[Rollout], int]:
+def read_rollouts(folder: Path, most: Samples = SAMPLES) -> tuple[list[Rollout], int]:
     """Samples of a few steps, spread over the run, the first and the last among them; and how many steps there are."""
     files = sorted((number, path) for path in folder.glob("step_*.jsonl") if (number := _number_of(path)) is not None)
-    chosen = _spread(files, MOST_MOMENTS)
+    chosen = _spread(files, most.steps)
     rollouts: list[Rollout] = []
     for _, path in chosen:
         rows = list(itertools.islice(objects_in(path), ROWS_LOOKED_AT))
-        rollouts += [_rollout(row) for row in _spread(rows, SAMPLES_OF_A_MOMENT)]
+        rollouts += [_rollout(row) for row in _spread(rows, most.of_a_step)]
     return rollouts, len(files)
 
 
@@ -89,10 +103,18 @@ def read_predictions(folder: Path, run: str, budget: Budget) -> list[Predictions
 
 @dataclass(slots=True)
 class Budget:
-    """How much of what the model wrote a page may hold."""
+    """How much of what the model wrote a page may hold, shared by so many runs."""
 
     rows: int = MOST_PREDICTIONS
     characters: int = MOST_PREDICTION_CHARACTERS
+    share: int = 1
+
+    def one_share(self) -> Budget:
+        """What one of the runs that are still to come may have; those after it have the rest."""
+        shares = max(1, self.share)
+        part = Budget(self.rows // shares, self.characters // shares)
+        self.rows, self.characters, self.share = self.rows - part.rows, self.characters - part.characters, shares - 1
+        return part
 
     def takes(self, row: dict[str, Any]) -> bool:
         size = sum(len(value) for value in row.values() if isinstance(value, str))
@@ -110,7 +132,7 @@ def _prediction(row: dict[str, Any]) -> dict[str, Any]:
     flat = {**(columns if isinstance(columns, dict) else {}), **{key: row[key] for key in row if key != "columns"}}
     kept: dict[str, Any] = {}
     for key, value in flat.items():
-        if value is None:
+        if value is None or key == NOT_FINITE:
             continue
         is_plain = isinstance(value, int | float | bool)
         kept[clipped(str(key), 60)] = value if is_plain else clipped(str(value), MOST_CHARACTERS)

@@ -57,5 +57,9 @@ def ticks(low: float, high: float, most: int = 5) -> list[float]:
 
 
 def whole_ticks(low: float, high: float, most: int = 5) -> list[float]:
-    """Those that are whole numbers: steps are counted."""
-    return [tick for tick in ticks(low, high, most) if tick == int(tick)] or [round(low), round(high)]
+    """Those that are whole numbers: steps are counted.
+
+    >>> whole_ticks(0.6, 1.4), whole_ticks(1, 3)
+    ([1.0], [1.0, 2.0, 3.0])
+    """
+    return [tick for tick in ticks(low, high, most) if tick == int(tick)] or sorted({round(low), round(high)})

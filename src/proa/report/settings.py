@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from .html import Markup, tag
+from .metrics import number_in
 from .reading import RunData, Subject
 from .section import Section, folded, table
 from .text import count, number
@@ -57,7 +58,7 @@ def checkpoints(subject: Subject) -> Section | None:
     rows = []
     for run, row in found[-MOST_CHECKPOINTS:]:
         state = "final" if row.final else "kept" if row.name in run.kept else "pruned"
-        size = sum(size for size in row.sizes.values() if isinstance(size, int))
+        size = sum(number_in(size) or 0.0 for size in row.sizes.values())
         values = [number(row.metrics.get(name)) for name in scores]
         rows.append(
             [run.key, row.name, number(row.step), number(row.policy_version), state, f"{size / 1e6:,.1f}", *values]

@@ -94,8 +94,9 @@ rect { fill: var(--c); }
 table { border-collapse: collapse; font-size: .86rem; width: max-content; }
 th, td { text-align: left; vertical-align: top; padding: 4px 14px 4px 0; border-bottom: 1px solid var(--line);
   max-width: 60ch; overflow-wrap: anywhere; white-space: pre-wrap; min-width: 3.5em; }
-th { color: var(--soft); font-weight: 600; white-space: nowrap; }
-.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+th { color: var(--soft); font-weight: 600; white-space: normal; }
+.number { text-align: right; font-variant-numeric: tabular-nums; }
+td.number { white-space: nowrap; }
 details { margin: 8px 0; }
 summary { cursor: pointer; color: var(--link); padding: 4px 0; font-size: .9rem; overflow-wrap: anywhere; }
 .predictions td { contain: paint; min-width: 5em; }

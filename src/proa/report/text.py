@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
+
+from ..record.times import Going
 
 # Controls, soft hyphens, marks that turn the direction of text, invisible joiners and tags, halves of characters.
 _UNSEEN = re.compile(
@@ -33,6 +36,16 @@ def clipped(text: str, most: int) -> str:
     return text if left <= 0 else f"{text[:most]}… ({left:,} more characters)"
 
 
+def squeezed(text: str, most: int) -> str:
+    """A name that fits into so many characters, with both its ends: names that were put together differ in the last.
+
+    >>> squeezed("learning_rate-0.0003__group_size-8", 17)
+    'learning…p_size-8'
+    """
+    half = (most - 1) // 2
+    return text if len(text) <= most else f"{text[: most - 1 - half]}…{text[-half:]}"
+
+
 def ended(text: str, most: int) -> str:
     """A name that fits into so many characters.
 
@@ -43,44 +56,67 @@ def ended(text: str, most: int) -> str:
 
 
 def number(value: Any) -> str:
-    """Four digits of a number, with a true minus; anything else as it is.
+    """Four digits of a number, with a true minus; a whole one exactly, anything else as it is.
 
-    >>> number(-0.123456), number(20480), number("NaN"), number(None)
-    ('−0.1235', '20,480', 'NaN', '')
+    >>> number(-0.123456), number(2**53 + 1), number("NaN"), number(None)
+    ('−0.1235', '9,007,199,254,740,993', 'NaN', '')
     """
     if value is None:
         return ""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return str(value)
-    if isinstance(value, int) or (abs(value) >= 10_000 and math.isfinite(value) and abs(value) < 1e15):
+    if isinstance(value, int):
+        return f"{value:,}".replace("-", "−")
+    if abs(value) >= 10_000 and math.isfinite(value) and abs(value) < 1e15:
         return f"{value:,.0f}".replace("-", "−")
     return f"{value:.4g}".replace("-", "−")
 
 
-def short(value: float) -> str:
-    """A number at an axis.
+def shorts(values: Sequence[float]) -> list[str]:
+    """The numbers at an axis, with as many digits as tell one from the next.
 
-    >>> short(20_000), short(1_500_000), short(0.25), short(-2e-05)
-    ('20k', '1.5M', '0.25', '−2e−05')
+    >>> shorts([20_000, 1_500_000]), shorts([0.25, -2e-05]), shorts([20_001.0, 20_002.0])
+    (['20k', '1.5M'], ['0.25', '−2e−05'], ['20.001k', '20.002k'])
     """
+    for digits in range(4, 18):
+        said = [_short(value, digits) for value in values]
+        if len(set(said)) == len(set(values)):
+            break
+    return said
+
+
+def _short(value: float, digits: int) -> str:
     for unit, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if unit <= abs(value) < unit * 1e6:
-            return f"{value / (1e3 if letter == 'k' else unit):.4g}{letter}".replace("-", "−")
-    return f"{value:.4g}".replace("-", "−")
+            return f"{value / (1e3 if letter == 'k' else unit):.{digits}g}{letter}".replace("-", "−")
+    return f"{value:.{digits}g}".replace("-", "−")
 
 
 def duration(seconds: float) -> str:
     """As exact as anyone wants to know.
 
-    >>> [duration(n) for n in (0.44, 45.2, 200, 9000, 200_000)]
-    ['0.4 s', '45 s', '3 min', '2 h 30 min', '2 d 7 h']
+    >>> [duration(n) for n in (0.44, 45.2, 200, 7200, 9000, 200_000)]
+    ['0.4 s', '45 s', '3 min', '2 h', '2 h 30 min', '2 d 7 h']
     """
+    if not math.isfinite(seconds):
+        return "an unknown time"
     if seconds < 120:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     minutes, hours = int(seconds // 60), int(seconds // 3600)
     if minutes < 120:
         return f"{minutes} min"
-    return f"{hours} h {minutes % 60} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+    if hours < 48:
+        return f"{hours} h {minutes % 60} min" if minutes % 60 else f"{hours} h"
+    return f"{hours // 24} d {hours % 24} h" if hours % 24 else f"{hours // 24} d"
+
+
+def ran(going: Going | None) -> str:
+    """How long a run went on; empty where that is not known.
+
+    >>> ran(Going(7200.0, is_about=False)), ran(Going(60.0, is_about=True))
+    ('2 h', 'about 60 s')
+    """
+    return "" if going is None else f"{'about ' if going.is_about else ''}{duration(going.seconds)}"
 
 
 def moment(seconds: float) -> str:

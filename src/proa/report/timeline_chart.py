@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from .chart import labelled
 from .html import Markup, join, tag
 from .scale import Scale, ticks
 from .spans import KINDS, Lane, Span, Timeline, blocks, window_in_the_middle
-from .text import duration, ended, number, short
+from .text import duration, number, squeezed
 
 WIDTH = 1000
 LEFT, RIGHT = 120, 980
@@ -46,7 +47,8 @@ def whole_run(timeline: Timeline) -> Markup:
             for block in blocks(lane, timeline.seconds, COLUMNS)
         ]
         lanes.append(join([_name(lane.actor, place), rects]))
-    note = f"Each column is {duration(each)} and has the colour of what took most of it. Empty: nothing was recorded."
+    long = duration(each) if each >= 0.1 else f"{1000 * each:.2g} ms"
+    note = f"Each column is {long} and has the colour of what took most of it. Empty: nothing was recorded."
     return _figure("The whole run", note, lanes, along)
 
 
@@ -102,8 +104,8 @@ def _figure(
 ) -> Markup:
     bottom = 6 + LANE * len(lanes)
     marks = [
-        tag("text", short(tick), x=f"{along.at(tick):.1f}", y=bottom + 16, text_anchor="middle")
-        for tick in ticks(along.low, along.high, 10)
+        tag("text", said, x=f"{along.at(tick):.1f}", y=bottom + 16, text_anchor="middle")
+        for tick, said in labelled(ticks(along.low, along.high, 10))
     ]
     drawing = tag(
         "svg",
@@ -119,7 +121,7 @@ def _figure(
 
 
 def _name(actor: str, place: int) -> Markup:
-    return tag("text", ended(actor, 16), tag("title", actor), x=LEFT - 8, y=6 + LANE * place + 15, text_anchor="end")
+    return tag("text", squeezed(actor, 16), tag("title", actor), x=LEFT - 8, y=6 + LANE * place + 15, text_anchor="end")
 
 
 def _rect(kind: str, x: float, width: float, place: int, said: str) -> Markup:

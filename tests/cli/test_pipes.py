@@ -1,0 +1,66 @@
+"""`proa … | head -1`: a reader that leaves ends a verb quietly, as it ends other tools."""
+
+import errno
+import os
+import subprocess
+import sys
+
+import pytest
+from tests.cli.looked_at import make_run, rows
+
+from proa.cli import endings
+from proa.cli.endings import NOBODY_READS, ending
+
+BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+
+
+def read_first_line_of(*arguments):
+    """What came of a verb whose output is read up to the end of its first line."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "proa", *map(str, arguments)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=BUFFERED,
+    )  # fmt: skip
+    process.stdout.readline()
+    process.stdout.close()
+    said = process.stderr.read()
+    process.stderr.close()
+    return process.wait(), said
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory):
+    """So much to say that it does not fit into a pipe."""
+    folder = tmp_path_factory.mktemp("many")
+    config = {"total_steps": 10, "eval": []}
+    for number in range(12):
+        metrics = [{**row, **{f"m{n:05}": 0.5 for n in range(4000)}} for row in rows(1)]
+        make_run(folder, f"{number:02}" + "n" * 200, metrics=metrics, config=config, error="e" * 6000)
+    return folder
+
+
+def test_json_is_ended_quietly(many):
+    assert read_first_line_of("show", next(many.iterdir()), "--json") == (NOBODY_READS, "")
+
+
+def test_a_table_is_ended_quietly(many):
+    assert read_first_line_of("show", next(many.iterdir())) == (NOBODY_READS, "")
+
+
+@pytest.mark.parametrize("verb", ["runs {many}", "runs {many} --json", "--help", "moments", "callbacks"])
+def test_what_is_printed_at_the_end_is_ended_quietly(many, verb):
+    """A short output lies in Python's buffer until the end; nobody reads at all."""
+    command = f"{sys.executable} -m proa {verb.format(many=many)} | true; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=BUFFERED)
+    assert (done.returncode, done.stderr) == (NOBODY_READS, "")
+
+
+def test_a_pipe_of_somebody_else_is_not_taken_for_the_output(capsys):
+    def work():
+        raise BrokenPipeError(errno.EPIPE, "a worker is gone")
+
+    assert ending(work) == 1
+    assert "a worker is gone" in capsys.readouterr().err
+
+
+def test_where_somebody_reads_nothing_is_let_go():
+    assert not endings.let_go()

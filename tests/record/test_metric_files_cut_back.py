@@ -1,0 +1,56 @@
+"""Metric files of a run that goes on are cut back row by row, whatever their values hold."""
+
+import csv
+
+import pytest
+
+from proa import LoopState
+from proa.callbacks import CsvMetrics, JsonlMetrics
+
+NOTE = 'two\nlines, "quoted"\r\nand\u2028more'
+
+
+def written(path, kind, steps, note=NOTE):
+    callback = kind(path)
+    callback.on_train_start(LoopState())
+    for step in range(steps):
+        callback.on_step_end(LoopState(), step, None, {"loss": float(step), "note": note})
+    callback.on_train_end(LoopState(), None)
+
+
+def gone_on(path, kind, step):
+    callback = kind(path)
+    callback.on_train_start(LoopState(resumed_from="step_2", global_step=step))
+    callback.on_train_end(LoopState(), None)
+
+
+def rows_in(path):
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize("kind", [CsvMetrics, JsonlMetrics])
+def test_the_first_rows_stay_as_they_were(tmp_path, kind):
+    written(tmp_path / "whole", kind, 2)
+    whole = (tmp_path / "whole").read_bytes()
+    written(tmp_path / "cut", kind, 4)
+    gone_on(tmp_path / "cut", kind, 2)
+    times = [slice(0, whole.index(b"\n")), slice(len(whole) - 20, len(whole))]  # not when each was written
+    cut = (tmp_path / "cut").read_bytes()
+    assert len(cut) == pytest.approx(len(whole), abs=8)
+    assert kind is JsonlMetrics or [cut[times[0]], cut[-20:]] == [whole[piece] for piece in times]
+
+
+def test_line_breaks_within_a_value_of_a_table_do_not_end_its_row(tmp_path):
+    written(tmp_path / "m.csv", CsvMetrics, 4)
+    gone_on(tmp_path / "m.csv", CsvMetrics, 2)
+    assert [(row["step"], row["note"]) for row in rows_in(tmp_path / "m.csv")] == [("0", NOTE), ("1", NOTE)]
+
+
+@pytest.mark.parametrize("lost", [1, 3, 20, 30])
+def test_half_a_row_is_dropped_wherever_it_was_torn(tmp_path, lost):
+    path = tmp_path / "m.csv"
+    written(path, CsvMetrics, 3)
+    path.write_bytes(path.read_bytes()[:-lost])
+    gone_on(path, CsvMetrics, 3)
+    assert [(row["step"], row["note"]) for row in rows_in(path)] == [("0", NOTE), ("1", NOTE)]
