@@ -17,7 +17,7 @@ from ..data.state import LoopState, TrainState
 from ..lifecycle.hooks import Callback
 from ..lifecycle.manager import Callbacks
 from ..lifecycle.policy import Priority
-from ..loop import Evaluator
+from ..loop import Evaluator, Saver
 from ..loop.interruption import Interruption
 from ..policy.adapter_layout import AdapterOverBase
 from ..policy.lora import adapter_layout, adapter_weights, base_weights, has_lora
@@ -129,28 +129,9 @@ class SupervisedRun:
             _optimizer_settings(self.config),
             self.config.total_steps * self.config.train_epochs,
         )
-        start = self._start_digest(resumption)
         self._driver = DriverSide(folder.path, self.manager, self.listeners.context(folder.path))
-        checkpoints = Checkpoints(
-            self.config,
-            folder.path,
-            self.model,
-            lambda model, into: self._save(folder.path, model, into),
-            self._driver,
-            asked_to_leave=lambda: interruption.reason,
-            more=lambda: {"optimizer": optimizer.state_dict(), **self._trained()},
-            of_this_process=lambda: {"start_digest": start},
-        )
         self.listeners.add(_Remember(self))
-        resumed = None
-        if resumption is not None:
-            restore_process(resumption, self.manager)
-            resumed = replace(resumption.loop(), restore=lambda: self._go_on(resumption, optimizer))
-        saver = checkpoints.saver(resumed)
-        if self.config.record.spans:
-            spans = TakeLoopSpans(self._driver)
-            self.listeners.add(spans)
-            saver = spans.saving(saver)
+        saver = self._saver(folder.path, resumption, optimizer, self._driver, lambda: interruption.reason)
         common: dict[str, Any] = {
             "steps": self.config.total_steps,
             "batch_size": self.config.train_batch_size,
@@ -167,6 +148,37 @@ class SupervisedRun:
             **self.config.algorithm.params,
         }
         return _FITS[self.kind](self, common)
+
+    def _saver(
+        self,
+        folder: Path,
+        resumption: Resumption | None,
+        optimizer: Optimizer,
+        driver: DriverSide,
+        asked_to_leave: Callable[[], str],
+    ) -> Saver:
+        """Writes its checkpoints, and knows which one it goes on from."""
+        start = self._start_digest(resumption)
+        checkpoints = Checkpoints(
+            self.config,
+            folder,
+            self.model,
+            lambda model, into: self._save(folder, model, into),
+            driver,
+            asked_to_leave=asked_to_leave,
+            more=lambda: {"optimizer": optimizer.state_dict(), **self._trained()},
+            of_this_process=lambda: {"start_digest": start},
+        )
+        resumed = None
+        if resumption is not None:
+            restore_process(resumption, self.manager)
+            resumed = replace(resumption.loop(), restore=lambda: self._go_on(resumption, optimizer))
+        saver = checkpoints.saver(resumed)
+        if not self.config.record.spans:
+            return saver
+        spans = TakeLoopSpans(driver)
+        self.listeners.add(spans)
+        return spans.saving(saver)
 
     def _prepare(self, folder: Path, resumption: Resumption | None) -> None:
         """The model as it is before the first step."""
