@@ -36,6 +36,7 @@ class Written:
     groups: set = field(default_factory=set)
     names: set = field(default_factory=set)
     exit_codes: list = field(default_factory=list)
+    levels: list = field(default_factory=list)
 
     def add(self, name, step, value):
         self.values.setdefault(name, []).append((step, value))
@@ -147,6 +148,7 @@ def read_trackio(folder, project="proa"):
                 _take_row(written, row)
         for alert in storage.get_alerts(project):
             written.texts.setdefault("error", []).append((alert["step"], alert["text"]))
+            written.levels.append(alert["level"])
     finally:
         _FOLDER.leave()
     return written

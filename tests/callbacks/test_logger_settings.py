@@ -1,5 +1,6 @@
 """What each logger asks of its library: offline unless told, within its time, and nothing of anybody else's."""
 
+import json
 import os
 import threading
 import time
@@ -9,6 +10,8 @@ from tests.callbacks.logger_readers import FailingModule, needs, put_in_place, r
 
 from proa import CallbackManager, LoopState
 from proa.callbacks import build_callback
+from proa.callbacks.trackio import _within
+from proa.data.loop import ManifestRow
 from proa.errors import CallbackConfigError
 
 
@@ -74,7 +77,8 @@ class Answering:
 
     def init(self, **asked):
         self.asked = asked
-        return FailingModule("define_metric", "finish", "log", "summary.update")
+        self.run = FailingModule("define_metric", "finish", "log", "summary.update")
+        return self.run
 
 
 def test_wandb_online_asks_to_go_on_and_passes_only_settings_that_the_version_knows(tmp_path, monkeypatch):
@@ -100,6 +104,85 @@ def test_wandb_does_not_go_on_within_the_second_whose_folder_it_would_overwrite(
     manager.fire("train_start", LoopState(output_dir=tmp_path, resumed_from="step_2", global_step=2))
     assert manager.errors == {}
     assert time.strftime("%Y%m%d_%H%M%S") > second
+
+
+def test_wandb_is_told_the_configuration_once_and_not_when_a_run_goes_on(tmp_path, monkeypatch):
+    put_in_place(monkeypatch, "wandb", answering := Answering())
+    (tmp_path / "config.json").write_text('{"seed": 7}')
+    for resumed_from, config in ((None, {"seed": 7}), ("step_2", None)):
+        logger = build_callback({"kind": "wandb"})
+        logger.load_state_dict({"run_id": "old"})
+        state = LoopState(output_dir=tmp_path, resumed_from=resumed_from, global_step=2 if resumed_from else 0)
+        CallbackManager([logger]).fire("train_start", state)
+        assert answering.asked["config"] == config
+
+
+@pytest.mark.parametrize(("noted", "logged"), [("mine", 1), ("another's", 2)])
+def test_wandb_takes_steps_for_logged_only_if_they_are_noted_of_this_run(tmp_path, monkeypatch, noted, logged):
+    put_in_place(monkeypatch, "wandb", answering := Answering())
+    (tmp_path / "run" / "wandb").mkdir(parents=True)
+    note = {"run_id": noted, "last": {"loss": 2}}
+    (tmp_path / "run" / "wandb" / "logged-run.json").write_text(json.dumps(note))
+    logger = build_callback({"kind": "wandb"})
+    logger.load_state_dict({"run_id": "mine"})
+    manager = CallbackManager([logger])
+    state = LoopState(output_dir=tmp_path / "run", resumed_from="step_2", global_step=2)
+    manager.fire("train_start", state)
+    for step_idx in (2, 3):
+        manager.fire("step_end", state, step_idx, metrics={"loss": 1.0})
+    assert manager.errors == {}
+    assert answering.run.calls.count("log") == logged
+
+
+@needs("wandb")
+@pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt(), 130), (ValueError("x"), 1), (None, 0)])
+def test_wandb_knows_how_a_run_ended_by_its_exit_code(tmp_path, error, code):
+    manager, state = opened(build_callback({"kind": "wandb"}), tmp_path)
+    state.exception = error
+    manager.fire("train_end", state)
+    assert manager.errors == {}
+    assert read("wandb", tmp_path).exit_codes == [code]
+
+
+@needs("tensorboard")
+def test_tensorboard_has_on_the_disk_what_led_to_a_checkpoint(tmp_path, monkeypatch):
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    write = RecordWriter.write
+    monkeypatch.setattr(RecordWriter, "write", lambda *record: (time.sleep(0.05), write(*record)))  # a slow disk
+    manager, state = opened(build_callback({"kind": "tensorboard"}), tmp_path)
+    manager.fire("step_end", state, 0, metrics={"loss": 1.0})
+    manager.fire("checkpoint_saved", state, ManifestRow("step_1", 0, 0, sampler_path="there", step=1))
+    written = read("tensorboard", tmp_path)  # as a kill would leave it
+    assert written.values["loss"] == [(0, 1.0)]
+    assert "there" in written.texts["checkpoint"][0][1]
+    manager.fire("train_end", state)
+
+
+@needs("trackio")
+@pytest.mark.parametrize(("steps", "at"), [(0, 0), (1, 0), (3, 2)])
+def test_trackio_shows_the_summary_at_the_last_step(tmp_path, monkeypatch, steps, at):
+    monkeypatch.delenv("TRACKIO_DIR", raising=False)
+    manager, state = opened(build_callback({"kind": "trackio"}), tmp_path)
+    for step_idx in range(steps):
+        state.global_step = step_idx + 1
+        manager.fire("step_end", state, step_idx, metrics={"loss": 1.0})
+    manager.fire("train_end", state)
+    assert manager.errors == {}
+    ((step, text),) = read("trackio", tmp_path).texts["summary"]
+    assert step == at
+    assert f'"steps_run": {steps}' in text
+
+
+@needs("trackio")
+def test_trackio_alerts_of_a_failure_as_an_error(tmp_path, monkeypatch):
+    monkeypatch.delenv("TRACKIO_DIR", raising=False)
+    manager, state = opened(build_callback({"kind": "trackio"}), tmp_path)
+    manager.fire("error", state, ValueError("lost"))
+    manager.fire("train_end", state)
+    written = read("trackio", tmp_path)
+    assert written.texts["error"] == [(0, "ValueError: lost")]
+    assert written.levels == ["error"]
 
 
 @needs("trackio")
@@ -148,6 +231,15 @@ def test_trackio_leaves_a_run_of_others_open_and_asks_nobody_who_they_are(tmp_pa
         context_vars.current_run.reset(token)
     assert (theirs.calls, asked) == ([], [])
     assert trackio.run._get_default_namespace is before
+
+
+@pytest.mark.parametrize("error", [ConnectionError("nobody there"), TimeoutError("the library's own")])
+def test_trackio_says_why_it_could_not_open_a_run(error):
+    def fails():
+        raise error
+
+    with pytest.raises(type(error), match=str(error)):
+        _within(5.0, fails)
 
 
 def test_trackio_that_hangs_is_given_up_and_closed_when_it_comes_late(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ from proa import CallbackManager, EvalResult, LogContext, LoopState, RunResult
 from proa.callbacks.logged_values import plain_config, table_of
 from proa.callbacks.run_logger import RunLogger
 from proa.data.loop import ManifestRow
-from proa.data.results import ArmResult
+from proa.data.results import ArmResult, ExperimentResult
 from proa.errors import CallbackConfigError
 
 
@@ -98,6 +98,54 @@ def test_a_run_of_an_experiment_is_open_from_run_start_to_run_end(tmp_path):
         ("close", "failed", {"status": "failed", "reward": 0.5, "error": "lost"}),
     ]
     assert (logger.place.project, logger.place.group) == ("my-experiment", "a")
+
+
+def test_the_summary_of_a_run_holds_what_training_and_its_benchmarks_came_to(tmp_path):
+    logger = Recording()
+    manager, ctx = CallbackManager([logger]), in_experiment(tmp_path)
+    manager.fire("run_start", ctx)
+    arm = ArmResult(
+        "a", status="failed", metrics={"loss": 2.0, "api_key": "planted-key-7"}, error="the arm's",
+        eval_metrics={"sort": {"exact": 0.75, "completion_tokens": 3.0}, "copy": {"exact": 0.5}},
+    )  # fmt: skip
+    manager.fire("run_end", ctx, RunResult("r", "cancelled", {"reward": 0.5, "loss": 1.0}), arm)
+    assert logger.calls[-1] == (
+        "close",
+        "cancelled",
+        {
+            "status": "cancelled", "reward": 0.5, "loss": 2.0, "api_key": "REDACTED", "error": "the arm's",
+            "sort.exact": 0.75, "sort.completion_tokens": 3.0, "copy.exact": 0.5,
+        },
+    )  # fmt: skip
+
+
+def test_the_summary_of_a_run_that_was_stopped_says_why(tmp_path):
+    logger = Recording()
+    manager, state = CallbackManager([logger]), LoopState(output_dir=tmp_path)
+    manager.fire("train_start", state)
+    state.stop_training("good enough")
+    manager.fire("train_end", state)
+    assert logger.calls[-1] == (
+        "close", "completed", {"status": "completed", "steps_run": 0, "stop_reason": "good enough"},
+    )  # fmt: skip
+
+
+def test_the_summary_of_an_experiment_is_its_conclusion_and_leaves_out_what_there_is_not(tmp_path):
+    logger = Recording()
+    result = ExperimentResult("e", "completed", best_arm="a", best_score=0.5, conclusion="a is best")
+    CallbackManager([logger]).fire("experiment_end", in_experiment(tmp_path), result)
+    facts = {"status": "completed", "best_arm": "a", "best_score": 0.5, "conclusion": "a is best"}
+    assert logger.calls == [("open", "e", None, -1), ("close", "completed", facts)]
+
+
+@pytest.mark.parametrize(("asked", "own", "in_one"), [("mine", "mine", "mine"), (None, None, "a")])
+def test_a_group_that_was_asked_for_takes_the_place_of_the_experiments(tmp_path, asked, own, in_one):
+    logger = Recording(group=asked)
+    CallbackManager([logger]).fire("train_start", LoopState(output_dir=tmp_path / "alone"))
+    assert logger.place.group == own
+    logger = Recording(group=asked)
+    CallbackManager([logger]).fire("run_start", in_experiment(tmp_path))
+    assert logger.place.group == in_one
 
 
 def test_a_runs_own_folder_is_left_alone_until_the_run_has_made_it(tmp_path):

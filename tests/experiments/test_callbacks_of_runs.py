@@ -86,3 +86,37 @@ def test_functions_of_a_manager_hear_everything_beside_kinds(tmp_path):
     assert heard == ["experiment", "step", "step"]
     assert [one.heard for one in Made.made] == [["experiment"], ["run e None", "step", "step"]]
     assert manager.callbacks == []
+
+
+def test_a_callback_of_ones_own_is_named_by_its_path_for_runs_and_for_the_experiment(tmp_path, monkeypatch):
+    (tmp_path / "own_of_runs.py").write_text(
+        "from pathlib import Path\nfrom proa import Callback\n"
+        "class Telling(Callback):\n"
+        "    def __init__(self, path, word):\n"
+        "        self.path, self.word = Path(path), word\n"
+        "    def _tell(self, what):\n"
+        "        with self.path.open('a') as file: print(self.word, what, file=file)\n"
+        "    def on_experiment_start(self, ctx): self._tell('experiment')\n"
+        "    def on_train_end(self, state, artifacts): self._tell('run')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def section(word):
+        return {"kind": "own_of_runs.Telling", "params": {"path": str(tmp_path / "heard"), "word": word}}
+
+    run = {**RUN, "callbacks": [section("run's")]}
+    Experiment({"name": "e", "output_dir": str(tmp_path), "run": run, "callbacks": [section("all's")]}).run()
+    heard = (tmp_path / "heard").read_text().splitlines()
+    assert sorted(heard) == ["all's experiment", "all's run", "run's run"]
+
+
+@pytest.mark.parametrize(
+    ("place", "whose"), [("experiment", "callbacks.0"), ("run", "arm e: callbacks.0")], ids=["experiment", "run"]
+)
+def test_a_callback_that_is_not_there_is_told_before_anything_runs(tmp_path, place, whose):
+    wrong = {"callbacks": [{"kind": "no_such_module.Telling"}]}
+    run = {**RUN, **(wrong if place == "run" else {})}
+    config = {"name": "e", "output_dir": str(tmp_path), "run": run, **(wrong if place == "experiment" else {})}
+    with pytest.raises(ConfigError, match=rf"^{whose} \(no_such_module.Telling\): .*there is no module"):
+        Experiment(config)
+    assert not (tmp_path / "e").exists()

@@ -15,6 +15,7 @@ from small_experiment import BENCHMARK, RUN, Listener
 from proa import Callback
 from proa.config import ConfigError
 from proa.experiments import Experiment
+from proa.recipes.resuming import _moved_along
 from proa.record.run_lock import RunLockedError, lock
 
 CONFIG = {
@@ -95,6 +96,66 @@ def test_another_experiment_in_the_same_folder_is_refused(tmp_path):
     other = {"a": {**RUN, "train_batch_size": 2}, "b": RUN}
     with pytest.raises(ConfigError, match="train_batch_size was 4 and is 2"):
         run(tmp_path, runs=other)
+
+
+LORA = {"rank": 2, "target_modules": ["q_proj"]}
+STAGES = {"n_repeats": 1, "continual": {"datasets": ["sort_digits", "reverse_digits"]}}
+
+
+@pytest.mark.parametrize("lora", [{}, {"lora": LORA}], ids=["whole weights", "adapters"])
+def test_stages_whose_folder_was_moved_are_still_of_this_experiment(tmp_path, lora):
+    stages = STAGES | {"runs": {"a": {**RUN, "eval": [], **lora}}}
+    first = told(run(tmp_path / "first", **stages))
+    (tmp_path / "first").rename(tmp_path / "moved")
+    listener = Listener()
+    assert told(run(tmp_path / "moved", [listener], **stages)) == first
+    assert listener.heard == ["experiment_start", "experiment_end completed"]
+
+
+@pytest.mark.parametrize(
+    ("saved", "planned", "same"),
+    [
+        ("old/e/a/model", "new/e/a/model", True),
+        ("old/e/a/model", "old/e/a/model", True),
+        ("old/e/a/model", "new/e/b/model", False),
+        ("old/ex/a/model", "new/ex/a/model", False),
+        (None, "new/e/a/model", False),
+    ],
+)
+def test_only_what_lies_in_the_folder_is_moved_with_it(saved, planned, same):
+    found = _moved_along({"model": {"path": saved}}, {"model": {"path": planned}}, "old/e", "new/e")
+    assert (found == {"model": {"path": planned}}) == same
+
+
+class Leave(Callback):
+    """Is interrupted after the first checkpoint of a run."""
+
+    def __init__(self, at):
+        self.at = at
+
+    def on_checkpoint(self, state, row):
+        if state.ctx.run_key == self.at and not row.final:
+            raise KeyboardInterrupt
+
+
+def test_a_stage_that_was_cut_off_goes_on_where_its_folder_was_moved_to(tmp_path):
+    stages = STAGES | {"runs": {"a": {**RUN, "eval": [], "checkpoint": {"save_every": 1}}}}
+    whole = told(run(tmp_path / "whole", **stages))
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "first", [Leave("a_stage1")], **stages)
+    (tmp_path / "first").rename(tmp_path / "moved")
+    assert told(run(tmp_path / "moved", **stages)) == whole
+    assert digests(tmp_path / "moved") == digests(tmp_path / "whole")
+
+
+def test_a_moved_stage_that_went_on_from_other_weights_is_refused(tmp_path):
+    stages = STAGES | {"runs": {"a": {**RUN, "eval": []}}}
+    run(tmp_path / "first", **stages)
+    (tmp_path / "first").rename(tmp_path / "moved")
+    config = tmp_path / "moved" / "e" / "a_stage1" / "config.json"
+    config.write_text(config.read_text().replace("a_stage0/model", "b_stage0/model"))
+    with pytest.raises(ConfigError, match=r"is of another experiment: .*model\.path was '.*b_stage0/model'"):
+        run(tmp_path / "moved", **stages)
 
 
 def test_two_processes_cannot_run_one_experiment(tmp_path):

@@ -96,8 +96,18 @@ def test_a_signal_is_answered_whenever_it_comes_and_nothing_is_lost(
     assert f"run_end a {a_ends}" in listener.heard
     assert ("run_start b" in listener.heard) == b_begins
     assert "train_start" not in listener.heard[listener.heard.index(f"run_end a {a_ends}") :]
+    assert ("benchmark_eval after None 4" in listener.heard) == (moment not in ("run_start a", "train_end a"))
     assert listener.heard[-1] == "experiment_end cancelled"
     assert header(tmp_path)["status"] == "cancelled"
+    experiment(tmp_path).run()
+    assert came_to(tmp_path) == undisturbed
+
+
+def test_a_signal_at_the_end_of_the_last_run_is_answered_too(tmp_path, undisturbed):
+    listener = Listener()
+    with pytest.raises(KeyboardInterrupt, match="SIGTERM"):
+        experiment(tmp_path, [listener, Signals("run_end b", signal.SIGTERM)]).run()
+    assert listener.heard[-2:] == ["run_end b completed", "experiment_end cancelled"]
     experiment(tmp_path).run()
     assert came_to(tmp_path) == undisturbed
 
@@ -221,9 +231,12 @@ def test_what_is_refused_leaves_the_record_as_it_was(tmp_path):
     assert listener.heard == []
 
 
-def test_a_run_that_was_gone_on_with_by_itself_is_benchmarked_too(tmp_path, undisturbed):
+@pytest.mark.parametrize("killed", [False, True], ids=["interrupted", "killed"])
+def test_a_run_that_was_gone_on_with_by_itself_is_benchmarked_too(tmp_path, undisturbed, killed):
     with pytest.raises(KeyboardInterrupt):
         experiment(tmp_path, [Signals("train_end a", signal.SIGINT)]).run()
+    if killed:  # before it could write down what it came to
+        (tmp_path / "e" / "a" / "arm.json").unlink()
     run_recipe(plan(experiment(tmp_path).config)[0][0].config, resume="auto")
     assert json.loads((tmp_path / "e" / "a" / "run.json").read_text())["status"] == "completed"
     experiment(tmp_path).run()
@@ -244,7 +257,7 @@ def test_complete_runs_are_scored_again_by_a_benchmark_that_changed_and_not_trai
 
 
 def test_it_says_how_far_it_is_while_it_goes_on(tmp_path):
-    seen = []
+    seen, written_too_early = [], []
 
     class Looks(Callback):
         def on_run_start(self, ctx):
@@ -252,10 +265,11 @@ def test_it_says_how_far_it_is_while_it_goes_on(tmp_path):
             seen.append((told["status"], [arm["name"] for arm in told["arms"]]))
 
         def on_run_end(self, ctx, run_result, arm):
-            assert not (tmp_path / "e" / arm.name / "arm.json").exists()
+            written_too_early.append((tmp_path / "e" / arm.name / "arm.json").exists())
 
     experiment(tmp_path, [Looks()]).run()
     assert seen == [("running", []), ("running", ["a"])]
+    assert written_too_early == [False, False]
 
 
 def test_the_same_experiment_object_tries_a_failed_run_again(tmp_path, monkeypatch):

@@ -1,5 +1,7 @@
 """The documented order of an experiment's hooks, for every shape that one can have."""
 
+import json
+
 import pytest
 from small_experiment import BENCHMARK, JUDGED, RUN, Listener, of_a_run
 
@@ -57,6 +59,9 @@ def test_three_stages_with_two_repeats(tmp_path):
             expected += of_a_run(f"e_stage{stage}__s{seed}")
     assert listener.heard == [*expected, "experiment_end completed"]
     assert [arm.run_config.task.source for arm in result.arms[:3]] == stages["datasets"]
+    assert result.best_arm == "e_stage2"
+    assert result.conclusion.endswith("judged by its last stage.")
+    assert json.loads((tmp_path / "e" / "experiment.json").read_text())["compared"] == ["e_stage2"]
 
 
 def test_a_stage_begins_with_the_weights_of_the_one_before(tmp_path):

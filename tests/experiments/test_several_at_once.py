@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from typing import ClassVar
 
@@ -74,26 +73,38 @@ def test_groups_are_told_once_and_ids_travel(at_once):
     assert "seen" in Elsewhere.started[-1].work.ids
 
 
-def test_so_many_run_at_once_and_no_more(at_once):
-    most, gate = [], threading.Event()
+@pytest.mark.parametrize("at_a_time", [2, 3])
+def test_so_many_run_at_once_and_no_more(at_once, at_a_time):
+    going_on, most, until = set(), [], time.monotonic() + 10
 
-    def let(_):
-        running = len(Elsewhere.started)
-        most.append(running)
-        if running >= 2:
-            gate.set()
-        return gate.is_set()
+    def let(one):
+        going_on.add(one)
+        most.append(len(going_on))
+        if len(going_on) < at_a_time and len(Elsewhere.started) < 4 and time.monotonic() < until:
+            return False
+        time.sleep(0.1)  # in which one more that may not run would show itself
+        going_on.discard(one)
+        return True
 
-    at_once(let=let).run()
-    assert gate.is_set()
-    assert most[0] <= 2
+    at_once(let=let, max_concurrent_arms=at_a_time).run()
+    assert len(Elsewhere.started) == 4
+    assert max(most) == at_a_time
 
 
-def test_what_is_complete_is_not_started(at_once, tmp_path):
+def test_what_is_complete_is_not_started(at_once):
     one = at_once()
     one._skip_complete = lambda chain: one._arms.update({run.key: finished(run) for run in chain if "a" in run.key})
     one.run()
     assert sorted(keys()) == ["b__s0", "b__s1"]
+
+
+def test_a_chain_goes_on_after_the_stages_that_are_complete(at_once):
+    one = at_once(n_repeats=1, continual={"datasets": ["sort_digits", "reverse_digits"]})
+    one._skip_complete = lambda chain: one._arms.update(
+        {run.key: finished(run) for run in chain if "a_stage0" in run.key}
+    )
+    one.run()
+    assert sorted(keys()) == ["a_stage1", "b_stage0", "b_stage1"]
 
 
 def finished(run):
@@ -128,10 +139,11 @@ def test_the_second_signal_is_passed_on_too(at_once):
     chains = concurrent._Chains(at_once(), None, None, interruption)
 
     class Stubborn:
-        interrupts = 0
+        interrupts = asked = 0
 
         def ended(self, seconds):
-            return self.interrupts == 2
+            self.asked += 1
+            return self.interrupts == 2 or self.asked > 100
 
         def interrupt(self):
             self.interrupts += 1
@@ -150,8 +162,9 @@ def test_a_hook_that_fails_ends_all_of_it(at_once):
             if group_name == "b":
                 raise LookupError("no such group")
 
+    until = time.monotonic() + 10
     with pytest.raises(LookupError, match="no such group"):
-        at_once(let=lambda one: "b" in one.work.run.key, callbacks=[Fails()], max_concurrent_arms=3).run()
+        at_once(let=lambda _: time.monotonic() > until, callbacks=[Fails()], max_concurrent_arms=3).run()
     assert not any("b" in key for key in keys())
     assert all(one.interrupts for one in Elsewhere.started)
 
@@ -185,6 +198,15 @@ def planned(tmp_path, **changes):
 def test_what_fails_before_the_run_can_tell_is_told_by_the_process(tmp_path):
     arm, _ = carried_out(ArmRun(*planned(tmp_path), (raises,)))
     assert (arm.status, arm.error) == ("failed", "LookupError: the factory's own error")
+
+
+def test_an_error_of_the_run_itself_is_told_by_the_process_too(tmp_path):
+    class Broken(ArmRun):
+        def carry_out(self, interruption=None):
+            raise LookupError("before it could tell of itself")
+
+    arm, _ = carried_out(Broken(*planned(tmp_path)))
+    assert (arm.name, arm.status, arm.error) == ("e", "failed", "LookupError: before it could tell of itself")
 
 
 class Connection:
@@ -271,7 +293,10 @@ def test_a_run_whose_starter_is_killed_while_it_starts_does_not_train_on(tmp_pat
     until = time.monotonic() + 60
     while is_there(child) and time.monotonic() < until:
         time.sleep(0.1)
-    assert not is_there(child)
+    still_there = is_there(child)
+    if still_there:  # nobody else would end it
+        os.kill(child, signal.SIGKILL)
+    assert not still_there
 
 
 def is_there(pid):

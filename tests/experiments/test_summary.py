@@ -27,10 +27,10 @@ def arm_names(runs):
     return {run.name: run.name.partition("__")[0] for run in runs}
 
 
-def summed_up(*runs, metric="bench.exact", mode="max", hypothesis=None, arm_of=None):
+def summed_up(*runs, metric="bench.exact", mode="max", hypothesis=None, arm_of=None, compared=None):
     result = ExperimentResult("e")
     metadata = SimpleNamespace(success_metric=metric, mode=mode, hypothesis=hypothesis)
-    summarise(result, list(runs), arm_of or arm_names(runs), SimpleNamespace(metadata=metadata))
+    summarise(result, list(runs), arm_of or arm_names(runs), SimpleNamespace(metadata=metadata), compared)
     return result
 
 
@@ -90,6 +90,46 @@ def test_pairs_that_contradict_the_means_are_said_to():
     result = summed_up(*repeats("a", 0.5, 0.6, 4.0), *repeats("b", 0.9, 1.1))
     assert result.best_arm == "a"
     assert result.conclusion.endswith("; so on the seeds that both have, b is ahead.")
+
+
+# -- stages --------------------------------------------------------------------------------------------
+
+LAST = ["a_stage1", "b_stage1"]
+
+
+def staged(a, b, **options):
+    """Two arms of two stages, one run each."""
+    scores = {"a_stage0": 0.9, "a_stage1": a, "b_stage0": 0.95, "b_stage1": b}
+    return summed_up(*(a_run(name, score=score) for name, score in scores.items()), compared=LAST, **options)
+
+
+def test_stages_do_not_stand_against_each_other():
+    result = staged(0.3, 0.5)
+    assert (result.best_arm, result.best_score) == ("b_stage1", 0.5)
+    assert result.conclusion.startswith(
+        "By bench.exact (more is better) b_stage1 scored best of 2 arms: 0.5 in one run."
+    )
+    assert result.conclusion.endswith(" Each arm is judged by its last stage.")
+    assert list(result.groups) == ["a_stage0", "a_stage1", "b_stage0", "b_stage1"]
+
+
+def test_the_stages_of_a_single_arm_are_no_contest():
+    result = summed_up(a_run("a_stage0", score=0.9), a_run("a_stage1", score=0.5), compared=["a_stage1"])
+    assert result.best_arm == "a_stage1"
+    assert result.conclusion == (
+        "By bench.exact (more is better) a_stage1 scored: 0.5 in one run. Each arm is judged by its last stage."
+    )
+
+
+def test_a_chain_that_ended_early_leaves_its_arm_without_a_value():
+    runs = [a_run("a_stage0", status="failed"), a_run("a_stage1", status="cancelled", error="not run: a_stage0 failed")]
+    result = summed_up(*runs, a_run("b_stage0", score=0.9), a_run("b_stage1", score=0.5), compared=LAST)
+    assert result.best_arm == "b_stage1"
+    assert "; without a value: a_stage1 (not run)." in result.conclusion
+
+
+def test_arms_without_stages_are_not_said_to_have_any():
+    assert "stage" not in summed_up(*repeats("a", 0.5), *repeats("b", 0.7), compared=["a", "b"]).conclusion
 
 
 # -- numbers that are none -----------------------------------------------------------------------------

@@ -18,8 +18,7 @@ def length(prompts, completions, **columns):
 
 def moody(completions):
     """Does what a completion tells it to; otherwise gives its length."""
-    values = [_obey(text) for text in completions]
-    return values[:-1] if "few" in completions else values
+    return [_obey(text) for text in completions]
 
 
 async def moody_later(completions):
@@ -77,6 +76,14 @@ def forgets_to_return(completions):
 
 def one_number_for_all(completions):
     return 0.5
+
+
+def one_value_for_all(completions):
+    return [0.5]
+
+
+def one_value_too_many(completions):
+    return [0.5] * (len(completions) + 1)
 
 
 def as_text(completions):

@@ -20,7 +20,6 @@ BAD = {
     "text": "gave 'high', which is no number",
     "number in text": "gave '1.5', which is no number",
     "list": "gave [1.0], which is no number",
-    "few": "returned 0 values for 1 samples",
     "none": "no reward applies to this sample: ",
 }
 
@@ -39,7 +38,9 @@ def test_a_bad_sample_is_marked_and_spoils_no_other(bad, function):
     [
         (judges.forgets_to_return, "is a `return` missing"),
         (judges.one_number_for_all, "returned 0.5, not a list with one number per sample"),
-        (judges.as_text, "returned 'x', not a list"),
+        (judges.as_text, "returned 'xx', not a list"),
+        (judges.one_value_for_all, "returned 1 value for 2 samples: return a list with one number per sample"),
+        (judges.one_value_too_many, "returned 3 values for 2 samples"),
         (judges.misspelt, "did you mean 'answer'"),
     ],
 )
@@ -47,6 +48,18 @@ def test_a_function_that_answers_wrongly_is_told_on_every_sample(function, words
     for score in InlineRewards(function).score(["p"] * 2, ["a", "b"], {"answer": ["a", "b"]}):
         assert score.value is None
         assert words in score.error
+
+
+@pytest.mark.parametrize("answer", [[1.0], [], 1.0, None])
+def test_a_wrong_count_is_not_asked_for_again_sample_by_sample(answer):
+    sizes = []
+
+    def counts(completions):
+        sizes.append(len(completions))
+        return answer
+
+    InlineRewards(counts).score(["p"] * 4, ["a"] * 4)
+    assert sizes == [4]
 
 
 @pytest.mark.parametrize("function", [judges.as_numpy, judges.as_torch])

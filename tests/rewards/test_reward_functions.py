@@ -5,8 +5,10 @@ import functools
 import judges
 import pytest
 
+from proa.cli.endings import ending
 from proa.errors import ProaError
 from proa.rewards import InlineRewards, RewardError, RewardFunction, load_rewards
+from proa.rewards.dotted import resolve
 
 
 @pytest.mark.parametrize(
@@ -88,3 +90,14 @@ def test_a_missing_column_can_be_found_before_the_run():
     with pytest.raises(RewardError, match="wants 'anwser'; did you mean 'answer'"):
         rewards.check(["answer"])
     rewards.check(["anwser"])
+
+
+@pytest.mark.parametrize("given", ["judges:lenght", "no_such_module:reward", "reward"])
+def test_a_reward_that_is_not_there_is_wrong_use_for_the_command_line(given, capsys):
+    assert ending(lambda: load_rewards(given)) == 2
+    assert capsys.readouterr().err.startswith("reward ")
+
+
+def test_an_evaluator_that_is_not_there_is_wrong_use_too(capsys):
+    assert ending(lambda: resolve("judges:lenght")) == 2
+    assert capsys.readouterr().err.startswith("'judges:lenght': judges has no 'lenght'")

@@ -51,6 +51,13 @@ def test_a_bad_sample_is_marked_and_spoils_no_other(moody, bad):
     assert BAD[bad] in middle.error
 
 
+def test_a_wrong_count_is_told_on_every_sample_from_a_worker_too():
+    with RewardWorkers("judges:one_value_for_all", timeout=20) as rewards:
+        scores = rewards.score(["p"] * 4, ["a"] * 4)
+    assert [score.value for score in scores] == [None] * 4
+    assert all("returned 1 value for 4 samples" in score.error for score in scores)
+
+
 @pytest.mark.parametrize(("bad", "words"), [("die", "exit code 3"), ("kill", "killed by SIGKILL")])
 def test_a_sample_that_kills_its_worker_is_marked_and_the_next_call_works(moody, bad, words):
     first, middle, last = moody.score(["p"] * 3, ["good", bad, "better"])

@@ -1,5 +1,11 @@
 """Builds callbacks from `{kind, params}`, as configuration files name them.
 
+A kind may be the dotted path of a class of one's own, or of a function that makes a callback:
+
+    callbacks:
+      - kind: my_module.MyCallback
+        params: {every: 10}
+
 Other packages add kinds through the entry point group `proa.callbacks`:
 
     [project.entry-points."proa.callbacks"]
@@ -14,8 +20,9 @@ from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from ..errors import CallbackConfigError
+from ..errors import CallbackConfigError, ProaError
 from ..lifecycle.hooks import BaseCallback
+from ..rewards.dotted import DottedPathError, resolve
 from ..spelling import did_you_mean
 
 ENTRY_POINT_GROUP = "proa.callbacks"
@@ -46,17 +53,22 @@ def build_callback(spec: Mapping[str, Any]) -> BaseCallback:
     kind, params = _parse(spec)
     factory = _factory(kind)
     _check_params(kind, factory, params)
-    callback = factory(**params)
+    try:
+        callback = factory(**params)
+    except ProaError:
+        raise
+    except Exception as error:  # whatever a constructor says of its parameters
+        raise CallbackConfigError(f"callback kind {kind!r}: {type(error).__name__}: {error}") from error
     if not isinstance(callback, BaseCallback):
         raise CallbackConfigError(f"callback kind {kind!r} made {callback!r}, which is not a callback")
     return callback
 
 
 def check_callback(spec: Mapping[str, Any]) -> None:
-    """Raise if `build_callback` would. One that comes with Proa is built and let go of; one of another package may
-    start something when it is built, so only the names of its parameters are looked at."""
+    """Raise if `build_callback` would. One that comes with Proa is built and let go of; one of the user's or of another
+    package may start something when it is built, so only the names of its parameters are looked at."""
     kind, params = _parse(spec)
-    if callback_kinds().get(kind, "proa.callbacks.").startswith("proa.callbacks."):
+    if kind in _SHIPPED:
         build_callback(spec)
     else:
         _check_params(kind, _factory(kind), params)
@@ -96,15 +108,35 @@ def _factory(kind: str) -> Factory:
         return shipped
     plugin = _plugins().get(kind)
     if plugin is None:
-        known = callback_kinds()
-        raise CallbackConfigError(
-            f"no callback kind {kind!r}{did_you_mean(kind, known)} (known: {', '.join(sorted(known))})"
-        )
+        return _own(kind)
     try:
         loaded: Factory = plugin.load()
     except Exception as error:
         raise CallbackConfigError(f"callback kind {kind!r} ({plugin.value}) could not be loaded: {error}") from error
     return loaded
+
+
+def _own(kind: str) -> Factory:
+    """The user's class, or function that makes a callback, by its dotted path."""
+    if not any(mark in kind for mark in ":."):
+        known = callback_kinds()
+        raise CallbackConfigError(
+            f"no callback kind {kind!r}{did_you_mean(kind, known)} (known: {', '.join(sorted(known))}; your own: "
+            f"'package.module:Class')"
+        )
+    try:
+        found = resolve(kind)
+    except DottedPathError as error:
+        raise CallbackConfigError(f"callback kind {error}") from error
+    if isinstance(found, BaseCallback):
+        raise CallbackConfigError(f"callback kind {kind!r} is one that was made already: name its class")
+    if not callable(found) or (isinstance(found, type) and not issubclass(found, BaseCallback)):
+        raise CallbackConfigError(
+            f"callback kind {kind!r} is not a callback: derive a class from Callback, TrainerCallback or "
+            f"MakerCallback, or name a function that makes one"
+        )
+    own: Factory = found
+    return own
 
 
 def _plugins() -> dict[str, EntryPoint]:

@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -218,30 +219,24 @@ def _within(seconds: float, opened: Callable[[], Any]) -> Any:
 
     The library keeps the current run in a context variable and ends the one before: in another thread that is nobody's.
     """
-    outcome: list[Any] = []
-    failure: list[BaseException] = []
-    guard, given_up = threading.Lock(), threading.Event()
+    opening: Future[Any] = Future()
 
     def work() -> None:
         try:
             run = opened()
         except BaseException as error:
-            failure.append(error)
+            if opening.set_running_or_notify_cancel():
+                opening.set_exception(error)
             return
-        with guard:
-            outcome.append(run)
-            late = given_up.is_set()
-        if late:
+        if opening.set_running_or_notify_cancel():
+            opening.set_result(run)
+        else:
             run.finish()
 
-    thread = threading.Thread(target=work, name="trackio-opens", daemon=True)
-    thread.start()
-    thread.join(seconds)
-    with guard:
-        if not outcome and not failure:
-            given_up.set()
-    if failure:
-        raise failure[0]
-    if not outcome:
-        raise TimeoutError(f"trackio did not open the run within {seconds:g} seconds")
-    return outcome[0]
+    threading.Thread(target=work, name="trackio-opens", daemon=True).start()
+    try:
+        return opening.result(seconds)
+    except TimeoutError:
+        if opening.cancel():
+            raise TimeoutError(f"trackio did not open the run within {seconds:g} seconds") from None
+        return opening.result()  # it came just now, or the library itself had waited too long

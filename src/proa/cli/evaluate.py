@@ -39,7 +39,7 @@ def evaluate(
     source: str, settings: dict[str, Any], *, checkpoint: str | None, output: str | None, as_json: bool
 ) -> int:
     """Exit code: 0 done, 1 failed, 2 wrong use."""
-    sys.path.insert(0, str(Path.cwd()))  # so that tasks and metrics beside it can be named
+    sys.path.insert(0, str(Path.cwd()))  # so that tasks and metrics there can be named
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
     def work() -> int:

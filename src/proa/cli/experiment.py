@@ -20,7 +20,7 @@ from .words import counted, duration, interval
 
 def experiment(file: str, flags: Sequence[str]) -> int:
     """Exit code: 0 all runs are complete, 1 one failed, 2 wrong use."""
-    sys.path.insert(0, str(Path.cwd()))  # so that rewards and tasks beside the configuration can be named
+    sys.path.insert(0, str(Path.cwd()))  # so that rewards, tasks and callbacks there can be named
     console = Console()
 
     def work() -> int:

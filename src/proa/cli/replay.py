@@ -20,7 +20,7 @@ from .words import counted
 
 def run_replay(folder: str, *, until: int | None, into: str | None, as_json: bool, flags: Sequence[str]) -> int:
     """Exit code: 0 the same, or nothing to compare; 1 not the same, or failed; 2 wrong use."""
-    sys.path.insert(0, str(Path.cwd()))  # so that rewards and tasks beside it can be named
+    sys.path.insert(0, str(Path.cwd()))  # so that rewards and tasks there can be named
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     console = Console(stderr=as_json)
 

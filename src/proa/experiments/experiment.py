@@ -26,7 +26,7 @@ from ..record.run_folder import RunFolderError, as_json, read_json
 from ..record.run_lock import lock
 from .arm_run import ArmRun
 from .checking import check_arms
-from .plan import Chain, PlannedRun, plan
+from .plan import Chain, PlannedRun, compared, plan
 from .saved_result import arm_dict, load_arm
 from .summary import summarise
 
@@ -202,7 +202,8 @@ class Experiment:
             whatever_happens.callback(self._write)
             whatever_happens.callback(self._fire, "experiment_end", ctx, result)
             result.arms = self._in_order()
-            summarise(result, result.arms, {run.key: run.arm for chain in self.plan for run in chain}, self.config)
+            arm_of = {run.key: run.arm for chain in self.plan for run in chain}
+            summarise(result, result.arms, arm_of, self.config, compared(self.plan))
 
     def _in_order(self) -> list[ArmResult]:
         return [self._arms[run.key] for chain in self.plan for run in chain if run.key in self._arms]
@@ -218,6 +219,7 @@ class Experiment:
                 for chain in self.plan
                 for run in chain
             ],
+            "compared": compared(self.plan),
             "best_arm": result.best_arm,
             "best_score": result.best_score,
             "conclusion": result.conclusion,

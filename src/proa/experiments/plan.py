@@ -47,6 +47,11 @@ def plan(config: ExperimentConfig) -> list[Chain]:
     return chains
 
 
+def compared(chains: Sequence[Chain]) -> list[str]:
+    """Which arms stand against each other. A stage is none: an arm of stages is compared by its last one."""
+    return list(dict.fromkeys(chain[-1].arm for chain in chains))
+
+
 def _try_callbacks(sections: Sequence[CallbackSection], whose: str) -> None:
     """Runs build theirs when others are over, and a mistake would stop all of them then."""
     for place, section in enumerate(sections):

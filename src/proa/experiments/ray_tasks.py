@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ..config import ExperimentConfig
+from ..config import ExperimentConfig, RunConfig
 from ..data.results import ArmResult, Status
 from ..runtime.ray.tasks import Task, TaskFailed, tasks_of, told
 from .arm_run import ArmRun
@@ -16,9 +16,9 @@ from .processes import carried_out
 class ArmTask:
     """One run in the cluster."""
 
-    def __init__(self, work: ArmRun, start: Callable[[Callable[[Any], Any], Any], Task]) -> None:
+    def __init__(self, work: ArmRun, start: Callable[..., Task]) -> None:
         self._work = work
-        self._task = start(carried_out, work)
+        self._task = start(carried_out, work, **resources_of(work.run.config))
         self._interrupted = False
 
     def ended(self, seconds: float) -> bool:
@@ -43,3 +43,12 @@ class ArmTask:
 def arm_tasks(config: ExperimentConfig) -> Iterator[Callable[[ArmRun], ArmTask]]:
     with tasks_of(config.ray_address, f"proa-{config.name}") as start:
         yield lambda work: ArmTask(work, start)
+
+
+def resources_of(config: RunConfig) -> dict[str, float]:
+    """What Ray sets aside for the task of a run. Ray hides GPUs from a task that did not ask for any. The actors of a
+    run that is on Ray itself ask for their own; its task only waits for them."""
+    if config.runtime == "ray":
+        return {"num_cpus": 0}
+    on_gpu = config.model.device.partition(":")[0] == "cuda"
+    return {"num_cpus": config.threads, "num_gpus": int(on_gpu)}

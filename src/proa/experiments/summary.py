@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from ..config import ExperimentConfig
 from ..data.results import ArmResult, ExperimentResult, GroupResult
@@ -19,13 +19,19 @@ log = logging.getLogger("proa.experiments")
 NOT_RUN = "not run"
 """What became of a run that never started; the error of a stage that was not reached starts with it."""
 NO_NUMBER = "without a number"
+BY_LAST_STAGE = "Each arm is judged by its last stage."
 
 
 def summarise(
-    result: ExperimentResult, arms: list[ArmResult], arm_of: Mapping[str, str], config: ExperimentConfig
+    result: ExperimentResult,
+    arms: list[ArmResult],
+    arm_of: Mapping[str, str],
+    config: ExperimentConfig,
+    compared: Collection[str] | None = None,
 ) -> None:
     """Fill a result in. `arm_of` says which arm each planned run is a repeat of, also of those that did not come to be
-    run; every arm has a group."""
+    run; every arm has a group, and in a continual experiment every stage of one. `compared` are the groups that stand
+    against each other, by default all: stages do not, for each begins where another ended."""
     result.arms = arms
     result.mode = config.metadata.mode
     result.task_scores = task_scores
@@ -36,7 +42,7 @@ def summarise(
         known = result.metric_names()
         result.conclusion = without_metric(known, failed=failed, hypothesis=config.metadata.hypothesis)
     else:
-        _judge(result, result.success_metric, config.metadata.hypothesis)
+        _judge(result, result.success_metric, config.metadata.hypothesis, compared or result.groups.keys())
 
 
 def task_scores(arm: ArmResult, metric: str) -> dict[str, float | None] | None:
@@ -54,23 +60,24 @@ def task_scores(arm: ArmResult, metric: str) -> dict[str, float | None] | None:
         return None
 
 
-def _judge(result: ExperimentResult, metric: str, hypothesis: str | None) -> None:
+def _judge(result: ExperimentResult, metric: str, hypothesis: str | None, compared: Collection[str]) -> None:
     """The best arm, whether chance may have made it so, and the words for both."""
     known = result.metric_names()
     if known and metric not in known:
         log.warning("no run has a metric %r%s", metric, did_you_mean(metric, known))
-    means = {name: group.metrics.get(metric) for name, group in result.groups.items()}
+    means = {name: group.metrics.get(metric) for name, group in result.groups.items() if name in compared}
     best = best_of(means, result.mode)
     result.best_arm, result.best_score = best.arm, best.score
-    compared = best.arm is not None and len(best.ranked) > 1
-    result.conclusion = conclusion(
+    has_next = best.arm is not None and len(best.ranked) > 1
+    said = conclusion(
         means,
         metric=metric,
         mode=result.mode,
-        comparison=result.compare(best.ranked[0], best.ranked[1]) if compared else None,
-        failed=_lacking(result, metric),
+        comparison=result.compare(best.ranked[0], best.ranked[1]) if has_next else None,
+        failed={name: fate for name, fate in _lacking(result, metric).items() if name in compared},
         hypothesis=hypothesis,
     )
+    result.conclusion = said if len(means) == len(result.groups) else f"{said} {BY_LAST_STAGE}"
 
 
 def _groups(arms: Sequence[ArmResult], arm_of: Mapping[str, str]) -> dict[str, GroupResult]:

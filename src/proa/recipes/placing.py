@@ -11,7 +11,7 @@ from ..callbacks import JsonlMetrics, build_callback
 from ..config import RunConfig
 from ..data.results import LogContext
 from ..data.state import LoopState
-from ..lifecycle.hooks import BaseCallback, Callback, EveryMoment, MakerCallback
+from ..lifecycle.hooks import BaseCallback, Callback, EveryMoment, MakerCallback, TrainerCallback
 from ..lifecycle.manager import CallbackManager, Callbacks
 from ..lifecycle.moments import MOMENTS, EventName, Scope
 from ..lifecycle.placement import Placement
@@ -31,6 +31,8 @@ class Listeners:
     _added: list[BaseCallback]
     ctx: LogContext | None = None
     """Of the experiment that this run is part of."""
+    trainer_apart: bool = False
+    """Whether the trainer is another process."""
 
     def context(self, folder: Path) -> LogContext:
         """What loggers are told of the run; `state.ctx` is the same."""
@@ -44,9 +46,11 @@ class Listeners:
         self._added.append(callback)
 
     def place(self, callback: BaseCallback) -> None:
-        """The same of a callback that may be a maker's."""
+        """The same of a callback that may be a maker's, or a trainer's in another process."""
         if isinstance(callback, MakerCallback):
             self.makers.append(callback)
+        elif self.trainer_apart and isinstance(callback, TrainerCallback):
+            (self.every_trainer if callback.all_ranks else self.trainer).append(callback)
         else:
             self.add(callback)
 
@@ -76,7 +80,7 @@ def place_callbacks(config: RunConfig, callbacks: Callbacks, ctx: LogContext | N
         with_trainer, with_every_trainer = placement.trainer, placement.every_trainer
         here = [] if trainer_apart else [*with_trainer, *with_every_trainer]
         manager = CallbackManager([*placement.driver, *here])
-    listeners = Listeners(manager, maker_callbacks, with_trainer, with_every_trainer, [], ctx)
+    listeners = Listeners(manager, maker_callbacks, with_trainer, with_every_trainer, [], ctx, trainer_apart)
     listeners.add(JsonlMetrics())
     for callback in configured:
         listeners.place(callback)

@@ -230,8 +230,10 @@ def saved_config_in(folder: Path, flags: Sequence[str] = ()) -> RunConfig:
 
 def changes_to(saved: dict[str, Any], config: RunConfig) -> dict[str, tuple[Any, Any]]:
     """What a configuration changes in a run that goes on, as {key: (before, now)}. What would change what is
-    learned is refused."""
-    changes = _differences(saved, config.model_dump(mode="json"))
+    learned is refused. The folder that the run lies in may have been moved."""
+    now = config.model_dump(mode="json")
+    here = _moved_along(saved, now, str(saved.get("output_dir")), now["output_dir"])
+    changes = _differences(here, now)
     refused = {key: pair for key, pair in changes.items() if not _is_in(key, (*_FREE, *_LAST_BITS))}
     if refused:
         told = "; ".join(_told(key, before, now) for key, (before, now) in refused.items())
@@ -248,6 +250,15 @@ def tell_changes(changes: dict[str, tuple[Any, Any]]) -> None:
             continue
         bits = "; results may differ in their last bits from here on" if _is_in(key, _LAST_BITS) else ""
         log.warning("%s%s", _told(key, before, now), bits)
+
+
+def _moved_along(saved: Any, given: Any, before: str, now: str) -> Any:
+    """What was saved, with paths as they are since the folder that the run lies in was moved: a stage of an experiment
+    names the weights of the one before. A path that is given as it was saved was not moved."""
+    if isinstance(saved, dict) and isinstance(given, dict):
+        return {key: _moved_along(value, given.get(key), before, now) for key, value in saved.items()}
+    inside = isinstance(saved, str) and saved.startswith(before + os.sep)
+    return given if inside and given == now + saved.removeprefix(before) else saved
 
 
 def _told(key: str, before: Any, now: Any) -> str:

@@ -25,14 +25,23 @@ def arms_compared(subject: Subject) -> Section | None:
         return None
     judged, mode = _judged_by(subject)
     metrics = list(dict.fromkeys([*filter(None, [judged]), *_eval_metrics(subject)]))[:MOST_METRICS]
+    against = _against_each_other(subject)
     body: list[Markup] = []
     if metrics:
-        body.append(tag("div", [_chart(subject.arms, metric, judged, mode) for metric in metrics], class_="charts"))
+        body.append(
+            tag("div", [_chart(subject.arms, metric, judged, mode, against) for metric in metrics], class_="charts")
+        )
     if judged:
-        body += _differences(subject.arms, judged, mode)
+        body += _differences([arm for arm in subject.arms if arm.name in against], judged, mode)
     body.append(tag("h3", "Runs"))
     body.append(_runs(subject, metrics))
     return Section("arms", "Arms compared", body)
+
+
+def _against_each_other(subject: Subject) -> set[str]:
+    """The arms that are compared: of stages the last one, as the experiment wrote down; all, where it did not."""
+    written = (subject.experiment or {}).get("compared")
+    return {str(name) for name in written} if isinstance(written, list) else {arm.name for arm in subject.arms}
 
 
 def _judged_by(subject: Subject) -> tuple[str | None, Literal["max", "min"]]:
@@ -62,13 +71,13 @@ def _scores(arm: Arm, metric: str) -> list[float | None]:
     return [run.score(metric) if run.status == "completed" else None for run in arm.runs]
 
 
-def _chart(arms: Sequence[Arm], metric: str, judged: str | None, mode: str) -> Markup:
+def _chart(arms: Sequence[Arm], metric: str, judged: str | None, mode: str, against: set[str]) -> Markup:
     rows = []
     for place, arm in enumerate(arms):
         found = estimate(_scores(arm, metric))
         shown = [score for score in _scores(arm, metric) if score is not None and _is_number(score)]
         rows.append(Row(arm.name, place, shown, found))
-    with_value = {row.name: row.estimate for row in rows if row.estimate.mean is not None}
+    with_value = {row.name: row.estimate for row in rows if row.estimate.mean is not None and row.name in against}
     title = f"{metric}, {_finding(with_value, mode)}" if metric == judged and with_value else metric
     missing = [f"{row.name}: {_missing(row.estimate)}." for row in rows if row.estimate.missing]
     return interval_chart(title, rows, metric, " ".join([_NOTE, *missing]))

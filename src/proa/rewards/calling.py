@@ -38,6 +38,10 @@ class NotCalled(CallFailed):
     """It did not come to a call, so no sample is to blame."""
 
 
+class WrongAnswer(CallFailed):
+    """The function answered, but not with one value per sample: that is the function's mistake, not a sample's."""
+
+
 def call(function: RewardFunction, samples: Samples, finish: Finish | None = None) -> list[Outcome]:
     """One outcome per sample. A bad value marks its sample; a bad call raises `CallFailed`."""
     if (complaint := function.complaint(samples.columns)) is not None:
@@ -49,8 +53,8 @@ def call(function: RewardFunction, samples: Samples, finish: Finish | None = Non
         values = _values(answer, len(samples))
     except KeyboardInterrupt:
         raise
-    except CallFailed as failure:
-        raise CallFailed(f"reward {function.name!r} {failure}") from None
+    except WrongAnswer as wrong:
+        raise WrongAnswer(f"reward {function.name!r} {wrong}") from None
     except BaseException as error:  # sys.exit() and some time-out libraries raise no Exception
         raise CallFailed(f"reward {function.name!r} raised {_told(error)}") from error
     return [_outcome(function.name, value) for value in values]
@@ -80,9 +84,10 @@ def _values(answer: Any, count: int) -> list[Any]:
         values = None
     if values is None:
         hint = " (is a `return` missing?)" if answer is None else ""
-        raise CallFailed(f"returned {_short(answer)}, not a list with one number per sample{hint}")
+        raise WrongAnswer(f"returned {_short(answer)}, not a list with one number per sample{hint}")
     if len(values) != count:
-        raise CallFailed(f"returned {len(values)} values for {count} samples")
+        words = f"returned {_counted(len(values), 'value')} for {_counted(count, 'sample')}"
+        raise WrongAnswer(f"{words}: return a list with one number per sample, None where it does not apply")
     return values
 
 
@@ -111,6 +116,10 @@ def _told(error: BaseException) -> str:
     words = "".join(traceback.format_exception_only(error)).strip()
     frames = traceback.extract_tb(error.__traceback__)[1:]  # the first is our call of it
     return f"{words} ({frames[-1].filename.rpartition('/')[2]}, line {frames[-1].lineno})" if frames else words
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _short(value: Any) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from ..errors import ProaError
+from ..errors import SettingError
 from ..spelling import did_you_mean
 
 
-class DottedPathError(ProaError, ImportError):
+class DottedPathError(SettingError, ImportError):
     """A dotted path leads nowhere."""
 
 

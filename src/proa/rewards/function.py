@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..errors import ProaError
+from ..errors import SettingError
 from ..spelling import did_you_mean
 from .dotted import DottedPathError, resolve
 from .samples import Samples
@@ -24,7 +24,7 @@ GivenReward = Callable[..., Any] | str
 """A reward as a user gives it: anything callable, or the dotted path of it."""
 
 
-class RewardError(ProaError, ValueError):
+class RewardError(SettingError):
     """Rewards cannot work as given."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from time import monotonic
 from typing import Protocol
 
-from .calling import CallFailed, Died, Lost, NotCalled, TimedOut
+from .calling import CallFailed, Died, Lost, NotCalled, TimedOut, WrongAnswer
 from .function import RewardFunction
 from .samples import Samples
 from .score import Outcome
@@ -27,14 +27,15 @@ class Caller(Protocol):
 def judge(function: RewardFunction, samples: Samples, caller: Caller, seconds: float | None) -> list[Outcome]:
     """One outcome per sample, within twice the deadline.
 
-    The whole batch is tried first. If that call fails, the samples are judged one by one, so that only the
-    culprits are marked: none of them, if a worker was killed from outside.
+    The whole batch is tried first. If that call raises, hangs or crashes, the samples are judged one by one, so that
+    only the culprits are marked: none of them, if a worker was killed from outside. A function that answers with
+    something else than one value per sample is not asked again: one value for four samples would pass as right for one.
     """
     try:
         caller.prepare()
         return caller.call(function, samples, seconds)
     except CallFailed as failure:
-        if isinstance(failure, NotCalled) or (len(samples) == 1 and not isinstance(failure, Died)):
+        if isinstance(failure, NotCalled | WrongAnswer) or (len(samples) == 1 and not isinstance(failure, Died)):
             return [Outcome(error=str(failure))] * len(samples)
     return _one_by_one(function, samples, caller, seconds)
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import ProaError
+from ..errors import SettingError
 
 
-class TaskError(ProaError, ValueError):
+class TaskError(SettingError):
     """The data of a task cannot be used as given."""
 
 

@@ -13,10 +13,10 @@ from .cluster import cluster
 
 
 class Task:
-    """One piece of work, somewhere in the cluster."""
+    """One piece of work, somewhere in the cluster. `resources` are what Ray sets aside for it, e.g. `num_gpus`."""
 
-    def __init__(self, function: Callable[[Any], Any], work: Any) -> None:
-        remote: Any = ray.remote(max_retries=0)(function)
+    def __init__(self, function: Callable[[Any], Any], work: Any, **resources: Any) -> None:
+        remote: Any = ray.remote(max_retries=0, **resources)(function)
         self._reference = remote.remote(work)
 
     def ended(self, seconds: float) -> bool:
@@ -33,7 +33,7 @@ class Task:
 
 
 @contextmanager
-def tasks_of(address: str | None, name: str) -> Iterator[Callable[[Callable[[Any], Any], Any], Task]]:
+def tasks_of(address: str | None, name: str) -> Iterator[Callable[..., Task]]:
     """Inside, tasks can be started on that cluster, or on one that is started here."""
     with cluster(address, name):
         yield Task
