@@ -1,11 +1,15 @@
 """Completions that are kept of some steps: which, of whom, and what each token was given."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from small_experiment import MODEL
 
+from proa.config import load_run_config
 from proa.recipes import grpo
+from proa.recipes.step_record import TakeStepRecord
+from proa.tasks.builtin.characters import tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -83,3 +87,31 @@ def test_nothing_is_kept_where_nothing_is_wanted(tmp_path):
     )  # fmt: skip
     assert not (tmp_path / "r" / "rollouts").exists()
     assert not (tmp_path / "r" / "spans.jsonl").exists()
+
+
+def length_of(completions, **_):
+    return [float(len(text)) for text in completions]
+
+
+def test_prompts_of_other_lengths_are_kept_without_what_they_were_padded_with(tmp_path):
+    prompts = [f"{'123456789'[:length]}>" for length in range(1, 9)]
+    grpo(
+        name="r", output_dir=tmp_path, total_steps=2, train_batch_size=16, model={"config": MODEL},
+        task=[{"prompt": prompt} for prompt in prompts], tokenizer=tokenizer(), reward=[length_of],
+        sampling={"group_size": 2, "max_new_tokens": 7}, record={"rollouts": 16},
+    )  # fmt: skip
+    for step in (0, 1):
+        assert {row["prompt"] for row in kept(tmp_path / "r", step)} == set(prompts)
+
+
+@pytest.mark.parametrize(("steps", "every"), [(1, 1), (60, 1), (300, 6), (5000, 100)])
+def test_by_default_some_fifty_steps_of_a_run_are_kept(tmp_path, steps, every):
+    config = load_run_config(
+        None, name="r", output_dir=tmp_path, total_steps=steps, train_batch_size=8, model={"config": MODEL},
+        task="sort_digits",
+    )  # fmt: skip
+    trainer = SimpleNamespace(keep_log_probs=None)
+    record = TakeStepRecord(trainer, None, None, None, config)
+    due = [step for step in range(steps) if record._is_kept(step)]
+    assert due == list(range(0, steps, every))
+    assert len(due) <= 60
