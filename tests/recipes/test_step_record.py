@@ -4,12 +4,14 @@ import json
 from types import SimpleNamespace
 
 import pytest
+import torch
 from small_experiment import MODEL
 
 from proa.config import load_run_config
+from proa.config.run_config import RecordSection
+from proa.data.experience import Experience
 from proa.recipes import grpo
 from proa.recipes.step_record import TakeStepRecord
-from proa.tasks.builtin.characters import tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -89,19 +91,20 @@ def test_nothing_is_kept_where_nothing_is_wanted(tmp_path):
     assert not (tmp_path / "r" / "spans.jsonl").exists()
 
 
-def length_of(completions, **_):
-    return [float(len(text)) for text in completions]
-
-
-def test_prompts_of_other_lengths_are_kept_without_what_they_were_padded_with(tmp_path):
-    prompts = [f"{'123456789'[:length]}>" for length in range(1, 9)]
-    grpo(
-        name="r", output_dir=tmp_path, total_steps=2, train_batch_size=16, model={"config": MODEL},
-        task=[{"prompt": prompt} for prompt in prompts], tokenizer=tokenizer(), reward=[length_of],
-        sampling={"group_size": 2, "max_new_tokens": 7}, record={"rollouts": 16},
-    )  # fmt: skip
-    for step in (0, 1):
-        assert {row["prompt"] for row in kept(tmp_path / "r", step)} == set(prompts)
+def test_what_a_prompt_was_padded_with_is_not_kept_though_it_may_be_a_token_like_others():
+    experience = Experience(
+        sequences=torch.tensor([[0, 0, 5, 7, 8, 0]]),
+        action_log_probs=torch.tensor([[-0.5, -0.25, 0.0]]),
+        advantages=torch.tensor([[1.0, 2.0, float("inf")]]),
+        attention_mask=torch.tensor([[False, False, True, True, True, False]]),
+        action_mask=torch.tensor([[True, True, False]]),
+    )
+    trainer = SimpleNamespace(batch_in_step=experience, log_probs_in_step=torch.tensor([[-0.5, float("-inf"), 0.0]]))
+    words = SimpleNamespace(decode=lambda tokens, **_: " ".join(map(str, tokens)))
+    config = SimpleNamespace(total_steps=1, train_epochs=1, record=RecordSection(rollouts=1))
+    (row,) = TakeStepRecord(trainer, None, None, words, config)._rollouts(0)
+    assert (row["prompt"], row["completion"], row["tokens"]) == ("5", "7 8", ["7", "8"])
+    assert (row["log_probs"], row["trainer_log_probs"], row["advantages"]) == ([-0.5, -0.25], [-0.5, None], [1.0, 2.0])
 
 
 @pytest.mark.parametrize(("steps", "every"), [(1, 1), (60, 1), (300, 6), (5000, 100)])
