@@ -106,8 +106,8 @@ class Copies:
 
 def _written(folder):
     """All that is in a folder, and when it was written; the live view, which nobody goes on from, is left out."""
-    files = [path for path in folder.rglob("*") if "live.json" not in path.name]
     with contextlib.suppress(FileNotFoundError):
+        files = [path for path in folder.rglob("*") if "live.json" not in path.name]
         return sorted((str(path), (found := path.lstat()).st_size, found.st_mtime_ns) for path in files)
     return None
 

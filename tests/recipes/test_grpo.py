@@ -128,11 +128,11 @@ def test_the_command_line_runs_it_and_shows_the_result(file, tmp_path, capsys):
     [
         (["--total_stepz", "3"], 2, "did you mean 'total_steps'"),
         (["--sampling.group_size", "1"], 2, "group_size must be at least 2"),
-        (["--model", "no/such/folder"], 1, "no/such/folder"),
-        (["--task.source", "no_such_task"], 1, "no_such_task"),
+        (["--model", "no/such/folder"], 2, "no/such/folder"),
+        (["--task.source", "no_such_task"], 2, "no_such_task"),
         (["--algorithm.name", "grop"], 2, "did you mean 'grpo'"),
         (["--sampling.max_new_tokens", "24"], 2, "leaves no room for a prompt"),
-        (["--sampling.max_new_tokens", "20"], 1, "7 tokens"),
+        (["--sampling.max_new_tokens", "20"], 2, "7 tokens"),
     ],
 )
 def test_likely_mistakes_end_with_clear_words_and_the_right_code(file, tmp_path, capsys, flags, code, words):
@@ -143,7 +143,7 @@ def test_likely_mistakes_end_with_clear_words_and_the_right_code(file, tmp_path,
 def test_an_empty_dataset_is_refused(file, tmp_path, capsys):
     empty = tmp_path / "empty.jsonl"
     empty.write_text("")
-    assert main(["train", str(file), "--output_dir", str(tmp_path / "runs"), "--task.source", str(empty)]) == 1
+    assert main(["train", str(file), "--output_dir", str(tmp_path / "runs"), "--task.source", str(empty)]) == 2
     assert "empty" in capsys.readouterr().err
 
 
@@ -207,5 +207,5 @@ def test_a_reward_that_always_fails_ends_the_run_with_what_it_said(file, tmp_pat
 
 
 def test_a_mistake_that_is_found_before_the_run_leaves_no_folder_behind(file, tmp_path):
-    assert main(["train", str(file), "--output_dir", str(tmp_path / "runs"), "--model", "no/such"]) == 1
+    assert main(["train", str(file), "--output_dir", str(tmp_path / "runs"), "--model", "no/such"]) == 2
     assert not (tmp_path / "runs").exists()

@@ -196,7 +196,7 @@ def test_an_adapter_for_another_base_is_refused(tmp_path, folder):
     adapter = {"path": str(tmp_path / "runs" / "first" / "model")}
     with pytest.raises(ProaError, match="another base"):
         sft(name="second", task=ROWS, lora=adapter, **settings(tmp_path, tmp_path / "other"))
-    assert main(["export", adapter["path"], str(tmp_path / "out"), "--base", str(tmp_path / "other")]) == 1
+    assert main(["export", adapter["path"], str(tmp_path / "out"), "--base", str(tmp_path / "other")]) == 2
 
 
 @pytest.mark.parametrize(

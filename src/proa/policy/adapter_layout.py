@@ -10,10 +10,10 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from ..errors import ProaError
+from ..errors import SettingError
 
 
-class AdapterError(ProaError, ValueError):
+class AdapterError(SettingError):
     """An adapter that does not fit its model, its settings or its folder."""
 
 

@@ -18,13 +18,13 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from ..errors import ProaError
+from ..errors import SettingError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-class UnsupportedModelError(ProaError, TypeError):
+class UnsupportedModelError(SettingError, TypeError):
     """The model's logits cannot be computed in chunks."""
 
 

@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging as transformers_logging
 
-from ..errors import ProaError
+from ..errors import SettingError
 from ..private_files import private_writing
 from ..spelling import did_you_mean
 from .adapter_layout import AdapterError, AdapterOverBase
@@ -28,7 +28,7 @@ _DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch
 _ONE_AT_A_TIME = threading.Lock()  # the generator and the default dtype are shared by all threads
 
 
-class ModelError(ProaError, ValueError):
+class ModelError(SettingError):
     """No model can be made of what was given."""
 
 

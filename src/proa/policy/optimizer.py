@@ -11,13 +11,13 @@ import torch
 from torch import nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from ..errors import ProaError
+from ..errors import ProaError, SettingError
 from ..spelling import did_you_mean
 
 Schedule: TypeAlias = Literal["constant", "linear", "cosine"]
 
 
-class OptimizerError(ProaError, ValueError):
+class OptimizerError(SettingError):
     """Settings, parameters or a saved state that the optimizer cannot work with."""
 
 

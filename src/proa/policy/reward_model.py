@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedModel
 
-from ..errors import ProaError
+from ..errors import SettingError
 from ..private_files import private_writing
 from ..spelling import did_you_mean
 from .log_probs import decoder_of, hidden_states
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-class TokenizerMismatchError(ProaError, ValueError):
+class TokenizerMismatchError(SettingError):
     """Two models that are to read the same tokens do not mean the same by them."""
 
 

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..data.loop import TrainingBatch
 from ..data.state import LoopState
-from ..errors import ProaError
+from ..errors import SettingError
 from ..lifecycle.manager import Callbacks
 from ..loop import Evaluator, Saver, SupervisedLoop
 from ..loop.supervised import TrainingStep
@@ -26,7 +26,7 @@ from ..policy.optimizer import Optimizer, OptimizerSettings
 from ..tasks.preferences import PreferencePair, TokenisedPair, tokenise_pair
 
 
-class SupervisedError(ProaError, ValueError):
+class SupervisedError(SettingError):
     """A supervised recipe cannot run with these settings."""
 
 
