@@ -1,6 +1,7 @@
 """`proa … | head -1`: a reader that leaves ends a verb quietly, as it ends other tools."""
 
 import errno
+import json
 import os
 import subprocess
 import sys
@@ -52,6 +53,37 @@ def test_what_is_printed_at_the_end_is_ended_quietly(many, verb):
     command = f"{sys.executable} -m proa {verb.format(many=many)} | true; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=BUFFERED)
     assert (done.returncode, done.stderr) == (NOBODY_READS, "")
+
+
+RUN = """
+algorithm: sft
+output_dir: runs
+total_steps: 40
+train_batch_size: 4
+model: {config: {model_type: llama, vocab_size: 16, hidden_size: 16, intermediate_size: 32, num_hidden_layers: 1,
+                 num_attention_heads: 2, num_key_value_heads: 1, max_position_embeddings: 24}}
+task: {source: sort_digits, count: 16}
+callbacks: [{kind: console}]
+"""
+
+
+def test_a_run_without_a_reader_goes_on_to_its_end(tmp_path):
+    """A line for each step: more than nobody reads."""
+    (tmp_path / "run.yaml").write_text(RUN)
+    command = f"{sys.executable} -m proa train run.yaml | head -1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=BUFFERED, cwd=tmp_path)
+    assert done.returncode == NOBODY_READS
+    assert "Traceback" not in done.stderr
+    header = json.loads((tmp_path / "runs" / "run" / "run.json").read_text())
+    assert (header["status"], header["steps_run"], header["callback_errors"]) == ("completed", 40, {})
+
+
+@pytest.mark.parametrize("verb", ["callbacks", "moments"])
+def test_a_closed_output_is_no_failure(tmp_path, verb):
+    command = f"{sys.executable} -m proa {verb} >&-"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=BUFFERED, cwd=tmp_path)
+    assert "Traceback" not in done.stderr
+    assert done.returncode == 0
 
 
 def test_a_pipe_of_somebody_else_is_not_taken_for_the_output(capsys):

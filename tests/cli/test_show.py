@@ -416,3 +416,10 @@ def test_a_late_eval_of_an_earlier_step_does_not_hide_the_last_step(tmp_path, ca
     assert (told["metrics"]["step"], told["metrics"]["loss"]) == (4, 0.25)
     assert "5 of 20 steps" in shown(capsys, run.path).out
     assert told["evals"] == {"sorting": {"exact": 0.5}}
+    assert told["steps_per_second"] == 2.0
+
+
+def test_a_late_baseline_does_not_count_in_the_rate(tmp_path, capsys):
+    late = {"step": -1, "time": 1001.2, "sorting.exact": 0.5}
+    run = make_run(tmp_path, metrics=[*rows(3), late, *rows(5)[3:]])
+    assert json.loads(shown(capsys, run.path, "--json").out)["steps_per_second"] == 2.0

@@ -13,6 +13,7 @@ import yaml
 from small_experiment import BENCHMARK, RUN, Listener
 
 from proa import Callback
+from proa.cli.main import main
 from proa.config import ConfigError
 from proa.experiments import Experiment
 from proa.recipes.resuming import _moved_along
@@ -146,6 +147,16 @@ def test_a_stage_that_was_cut_off_goes_on_where_its_folder_was_moved_to(tmp_path
     (tmp_path / "first").rename(tmp_path / "moved")
     assert told(run(tmp_path / "moved", **stages)) == whole
     assert digests(tmp_path / "moved") == digests(tmp_path / "whole")
+
+
+def test_a_stage_in_a_moved_folder_is_gone_on_with_by_itself(tmp_path):
+    stages = STAGES | {"runs": {"a": {**RUN, "eval": [], "checkpoint": {"save_every": 1}}}}
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "first", [Leave("a_stage1")], **stages)
+    (tmp_path / "first").rename(tmp_path / "moved")
+    (stage,) = (tmp_path / "moved").glob("*/a_stage1")
+    assert main(["resume", str(stage)]) == 0
+    assert json.loads((stage / "run.json").read_text())["status"] == "completed"
 
 
 def test_a_moved_stage_that_went_on_from_other_weights_is_refused(tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 
 import pytest
 from small_experiment import MODEL
@@ -16,12 +17,23 @@ COMMON = {
 }  # fmt: skip
 
 
+SAMPLING = {"sampling": {"group_size": 4, "max_new_tokens": 7}}
 THREADS = []
+STEPS = {"done": 0}
+
+
+class CountsSteps(Callback):
+    def on_step_end(self, state, step_idx, batch, metrics):
+        STEPS["done"] = step_idx + 1
 
 
 def sees_weights(policy):
-    """Something that differs at every step, of the model itself and of what it generates."""
+    """Something that differs at every step, of the model itself and of what it generates. In the background it waits
+    until training is a step further, where it comes to that."""
     THREADS.append(threading.current_thread().name)
+    deadline = time.monotonic() + 10
+    while THREADS[-1] == "eval own" and STEPS["done"] <= policy.step < 6 and time.monotonic() < deadline:
+        time.sleep(0.001)
     first = next(iter(policy.model.parameters()))
     return {"norm": float(first.norm()), "length": len(policy.generate(["12>"], max_new_tokens=6)[0][0])}
 
@@ -39,9 +51,11 @@ def outcome(folder):
     return header["weights_digest"], scores, predictions, header["evals"]
 
 
-def train(algorithm, folder, apart, **more):
+def train(algorithm, folder, apart, callbacks=(), **more):
     THREADS.clear()
-    more |= {"sampling": {"group_size": 4, "max_new_tokens": 7}} if algorithm is grpo else {}
+    STEPS["done"] = 0
+    more |= {"callbacks": [CountsSteps(), *callbacks]}
+    more |= SAMPLING if algorithm is grpo else {}
     algorithm(None, name=f"apart_{apart}", output_dir=folder, eval=evals(apart), **COMMON, **more)
     assert {name == "eval own" for name in THREADS} == {apart}
     return outcome(folder / f"apart_{apart}")
@@ -53,6 +67,28 @@ def test_a_run_learns_and_scores_the_same_whether_its_evals_go_on_apart_or_not(a
     assert apart == within
     assert [step for name, step, _ in apart[1] if name == "held"] == [-1, 1, 3, 5]
     assert len({metrics for name, _, metrics in apart[1] if name == "own"}) == 3  # of other weights each time
+    versions = {
+        file: {json.loads(row)["policy_version"] for row in rows.splitlines()} for file, rows in apart[2].items()
+    }
+    pushed = {"step_0.jsonl": 0, "step_2.jsonl": 2, "step_4.jsonl": 4, "step_6.jsonl": 6}
+    assert versions == {file: {version if algorithm is grpo else 0} for file, version in pushed.items()}
+
+
+def never_alone(policy):
+    time.sleep(0.3)
+    return {"x": 1.0}
+
+
+def test_a_run_that_fails_leaves_no_eval_behind(tmp_path):
+    class Fails(Callback):
+        def on_step_end(self, state, step_idx, batch, metrics):
+            if step_idx == 1:
+                raise ZeroDivisionError
+
+    evals = [{"name": "slow", "evaluator": never_alone, "run_every": 1, "apart": True, "baseline": True}]
+    with pytest.raises(ZeroDivisionError):
+        grpo(None, name="r", output_dir=tmp_path, eval=evals, callbacks=[Fails()], **COMMON, **SAMPLING)
+    assert not [thread for thread in threading.enumerate() if thread.name == "eval slow"]
 
 
 class Leaves(Callback):
@@ -77,6 +113,12 @@ def test_a_run_that_is_gone_on_with_has_the_same_scores(step, tmp_path):
 def test_a_loss_cannot_go_on_apart(tmp_path):
     with pytest.raises(ConfigError, match="eval e: apart is for evals that generate"):
         load_run_config(None, eval=[{"name": "e", "kind": "loss", "apart": True}], algorithm="sft", **COMMON)
+
+
+@pytest.mark.parametrize("name", ["trainer", "maker", "reward"])
+def test_an_eval_has_no_name_that_metrics_of_training_begin_with(name):
+    with pytest.raises(ConfigError, match=f"an eval cannot be called {name}"):
+        load_run_config(None, eval=[{"name": name}], **COMMON)
 
 
 def test_names_of_evals_whose_scores_would_have_one_name_are_refused():

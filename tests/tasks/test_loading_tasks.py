@@ -122,7 +122,11 @@ def test_one_without_a_seed_is_the_same_each_time(gym):
         ("reasoning_gym:basic_arithmetics", "no dataset 'basic_arithmetics'; did you mean 'basic_arithmetic'"),
         ("reasoning_gym:zebra9", "no dataset 'zebra9': there are"),
         ("reasoning_gym:basic_arithmetic?sizes=4", "cannot be made: .*'sizes'"),
-        ("reasoning_gym:basic_arithmetic?size=many", "cannot be made"),
+        ("reasoning_gym:basic_arithmetic?size=many", "size is a whole number, not 'many'"),
+        ("reasoning_gym:basic_arithmetic?seed=null", "seed is a whole number, not 'null'"),
+        ("reasoning_gym:basic_arithmetic?seed=", "seed is a whole number, not ''"),
+        ("reasoning_gym:basic_arithmetic?seed=1e3", "seed is a whole number, not '1e3'"),
+        ("reasoning_gym:", "no dataset '': there are"),
         ("reasoning_gym:basic_arithmetic?min_terms=9&max_terms=2", "cannot be made"),
     ],
 )

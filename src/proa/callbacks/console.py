@@ -39,13 +39,13 @@ class ConsoleProgress(Callback):
         self._live: Live | None = None
 
     def on_train_start(self, state: LoopState) -> None:
-        from rich.console import Console
+        from ..terminal import JobConsole
 
         self._begun = perf_counter()
         self._history: list[float] = []
         self._evals: dict[str, str] = {}
         self._last_line = ""
-        console = self._console = self._console or Console()
+        console = self._console = self._console or JobConsole()
         if console.is_terminal:
             from rich.live import Live
 

@@ -143,7 +143,9 @@ class CsvMetrics(_MetricFile):
 
 def _row(state: LoopState, step_idx: int, metrics: dict[str, Any]) -> dict[str, Any]:
     """What is written for a step or an eval, without secrets; a metric cannot take the place of the row's own keys."""
-    own = {"step": step_idx, "epoch": state.epoch, "time": round(time.time(), 3)}
+    own: dict[str, Any] = {"step": step_idx, "epoch": state.epoch, "time": round(time.time(), 3)}
+    if step_idx != state.global_step - 1:
+        del own["epoch"]  # of an eval that went on in the background: the step's own row has it
     row: dict[str, Any] = redact({name: _plain_value(value) for name, value in metrics.items()})
     return own | row | own
 

@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import IO, Any
 
-import rich.console
-
 from ..errors import CallbackConfigError, ProaError, SettingError
 from ..record.reading import NoRunError
 from ..record.run_folder import RunFolderError
@@ -22,22 +20,19 @@ NOBODY_READS = 141
 """The exit code of a verb whose reader left, as `head` does: what a shell says of others that this ended."""
 
 
-class Console(rich.console.Console):
-    """Where nobody reads any more, the verb ends as it does when it prints."""
-
-    def on_broken_pipe(self) -> None:
-        self.quiet = True
-        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
-
-
 def let_go() -> bool:
     """Where nobody reads what is printed any more, print it to nowhere from now on; whether that is so."""
-    gone = [stream for stream in (sys.stdout, sys.stderr) if _reader_is_gone(stream)]
+    gone = [stream for stream in _streams() if _reader_is_gone(stream)]
     for stream in gone:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
         os.close(nowhere)
     return bool(gone)
+
+
+def _streams() -> list[IO[Any]]:
+    """What is printed to; one that was closed (`>&-`) is none."""
+    return [stream for stream in (sys.stdout, sys.stderr) if stream is not None]
 
 
 def _reader_is_gone(stream: IO[Any]) -> bool:
@@ -65,7 +60,7 @@ def ending(work: Callable[[], int], given: Iterable[Path | str | None] = ()) -> 
             print(f"  {note}", file=sys.stderr)
         return 1
     except BrokenPipeError as error:
-        if not any(map(_reader_is_gone, (sys.stdout, sys.stderr))):  # then it is somebody else's pipe
+        if not any(map(_reader_is_gone, _streams())):  # then it is somebody else's pipe
             traceback.print_exception(error)
             return 1
         raise

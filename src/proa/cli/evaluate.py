@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 from transformers.utils import logging as transformers_logging
@@ -27,6 +26,7 @@ from ..record.run_folder import as_json as as_json_text
 from ..record.run_folder import read_json
 from ..spelling import did_you_mean
 from ..tasks.builtin import BUILTIN
+from ..terminal import Console
 from .endings import ending
 from .words import counted
 
@@ -107,8 +107,8 @@ def _by_itself(source: Path, settings: dict[str, Any], checkpoint: str | None) -
     above = source.resolve().parent
     if source.resolve().name != MODEL_NAME or not (above / "run.json").is_file():
         return _Found(source, config)
-    header = read_json(above / "run.json")
-    return _Found(source, config, None, int(header.get("policy_version", 0)), int(header.get("steps_run", 0)))
+    steps = int(read_json(above / "run.json").get("steps_run", 0))
+    return _Found(source, config, None, weights_version(saved_config_in(above), steps), steps)
 
 
 def _section(found: _Found, settings: dict[str, Any]) -> EvalSection:

@@ -14,6 +14,7 @@ from rich.text import Text
 from ..config import load_experiment_config
 from ..data.results import ArmResult, ExperimentResult
 from ..experiments import Experiment
+from ..terminal import JobConsole
 from .endings import ending
 from .words import counted, duration, interval
 
@@ -21,7 +22,7 @@ from .words import counted, duration, interval
 def experiment(file: str, flags: Sequence[str]) -> int:
     """Exit code: 0 all runs are complete, 1 one failed, 2 wrong use."""
     sys.path.insert(0, str(Path.cwd()))  # so that rewards, tasks and callbacks there can be named
-    console = Console()
+    console = JobConsole()
 
     def work() -> int:
         config = load_experiment_config(file, flags)

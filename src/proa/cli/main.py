@@ -19,7 +19,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             return _run(arguments)
         finally:
-            sys.stdout.flush()  # here, where it can still be told that nobody reads: `proa runs | head -1`
+            if sys.stdout is not None:  # it may be closed
+                sys.stdout.flush()  # here, where it can still be told that nobody reads: `proa runs | head -1`
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130

@@ -14,6 +14,7 @@ from transformers.utils import logging as transformers_logging
 
 from ..callbacks import ConsoleProgress
 from ..recipes.replaying import Replay, replay
+from ..terminal import JobConsole
 from .endings import ending
 from .words import counted
 
@@ -22,7 +23,7 @@ def run_replay(folder: str, *, until: int | None, into: str | None, as_json: boo
     """Exit code: 0 the same, or nothing to compare; 1 not the same, or failed; 2 wrong use."""
     sys.path.insert(0, str(Path.cwd()))  # so that rewards and tasks there can be named
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    console = Console(stderr=as_json)
+    console = JobConsole(stderr=as_json)
 
     def work() -> int:
         outcome = replay(folder, until=until, into=into, flags=flags, show=[ConsoleProgress(every=20, console=console)])

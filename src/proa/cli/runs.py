@@ -17,7 +17,8 @@ from ..errors import ProaError
 from ..record.reading import RunRecord, read_run
 from ..record.run_folder import read_json
 from ..record.times import is_time
-from .endings import Console, told
+from ..terminal import Console
+from .endings import told
 from .show_experiment import standing_of
 from .words import counted, day, number, written
 

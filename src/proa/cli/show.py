@@ -23,7 +23,8 @@ from ..record.live import ActorView, LiveView
 from ..record.reading import QUIET_SECONDS, Process, RunRecord, read_run
 from ..record.run_folder import BrokenRecordError
 from ..record.spans import SpanRecord, trace_of
-from .endings import Console, ending
+from ..terminal import Console
+from .endings import ending
 from .show_experiment import show_experiment
 from .words import STYLES, counted, counted_of, curve, day, duration, ledger_line, number, ran, values_line, written
 

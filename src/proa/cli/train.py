@@ -20,6 +20,7 @@ from ..lifecycle.hooks import BaseCallback, Callback
 from ..lifecycle.policy import ErrorPolicy, Priority
 from ..recipes import run
 from ..record.checkpoints import CheckpointManager
+from ..terminal import JobConsole
 from .endings import ending
 from .words import counted, curve, ledger_line, values_of
 
@@ -34,7 +35,7 @@ def carry_through(config: RunConfig, resume: str | None = None) -> int:
     sys.path.insert(0, str(Path.cwd()))  # so that rewards, tasks and callbacks there can be named
     # A progress bar for writing one file would stand among the results.
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    console = Console()
+    console = JobConsole()
     shown: list[BaseCallback] = []
     if not any(section.kind == "console" for section in config.callbacks):
         shown.append(ConsoleProgress(every=max(1, config.total_steps // 30), console=console))

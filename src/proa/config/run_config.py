@@ -40,6 +40,8 @@ class SamplingSection(Section):
 SUPERVISED = ("sft", "dpo", "reward_model")
 """Algorithms that learn from data as it is: no makers, no sampling, no reward."""
 
+TRAININGS_OWN = ("trainer", "maker", "reward")
+"""What stands before the dot in names of metrics of training itself."""
 GIVEN = "(given in Python)"
 """What a configuration says where an object was handed over."""
 
@@ -336,6 +338,8 @@ class RunConfig(Section):
         names = [section.name for section in self.eval]
         if twice := {name for name in names if names.count(name) > 1}:
             raise ValueError(f"two evals are called {twice.pop()!r}: give each a name of its own")
+        if taken := next((name for name in names if name in TRAININGS_OWN), None):
+            raise ValueError(f"an eval cannot be called {taken}: training has metrics of that name")
         for one in names:
             if longer := next((name for name in names if name.startswith(f"{one}.")), None):
                 raise ValueError(f"evals {one!r} and {longer!r} would have scores of one name: rename one of them")
@@ -343,7 +347,7 @@ class RunConfig(Section):
     def _check_best(self, evals: list[str]) -> None:
         """A metric that no eval brings would never be best of anything, and nobody would notice."""
         best = self.checkpoint.best
-        if best is None or "." not in best or best.partition(".")[0] in (*evals, "trainer", "maker", "reward"):
+        if best is None or "." not in best or best.partition(".")[0] in (*evals, *TRAININGS_OWN):
             return
         near = did_you_mean(best.partition(".")[0], evals)
         known = f" (they are {', '.join(evals)})" if evals else ": there is none"

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ..config import ExperimentConfig, RunConfig
+from ..config import ConfigError, ExperimentConfig, RunConfig, arm_config
 from ..data.results import ArmResult, Status
-from ..runtime.ray.tasks import Task, TaskFailed, tasks_of, told
+from ..runtime.ray.tasks import Task, TaskFailed, most_of, tasks_of, told
 from .arm_run import ArmRun
 from .processes import carried_out
 
@@ -16,9 +16,9 @@ from .processes import carried_out
 class ArmTask:
     """One run in the cluster."""
 
-    def __init__(self, work: ArmRun, start: Callable[..., Task]) -> None:
+    def __init__(self, work: ArmRun, start: Callable[..., Task], resources: dict[str, float]) -> None:
         self._work = work
-        self._task = start(carried_out, work, **resources_of(work.run.config))
+        self._task = start(carried_out, work, **resources)
         self._interrupted = False
 
     def ended(self, seconds: float) -> bool:
@@ -42,13 +42,18 @@ class ArmTask:
 @contextmanager
 def arm_tasks(config: ExperimentConfig) -> Iterator[Callable[[ArmRun], ArmTask]]:
     with tasks_of(config.ray_address, f"proa-{config.name}") as start:
-        yield lambda work: ArmTask(work, start)
+        cpus, gpus = most_of("CPU"), most_of("GPU")
+        for arm in config.arms:
+            resources_of(arm_config(config, arm), cpus, gpus)  # what cannot be had is told before anything runs
+        yield lambda work: ArmTask(work, start, resources_of(work.run.config, cpus, gpus))
 
 
-def resources_of(config: RunConfig) -> dict[str, float]:
-    """What Ray sets aside for the task of a run. Ray hides GPUs from a task that did not ask for any. The actors of a
-    run that is on Ray itself ask for their own; its task only waits for them."""
+def resources_of(config: RunConfig, most_cpus: float, most_gpus: float) -> dict[str, float]:
+    """What Ray sets aside for the task of a run, where one machine has so much. Ray hides GPUs from a task that did
+    not ask for any. The actors of a run that is on Ray itself ask for their own; its task only waits for them."""
     if config.runtime == "ray":
         return {"num_cpus": 0}
     on_gpu = config.model.device.partition(":")[0] == "cuda"
-    return {"num_cpus": config.threads, "num_gpus": int(on_gpu)}
+    if on_gpu and most_gpus < 1:
+        raise ConfigError(f"model.device is {config.model.device}, and no machine of the Ray cluster has a GPU")
+    return {"num_cpus": min(config.threads, most_cpus), "num_gpus": int(on_gpu)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from typing import Any, TypeAlias
 from ..data.loop import ManifestRow
 from ..data.state import LoopState
 from ..lifecycle.spans import Lifecycle
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,8 @@ class EvalUnderWay:
         self.evaluator = evaluator
         self.steps = steps
         self._score = score
-        self._outcome: dict[str, float] | BaseException | None = None
+        self._scores: dict[str, float] = {}
+        self._error: BaseException | None = None
         # A daemon: whoever leaves without waiting for it leaves as in a crash, and it comes again.
         self._thread = threading.Thread(target=self._run, name=f"eval {evaluator.name}", daemon=True)
         self._thread.start()
@@ -49,10 +53,9 @@ class EvalUnderWay:
     def scores(self) -> dict[str, float]:
         """What came of it, waited for; what it raised is raised."""
         self._thread.join()
-        assert self._outcome is not None, "its thread has ended"
-        if isinstance(self._outcome, BaseException):
-            raise self._outcome
-        return self._outcome
+        if self._error is not None:
+            raise self._error
+        return self._scores
 
     def give_up(self, seconds: float) -> None:
         """Wait for its end, so long at most."""
@@ -60,9 +63,9 @@ class EvalUnderWay:
 
     def _run(self) -> None:
         try:
-            self._outcome = self._score()
+            self._scores = self._score()
         except BaseException as error:  # raised where the scores are asked for
-            self._outcome = error
+            self._error = error
 
 
 LEAVING_SECONDS = 10.0
@@ -183,6 +186,8 @@ class AfterStep:
         """Save and raise `KeyboardInterrupt` if somebody asked for that."""
         reason = self._saver.asked_to_leave() if self._saver is not None else ""
         if reason:
+            for one in (one for one in self._under_way.values() if not one.is_over):
+                log.warning("waiting for the eval %s, which is under way", one.evaluator.name)
             self.save_now()
             raise KeyboardInterrupt(reason)
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
-import torch
 from transformers import PreTrainedModel
 
 from ..config import ConfigError
@@ -67,7 +66,6 @@ def evaluator_for(
         score = take()
 
         def metrics() -> dict[str, float]:
-            torch.set_num_threads(config.threads)  # it may be a thread of its own
             last[:] = [score()]
             return last[0].result.metrics
 

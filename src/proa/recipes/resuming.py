@@ -224,8 +224,9 @@ def config_in(folder: Path, flags: Sequence[str] = ()) -> RunConfig:
 def saved_config_in(folder: Path, flags: Sequence[str] = ()) -> RunConfig:
     """The same, as far as it was written down: without secrets, and without what was given in Python."""
     parent = folder.parent if folder.name not in ("", "..") else folder.resolve().parent
+    saved = saved_config(folder)
     where = {"name": folder.resolve().name, "output_dir": str(parent)}
-    return restore_run_config(saved_config(folder) | where, flags)
+    return restore_run_config(_found_again(saved, str(saved.get("output_dir")), str(parent)) | where, flags)
 
 
 def changes_to(saved: dict[str, Any], config: RunConfig) -> dict[str, tuple[Any, Any]]:
@@ -257,8 +258,22 @@ def _moved_along(saved: Any, given: Any, before: str, now: str) -> Any:
     names the weights of the one before. A path that is given as it was saved was not moved."""
     if isinstance(saved, dict) and isinstance(given, dict):
         return {key: _moved_along(value, given.get(key), before, now) for key, value in saved.items()}
+    if isinstance(saved, list) and isinstance(given, list) and len(saved) == len(given):
+        return [_moved_along(*pair, before, now) for pair in zip(saved, given, strict=True)]
     inside = isinstance(saved, str) and saved.startswith(before + os.sep)
     return given if inside and given == now + saved.removeprefix(before) else saved
+
+
+def _found_again(saved: Any, before: str, now: str) -> Any:
+    """What was saved, with paths of what is not where it was, but is in the folder that the run lies in now."""
+    if isinstance(saved, dict):
+        return {key: _found_again(value, before, now) for key, value in saved.items()}
+    if isinstance(saved, list):
+        return [_found_again(value, before, now) for value in saved]
+    if not isinstance(saved, str) or not saved.startswith(before + os.sep) or Path(saved).exists():
+        return saved
+    moved = now + saved.removeprefix(before)
+    return moved if Path(moved).exists() else saved
 
 
 def _told(key: str, before: Any, now: Any) -> str:

@@ -140,8 +140,9 @@ class RunRecord:
         ends: dict[int, float] = {}
         since = gone_on_at(self.header) or 0.0
         for row in self.rows:
-            if row.get("time", -1.0) >= since:
-                ends.setdefault(row["step"], row["time"])
+            # Not a row of an eval: one that went on in the background comes long after its step.
+            if row.get("time", -1.0) >= since and row["step"] > max(ends, default=-1):
+                ends[row["step"]] = row["time"]
         last = sorted(ends)[-RATE_STEPS:]
         if len(last) < 2 or ends[last[-1]] <= ends[last[0]]:
             return None

@@ -38,14 +38,17 @@ def named_dataset(source: str) -> Any:
         raise TaskError(f"task {source!r} is made by reasoning-gym: pip install reasoning-gym") from None
     known = library.factory.DATASETS
     if name not in known:
-        hint = did_you_mean(name, known) or f": there are {len(known)}, e.g. chain_sum"
+        hint = (did_you_mean(name, known) if name else "") or f": there are {len(known)}, e.g. chain_sum"
         raise TaskError(f"reasoning-gym has no dataset {name!r}{hint}")
     try:
-        settings = {key: yaml.safe_load(value) for key, value in pairs.items()}
-        dataset = library.create_dataset(name, **{**_ALWAYS_THE_SAME, **settings})
-        len(dataset)  # of a size that is no number this is the first to say so
+        settings = {**_ALWAYS_THE_SAME, **{key: yaml.safe_load(value) for key, value in pairs.items()}}
+        for key in _ALWAYS_THE_SAME:
+            if type(settings[key]) is not int:
+                raise ValueError(f"{key} is a whole number, not {pairs[key]!r}")
+        dataset = library.create_dataset(name, **settings)
+        dict(dataset[0])  # some mistakes are found only when a row is made
         return dataset
-    except (TypeError, ValueError, AssertionError, yaml.YAMLError) as error:
+    except (TypeError, ValueError, AssertionError, IndexError, yaml.YAMLError) as error:
         raise TaskError(f"task {source!r} cannot be made: {error}") from error
 
 

@@ -32,6 +32,12 @@ class Task:
         return ray.get(self._reference)
 
 
+def most_of(resource: str) -> float:
+    """The most that one machine of the cluster has, of `CPU` or `GPU`: a task that asks for more waits for ever."""
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    return max((float(node["Resources"].get(resource, 0.0)) for node in nodes if node["Alive"]), default=0.0)
+
+
 @contextmanager
 def tasks_of(address: str | None, name: str) -> Iterator[Callable[..., Task]]:
     """Inside, tasks can be started on that cluster, or on one that is started here."""
