@@ -1,6 +1,7 @@
 """On a CUDA device: engine and trainer agree, and a run learns. Skipped, saying so, where there is none."""
 
 import json
+import threading
 
 import pytest
 import torch
@@ -115,12 +116,20 @@ def test_on_ray_actors_share_a_gpu_and_several_trainers_make_the_steps_of_one(tm
 
 def test_an_eval_that_goes_on_apart_scores_the_weights_it_began_with(tmp_path, repository):
     changes = {"model.device": "cuda", "total_steps": 6, "checkpoint.save_every": 0}
-    rows = {}
+    rows, threads = {}, {False: [], True: []}
     for apart in (False, True):
+
+        def own(policy, seen=threads[apart]):
+            seen.append(threading.current_thread().name)
+            return {"x": 1.0}
+
         evals = [{"name": "held", "run_every": 2, "count": 64, "max_new_tokens": 12, "apart": apart}]
+        evals += [{"name": "own", "run_every": 2, "evaluator": own, "apart": apart}]
         name = f"apart_{apart}"
         grpo(repository / "examples" / "sort_digits.yaml", output_dir=tmp_path, name=name, eval=evals, **changes)
         rows[apart] = (tmp_path / name / "evals" / "held" / "step_0.jsonl").read_text()
         written = (tmp_path / name / "evals.jsonl").read_text().splitlines()
-        assert [json.loads(line)["step"] for line in written] == [-1, 1, 3, 5]
+        steps = [row["step"] for row in map(json.loads, written) if row["name"] == "held"]
+        assert steps == [-1, 1, 3, 5]
+        assert {name == "eval own" for name in threads[apart]} == {apart}
     assert rows[True] == rows[False]  # of the first weights, which are the same on every device
