@@ -82,8 +82,8 @@ def nobody_is_left(pids):
 @pytest.mark.parametrize(
     ("number", "to_all", "trainers"),
     [
-        pytest.param(signal.SIGINT, False, 1, marks=pytest.mark.prove),
-        (signal.SIGINT, True, 2),
+        (signal.SIGINT, False, 1),
+        pytest.param(signal.SIGINT, True, 2, marks=pytest.mark.prove),
         pytest.param(signal.SIGTERM, False, 1, marks=pytest.mark.prove),
     ],
     ids=["SIGINT", "SIGINT to the whole terminal, two trainers", "SIGTERM"],

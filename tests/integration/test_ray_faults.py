@@ -56,6 +56,7 @@ def test_a_maker_that_comes_to_grief_is_replaced_and_changes_nothing(ray_cluster
     assert not is_there(int(marker.read_text()))
 
 
+@pytest.mark.prove
 def test_with_three_makers_and_two_trainers_too(ray_cluster, tmp_path):
     settings = {"train_batch_size": 12, "runtime": "ray"}
     quiet = digest(tmp_path, "quiet", makers=1, trainers=2, **settings)

@@ -94,6 +94,7 @@ def test_a_trainer_that_is_killed_is_started_again_and_changes_nothing(
     assert steps.heard == [0, 1, 2, 3]
 
 
+@pytest.mark.prove
 def test_with_two_trainers_the_other_one_too(ray_cluster, tmp_path):
     settings = {"runtime": "ray", "trainers": 2, "checkpoint": {"save_every": 1}}
     digest(tmp_path, "quiet", **settings)
