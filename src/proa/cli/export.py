@@ -3,37 +3,35 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from pathlib import Path
 
 from transformers.utils import logging as transformers_logging
 
-from ..errors import ProaError
+from ..config import ConfigError
 from ..policy.adapter_folder import merge_adapter_folder
 from ..policy.saved_adapter import is_adapter_folder
+from .endings import ending
 
 
 def export(source: str, folder: str, base: str | None, trust_remote_code: bool) -> int:
     """Exit code: 0 done, 1 failed, 2 wrong use."""
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    found, target = _model_in(Path(source)), Path(folder)
-    if found is None:
-        print(f"{source} is neither a run's folder with a model nor an adapter folder", file=sys.stderr)
-        return 2
-    if target.exists():
-        print(f"{target} exists already: give a folder that does not", file=sys.stderr)
-        return 2
-    try:
+
+    def work() -> int:
+        found, target = _model_in(Path(source)), Path(folder)
+        if found is None:
+            raise ConfigError(f"{source} is neither a run's folder with a model nor an adapter folder")
+        if target.exists():
+            raise ConfigError(f"{target} exists already: give a folder that does not")
         if not is_adapter_folder(found):
             shutil.copytree(found, target)
             print(f"{found} has no adapter: copied to {target} as it is")
             return 0
         merge_adapter_folder(found, target, base_folder=base, trust_remote_code=trust_remote_code)
-    except (ProaError, OSError) as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 1
-    print(f"merged into {target}: AutoModelForCausalLM.from_pretrained({folder!r})")
-    return 0
+        print(f"merged into {target}: AutoModelForCausalLM.from_pretrained({folder!r})")
+        return 0
+
+    return ending(work, given=[source, folder, base])
 
 
 def _model_in(source: Path) -> Path | None:
