@@ -6,7 +6,7 @@ from killed_runs import DETACHED, finish, killed_everywhere
 
 from proa.recipes import grpo, ppo
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
 ON_GPU = {**DETACHED, "model": {**DETACHED["model"], "device": "cuda"}, "update_steps": 2, "train_epochs": 2}
 
