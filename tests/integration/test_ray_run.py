@@ -32,9 +32,10 @@ def test_with_lora_too_where_only_the_adapter_travels(ray_cluster, tmp_path):
     assert digest(tmp_path, "ray", runtime="ray", makers=2, **settings) == digest(tmp_path, "local", **settings)
 
 
+@pytest.mark.prove  # a smaller one is in test_ray_faults.py
 @pytest.mark.parametrize(
     "settings",
-    [pytest.param({"makers": 2}, marks=pytest.mark.prove), {"makers": 1, "lora": {"rank": 2}}],
+    [{"makers": 2}, {"makers": 1, "lora": {"rank": 2}}],
     ids=str,
 )
 def test_a_maker_that_is_killed_changes_nothing(ray_cluster, tmp_path, settings):
@@ -133,6 +134,7 @@ def broken(completions, **_):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.prove
 def test_when_every_maker_dies_again_and_again_the_run_ends_and_says_so(ray_cluster, tmp_path):
     with pytest.raises(RunFailedError, match="maker_0"):
         digest(
