@@ -6,7 +6,7 @@ import pytest
 from kill_scenarios import SCENARIOS
 from killed_runs import finish, killed_everywhere
 
-WHOLE = ("grpo_one_behind", "ppo_separate", "sft")
+WHOLE = ("grpo_one_behind", "sft")
 """Those of which every copy is gone on with here; of the others every seventh from the last on, and all of them in
 `make prove`."""
 

@@ -108,7 +108,8 @@ def assert_paired(events):
     assert not open_
 
 
-@pytest.mark.parametrize(("trainers", "rank"), [(2, 1), pytest.param(1, 0, marks=pytest.mark.prove)])
+@pytest.mark.prove  # a smaller one is in test_ray_run.py
+@pytest.mark.parametrize(("trainers", "rank"), [(2, 1), (1, 0)])
 def test_an_error_in_a_trainer_comes_out_with_where_it_was(ray_cluster, tmp_path, trainers, rank):
     with pytest.raises(OSError, match="the disk is full") as raised:
         digest(tmp_path, "ray", runtime="ray", trainers=trainers, callbacks=[TrainerFails(rank=rank)])

@@ -104,6 +104,7 @@ def test_with_two_trainers_the_other_one_too(ray_cluster, tmp_path):
     assert came_to(tmp_path, "killed") == came_to(tmp_path, "quiet")
 
 
+@pytest.mark.prove
 def test_killed_more_often_than_is_allowed_the_run_fails_and_can_be_gone_on_with(ray_cluster, tmp_path):
     often = {"checkpoint": {"save_every": 1}}
     killed = IsKilledSoOften(tmp_path / "killed", times=2, step=1)
