@@ -35,6 +35,16 @@ def test_json_lines_hold_a_row_per_step_and_per_eval(tmp_path):
     ]  # fmt: skip
 
 
+def test_a_late_evals_row_does_not_say_the_epoch_of_when_it_was_told(tmp_path):
+    metrics = JsonlMetrics(tmp_path / "m.jsonl")
+    metrics.on_train_start(LoopState())
+    for step_idx in (4, 1):
+        metrics.on_eval(LoopState(global_step=5, epoch=2), step_idx, "sort", {"exact": 0.5})
+    metrics.on_train_end(LoopState(), None)
+    rows = [json.loads(line) for line in (tmp_path / "m.jsonl").read_text().splitlines()]
+    assert [(row["step"], row.get("epoch")) for row in rows] == [(4, 2), (1, None)]
+
+
 def test_what_is_not_a_number_stays_visible_and_the_file_stays_json(tmp_path):
     train(tmp_path, JsonlMetrics(), [math.nan, math.inf, -math.inf], tensor=torch.tensor(0.25), note="text", none=None)
 
