@@ -141,7 +141,7 @@ class RunRecord:
         since = gone_on_at(self.header) or 0.0
         for row in self.rows:
             # Not a row of an eval: one that went on in the background comes long after its step.
-            if row.get("time", -1.0) >= since and row["step"] > max(ends, default=-1):
+            if row.get("time", -1.0) >= since and row["step"] > next(reversed(ends), -1):
                 ends[row["step"]] = row["time"]
         last = sorted(ends)[-RATE_STEPS:]
         if len(last) < 2 or ends[last[-1]] <= ends[last[0]]:
