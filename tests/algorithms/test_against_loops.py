@@ -2,12 +2,12 @@
 
 from dataclasses import replace
 
-import loop_reference
 import pytest
 import torch
-from batches import NAMES, batches, credit, loss_and_gradients, random_batch, token_loss
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from tests.algorithms import loop_reference
+from tests.algorithms.batches import NAMES, batches, credit, loss_and_gradients, random_batch, token_loss
 
 from proa.algorithms import ALGORITHMS, GroupAlgorithm
 

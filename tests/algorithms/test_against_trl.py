@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from batches import credit, loss_and_gradients, random_batch
+from tests.algorithms.batches import credit, loss_and_gradients, random_batch
 
 from proa.algorithms import ALGORITHMS
 from proa.maths.reductions import token_mean

@@ -4,7 +4,7 @@ from dataclasses import FrozenInstanceError, replace
 
 import pytest
 import torch
-from batches import NAMES, credit, random_batch
+from tests.algorithms.batches import NAMES, credit, random_batch
 
 from proa.algorithms import (
     ALGORITHMS,

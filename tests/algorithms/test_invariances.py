@@ -2,10 +2,12 @@
 
 from dataclasses import replace
 
-import loop_reference
 import pytest
 import torch
-from batches import (
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from tests.algorithms import loop_reference
+from tests.algorithms.batches import (
     NAMES,
     WHITENING,
     advantages_and_weights,
@@ -15,8 +17,6 @@ from batches import (
     random_batch,
     token_loss,
 )
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
 
 from proa.algorithms import ALGORITHMS, RLOO, DrGRPO
 

@@ -1,9 +1,9 @@
 """A wrong part in an algorithm is caught by its loop reference: wrong whitening, wrong recursion, wrong ratio."""
 
-import loop_reference
 import pytest
 import torch
-from batches import loss_and_gradients, random_batch
+from tests.algorithms import loop_reference
+from tests.algorithms.batches import loss_and_gradients, random_batch
 
 from proa.algorithms import ALGORITHMS, cispo, gspo, ppo, reinforce_pp, token_rewards
 from proa.maths.gae import generalized_advantages, rewards_to_go

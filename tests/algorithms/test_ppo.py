@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-import loop_reference
 import pytest
 import torch
-from batches import batches, credit, random_batch
 from hypothesis import given, settings
+from tests.algorithms import loop_reference
+from tests.algorithms.batches import batches, credit, random_batch
 
 from proa.algorithms import PPO, CreditInputs
 

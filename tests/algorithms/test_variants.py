@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from batches import batches, credit, loss_and_gradients, random_batch, token_loss
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.algorithms.batches import batches, credit, loss_and_gradients, random_batch, token_loss
 
 from proa.algorithms import CISPO, DAPO, GSPO, DecoupledPPO, ReinforcePlusPlus, ReinforcePlusPlusBaseline
 from proa.maths.importance import truncated_importance

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from killed_runs import DETACHED, SUPERVISED
+from tests.chaos.killed_runs import DETACHED, SUPERVISED
 
 from proa import Callback
 from proa.recipes import dapo, dpo, dr_grpo, grpo, ppo, reward_model, sft

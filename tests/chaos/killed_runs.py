@@ -4,20 +4,17 @@ import contextlib
 import json
 import shutil
 
+from tests import small
+from tests.small import MODEL
+
 from proa import Callback
 from proa.lifecycle.hooks import EveryMoment
 from proa.lifecycle.moments import MOMENTS, Scope
 from proa.lifecycle.policy import Priority
 from proa.record.checkpoints import CheckpointManager
 
-MODEL = {
-    "model_type": "llama", "vocab_size": 16, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1,
-    "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 24,
-}  # fmt: skip
-DETACHED = {
-    "total_steps": 4, "train_batch_size": 8, "sampling": {"group_size": 2, "max_new_tokens": 7},
-    "model": {"config": MODEL}, "task": {"source": "sort_digits", "count": 64}, "reward": {"workers": 0},
-    "optimizer": {"learning_rate": 3e-3, "schedule": "linear"}, "wait_timeout": 60.0,
+DETACHED = small.DETACHED | {
+    "optimizer": {"learning_rate": 3e-3, "schedule": "linear"},
     "eval": [{"name": "held_out", "count": 4, "run_every": 2}], "checkpoint": {"save_every": 1, "keep": 2},
 }  # fmt: skip
 SUPERVISED = {

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from killed_runs import CountEnds, Counter, outcome_of, without_times
+from tests.chaos.killed_runs import CountEnds, Counter, outcome_of, without_times
 
 from proa import Callback
 from proa.recipes.resuming import Resumption

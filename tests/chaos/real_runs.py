@@ -3,15 +3,15 @@
 import json
 import signal
 
-from tests.chaos.killed_runs import MODEL, outcome_of
+from tests import small
+from tests.chaos.killed_runs import outcome_of
+from tests.small import MODEL
 from transformers import AutoModelForCausalLM
 
 from proa import CheckpointManager
 
-DETACHED = {
-    "total_steps": 5, "train_batch_size": 8, "sampling": {"group_size": 2, "max_new_tokens": 7},
-    "model": {"config": MODEL}, "task": {"source": "sort_digits", "count": 64}, "reward": {"workers": 0},
-    "optimizer": {"learning_rate": 3e-3, "schedule": "linear"}, "wait_timeout": 60.0,
+DETACHED = small.DETACHED | {
+    "total_steps": 5, "optimizer": {"learning_rate": 3e-3, "schedule": "linear"},
     "eval": [{"name": "held_out", "count": 4, "run_every": 2}], "checkpoint": {"save_every": 2, "keep": 2},
 }  # fmt: skip
 SUPERVISED = {

@@ -3,8 +3,8 @@
 import os
 
 import pytest
-from kill_scenarios import SCENARIOS
-from killed_runs import finish, killed_everywhere
+from tests.chaos.kill_scenarios import SCENARIOS
+from tests.chaos.killed_runs import finish, killed_everywhere
 
 WHOLE = ("grpo_one_behind", "sft")
 """Those of which every copy is gone on with here; of the others every seventh from the last on, and all of them in

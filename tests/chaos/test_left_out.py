@@ -7,9 +7,9 @@ import time
 
 import pytest
 import torch
-from kill_scenarios import ADAPTIVE_KL, LORA, OF_PAIRS, StopAfter, inline, often_the_same
-from killed_runs import DETACHED, SUPERVISED
-from left_out_runs import SECONDS, Gate, Story, emptied, paths_in, put
+from tests.chaos.kill_scenarios import ADAPTIVE_KL, LORA, OF_PAIRS, StopAfter, inline, often_the_same
+from tests.chaos.killed_runs import DETACHED, SUPERVISED
+from tests.chaos.left_out_runs import SECONDS, Gate, Story, emptied, paths_in, put
 from tests.roles.honest_makers import fulfil, plan, prompt
 
 from proa import Callback

@@ -4,7 +4,7 @@ import random
 import time
 
 import pytest
-from killed_runs import DETACHED, SUPERVISED
+from tests.chaos.killed_runs import DETACHED, SUPERVISED
 
 from proa import CallbackManager, MakerCallback
 from proa.config import ConfigError
@@ -100,13 +100,13 @@ def test_a_run_that_was_resumed_is_replayed_as_one(tmp_path):
 
 
 def test_rewards_that_could_not_be_had_are_missing_again(tmp_path):
-    settings = DETACHED | {"reward": {"functions": ["replay_rewards.flaky"], "workers": 0}, "eval": []}
+    settings = DETACHED | {"reward": {"functions": ["tests.chaos.replay_rewards.flaky"], "workers": 0}, "eval": []}
     random.seed(5)
     grpo(**settings, output_dir=tmp_path, name="run")
     failed = [entry["uid"] for entry in Journal(tmp_path / "run").read() if entry["kind"] == "reward"]
     assert failed
     random.seed(6)
-    outcome = replay(tmp_path / "run", flags=["--reward.functions", "[replay_rewards.steady]"])
+    outcome = replay(tmp_path / "run", flags=["--reward.functions", "[tests.chaos.replay_rewards.steady]"])
     assert outcome.same
 
 

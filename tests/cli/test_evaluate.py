@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from small_experiment import MODEL
+from tests.experiments.small_experiment import MODEL
 
 from proa.cli.main import main
 from proa.recipes import grpo, sft

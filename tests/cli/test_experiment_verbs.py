@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 import yaml
-from small_experiment import MODEL
+from tests.experiments.small_experiment import MODEL
 
 from proa import Callback
 from proa.cli.main import main

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 from tests.cli.looked_at import make_run, rows
+from tests.small import MODEL
 
 from proa.cli import endings
 from proa.cli.endings import NOBODY_READS, ending
@@ -60,11 +61,10 @@ algorithm: sft
 output_dir: runs
 total_steps: 40
 train_batch_size: 4
-model: {config: {model_type: llama, vocab_size: 16, hidden_size: 16, intermediate_size: 32, num_hidden_layers: 1,
-                 num_attention_heads: 2, num_key_value_heads: 1, max_position_embeddings: 24}}
+model: {config: SMALL_MODEL}
 task: {source: sort_digits, count: 16}
 callbacks: [{kind: console}]
-"""
+""".replace("SMALL_MODEL", json.dumps(MODEL))
 
 
 def test_a_run_without_a_reader_goes_on_to_its_end(tmp_path):

@@ -8,6 +8,7 @@ from typing import ClassVar
 import pytest
 import torch
 import yaml
+from tests.small import MODEL
 
 from proa import Callback
 from proa.callbacks import registry
@@ -16,10 +17,7 @@ from proa.recipes import sft
 
 CONFIG = {
     "name": "run", "total_steps": 3, "train_batch_size": 8, "sampling": {"group_size": 2, "max_new_tokens": 4},
-    "model": {"config": {
-        "model_type": "llama", "vocab_size": 16, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1,
-        "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 24,
-    }},
+    "model": {"config": MODEL},
     "task": {"source": "sort_digits", "count": 32}, "reward": {"workers": 0}, "optimizer": {"learning_rate": 3e-3},
     "wait_timeout": 60.0, "checkpoint": {"save_every": 1, "keep": None},
 }  # fmt: skip

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
+from tests.small import DETACHED
 
 from proa import MakerCallback
 from proa.cli import show as verb
@@ -19,16 +20,6 @@ from proa.recipes import grpo
 from proa.record import reading
 from proa.record.live import ActorView, LiveFile, LiveView, WaitView
 from proa.record.run_folder import RunFolder
-
-SMALL = {
-    "total_steps": 3, "train_batch_size": 8, "sampling": {"group_size": 2, "max_new_tokens": 7},
-    "model": {"config": {
-        "model_type": "llama", "vocab_size": 16, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1,
-        "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 24,
-    }},
-    "task": {"source": "sort_digits", "count": 64}, "reward": {"workers": 0}, "optimizer": {"learning_rate": 3e-3},
-    "wait_timeout": 60.0, "makers": 2,
-}  # fmt: skip
 
 LEDGER = {"leased": 24, "trained": 16, "buffered": 6, "in_flight": 2, "dropped": {}}
 CONFIG = {"total_steps": 10, "train_epochs": 2, "eval": [{"name": "sorting"}]}
@@ -371,8 +362,14 @@ def until(look, ready):
 def test_a_real_run_can_be_looked_at_while_it_goes_on_and_followed_to_its_end(tmp_path, capsys):
     go_on, folder = threading.Event(), tmp_path / "demo"
 
-    settings = SMALL | {"output_dir": tmp_path, "name": "demo", "callbacks": [Slow(go_on)]}
-    run = threading.Thread(target=grpo, kwargs=settings)
+    settings = DETACHED | {
+        "total_steps": 3,
+        "makers": 2,
+        "output_dir": tmp_path,
+        "name": "demo",
+        "callbacks": [Slow(go_on)],
+    }
+    run = threading.Thread(target=grpo, kwargs=settings | {"callbacks": [Slow(go_on)]})
     run.start()
     try:
         until((folder / "live.json").exists, bool)

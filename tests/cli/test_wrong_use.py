@@ -11,16 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from tests.small import MODEL
 
 from proa.cli.endings import ending
 from proa.cli.main import main
 from proa.record.run_folder import RunFolder
 from proa.tasks.builtin.characters import tokenizer
 
-MODEL = {
-    "model_type": "llama", "vocab_size": 16, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1,
-    "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 24,
-}  # fmt: skip
 MODULE = """
 def rows():
     return [{"prompt": f"{n}>", "answer": str(n)} for n in range(10)]

@@ -8,7 +8,7 @@ from typing import Literal
 
 import pytest
 import torch
-from tiny import some_requests, tiny_model
+from tests.engines.tiny import some_requests, tiny_model
 from transformers import PreTrainedModel
 
 from proa.data.sampling import Completion, Sampling

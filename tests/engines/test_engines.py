@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import CONTEXT, SHAPES, VOCABULARY, logits_of, some_requests, tiny_model, tokens_of
+from tests.engines.tiny import CONTEXT, SHAPES, VOCABULARY, logits_of, some_requests, tiny_model, tokens_of
 from transformers import BloomConfig, BloomForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from proa.data.sampling import Completion, Sampling

@@ -1,11 +1,9 @@
 """Experiments small enough to be over in a second or two, and who listens to them."""
 
+from tests.small import MODEL
+
 from proa import Callback
 
-MODEL = {
-    "model_type": "llama", "vocab_size": 16, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1,
-    "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 24,
-}  # fmt: skip
 RUN = {
     "algorithm": "sft", "total_steps": 2, "train_batch_size": 4, "model": {"config": MODEL},
     "task": {"source": "sort_digits", "count": 32}, "optimizer": {"learning_rate": 3e-3},

@@ -3,7 +3,7 @@
 from typing import ClassVar
 
 import pytest
-from small_experiment import RUN, Listener
+from tests.experiments.small_experiment import RUN, Listener
 
 from proa import Callback, CallbackManager
 from proa.callbacks.registry import register_callback

@@ -1,7 +1,7 @@
 """What is wrong with an experiment is found before its first run begins."""
 
 import pytest
-from small_experiment import BENCHMARK, RUN, Listener
+from tests.experiments.small_experiment import BENCHMARK, RUN, Listener
 
 from proa.config import ConfigError
 from proa.experiments import Experiment

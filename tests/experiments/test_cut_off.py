@@ -10,7 +10,7 @@ import time
 
 import pytest
 import yaml
-from small_experiment import BENCHMARK, RUN, Listener
+from tests.experiments.small_experiment import BENCHMARK, RUN, Listener
 
 from proa import Callback
 from proa.cli.main import main

@@ -7,7 +7,7 @@ import signal
 import uuid
 
 import pytest
-from small_experiment import BENCHMARK, JUDGED, RUN, Listener, of_a_run
+from tests.experiments.small_experiment import BENCHMARK, JUDGED, RUN, Listener, of_a_run
 
 from proa import Callback, CallbackManager
 from proa.config import ConfigError

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from small_experiment import BENCHMARK, JUDGED, RUN, Listener, of_a_run
+from tests.experiments.small_experiment import BENCHMARK, JUDGED, RUN, Listener, of_a_run
 
 from proa import Callback
 from proa.experiments import Experiment

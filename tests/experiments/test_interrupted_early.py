@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from small_experiment import RUN
+from tests.experiments.small_experiment import RUN
 
 from proa.config import load_experiment_config
 from proa.experiments.arm_run import ArmRun

@@ -3,7 +3,7 @@
 import sys
 
 import pytest
-from small_experiment import RUN
+from tests.experiments.small_experiment import RUN
 
 from proa import Callback
 from proa.callbacks import registry

@@ -4,7 +4,7 @@ from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
-from small_experiment import RUN
+from tests.experiments.small_experiment import RUN
 
 from proa.config import ConfigError, load_experiment_config, load_run_config
 

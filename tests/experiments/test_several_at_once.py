@@ -9,7 +9,7 @@ import time
 from typing import ClassVar
 
 import pytest
-from small_experiment import RUN, Listener
+from tests.experiments.small_experiment import RUN, Listener
 
 from proa import Callback
 from proa.config import ConfigError

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from killed_runs import DETACHED, finish, killed_everywhere
+from tests.chaos.killed_runs import DETACHED, finish, killed_everywhere
 
 from proa.recipes import grpo, ppo
 

@@ -2,17 +2,9 @@
 
 import json
 
-from proa.recipes import grpo
+from tests.small import DETACHED as SMALL
 
-SMALL = {
-    "total_steps": 4, "train_batch_size": 8, "sampling": {"group_size": 2, "max_new_tokens": 7},
-    "model": {"config": {
-        "model_type": "llama", "vocab_size": 16, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1,
-        "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 24,
-    }},
-    "task": {"source": "sort_digits", "count": 64}, "reward": {"workers": 0}, "optimizer": {"learning_rate": 3e-3},
-    "wait_timeout": 60.0,
-}  # fmt: skip
+from proa.recipes import grpo
 
 
 def header(tmp_path, name="run"):

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.small import MODEL
 
 from proa import CheckpointManager
 
@@ -22,11 +23,10 @@ train_batch_size: 8
 makers: 1
 sampling: {group_size: 2, max_new_tokens: 7}
 model:
-  config: {model_type: llama, vocab_size: 16, hidden_size: 16, intermediate_size: 32, num_hidden_layers: 1,
-           num_attention_heads: 2, num_key_value_heads: 1, max_position_embeddings: 24}
+  config: SMALL_MODEL
 task: {source: sort_digits, count: 64}
 reward: {workers: 0}
-"""
+""".replace("SMALL_MODEL", json.dumps(MODEL))
 
 
 def children_of(pid):

@@ -1,7 +1,7 @@
 """Runs of an experiment as tasks of a cluster."""
 
 import pytest
-from small_experiment import RUN
+from tests.experiments.small_experiment import RUN
 
 from proa.experiments import Experiment
 

@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from small_experiment import MODEL
+from tests.experiments.small_experiment import MODEL
 
 from proa.config import ConfigError, change_run_config, load_run_config
 from proa.config.run_config import EvalSection

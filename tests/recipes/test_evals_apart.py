@@ -5,7 +5,7 @@ import threading
 import time
 
 import pytest
-from small_experiment import MODEL
+from tests.experiments.small_experiment import MODEL
 
 from proa import Callback
 from proa.config import ConfigError, load_run_config

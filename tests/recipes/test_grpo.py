@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from tests.small import MODEL
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from proa import Callback, MakerCallback, TrainerCallback
@@ -19,14 +20,13 @@ train_batch_size: 16
 makers: 2
 sampling: {group_size: 4, max_new_tokens: 7}
 model:
-  config: {model_type: llama, vocab_size: 16, hidden_size: 16, intermediate_size: 32, num_hidden_layers: 1,
-           num_attention_heads: 2, num_key_value_heads: 1, max_position_embeddings: 24}
+  config: SMALL_MODEL
 task: {source: sort_digits, count: 64}
 reward: {workers: 0}
 optimizer: {learning_rate: 3e-3}
 eval:
   - {name: sort_digits, count: 16, run_every: 2}
-"""
+""".replace("SMALL_MODEL", json.dumps(MODEL))
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from tests.small import MODEL_WITH_END as CONFIG
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from proa import CallbackManager, MakerCallback
@@ -13,10 +14,6 @@ from proa.policy.models import load_model, weights_digest, weights_of
 from proa.recipes import dpo, grpo, ppo, reward_model, sft
 from proa.tasks.builtin.characters import tokenizer
 
-CONFIG = {
-    "model_type": "llama", "vocab_size": 16, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1,
-    "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 24, "eos_token_id": 1,
-}  # fmt: skip
 LORA = {"rank": 2, "alpha": 4.0}
 PAIRS = [
     {"prompt": f"{n}>", "chosen": str(9 - n % 3) * 3, "rejected": str(n % 3) * 3} for n in range(1, 10)

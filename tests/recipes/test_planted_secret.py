@@ -5,6 +5,7 @@ import os
 import stat
 
 import pytest
+from tests.small import MODEL_WITH_END as TINY
 
 from proa import Callback, Priority
 from proa.callbacks.registry import _registered, register_callback
@@ -15,10 +16,6 @@ from proa.record.secrets import redacted_keys
 OF_ENVIRONMENT = "planted-in-the-environment"
 OF_CONFIGURATION = 'planted in "the" configuration/ü'
 OF_URL = "planted-in-a-url"
-TINY = {
-    "model_type": "llama", "vocab_size": 16, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1,
-    "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 24, "eos_token_id": 1,
-}  # fmt: skip
 
 
 class Chatty(Callback):

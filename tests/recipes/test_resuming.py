@@ -11,6 +11,7 @@ import threading
 import pytest
 import torch
 from peft import PeftModel
+from tests.small import MODEL
 from transformers import AutoModelForCausalLM
 
 from proa import Callback
@@ -23,10 +24,6 @@ from proa.record.checkpoints import CheckpointError, CheckpointManager
 from proa.record.run_folder import RunFolderError
 from proa.record.state_files import StateError, read_state
 
-MODEL = {
-    "model_type": "llama", "vocab_size": 16, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1,
-    "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 24,
-}  # fmt: skip
 SETTINGS = {
     "name": "run", "total_steps": 4, "train_batch_size": 4, "model": {"config": MODEL},
     "task": {"source": "sort_digits", "count": 32}, "optimizer": {"learning_rate": 3e-3},

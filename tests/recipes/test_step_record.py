@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from small_experiment import MODEL
+from tests.experiments.small_experiment import MODEL
 
 from proa.config import load_run_config
 from proa.config.run_config import RecordSection

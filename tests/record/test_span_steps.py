@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from small_experiment import MODEL
+from tests.experiments.small_experiment import MODEL
 
 from proa.data.results import LogContext
 from proa.data.state import LoopState

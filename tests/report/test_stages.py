@@ -1,6 +1,6 @@
 """Stages of a continual experiment on the page: all are shown, and arms are compared by their last."""
 
-from small_experiment import RUN
+from tests.experiments.small_experiment import RUN
 
 from proa.experiments import Experiment
 from proa.report.comparing import arms_compared

@@ -2,8 +2,8 @@
 
 import asyncio
 
-import judges
 import pytest
+from tests.rewards import judges
 
 from proa.rewards import InlineRewards
 

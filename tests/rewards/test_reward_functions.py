@@ -2,8 +2,8 @@
 
 import functools
 
-import judges
 import pytest
+from tests.rewards import judges
 
 from proa.cli.endings import ending
 from proa.errors import ProaError
@@ -15,11 +15,11 @@ from proa.rewards.dotted import resolve
     ("given", "name"),
     [
         (judges.length, "length"),
-        ("judges:length", "length"),
-        ("judges.length", "length"),
+        ("tests.rewards.judges:length", "length"),
+        ("tests.rewards.judges.length", "length"),
         (judges.Longer, "Longer"),
         (judges.Longer(than=2), "Longer"),
-        ("judges:Longer", "Longer"),
+        ("tests.rewards.judges:Longer", "Longer"),
         (functools.partial(judges.same_answer, answer=["a"]), "same_answer"),
         (lambda completions: [1.0], "lambda"),
     ],
@@ -52,7 +52,7 @@ def test_an_argument_with_a_default_may_be_missing():
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ("judges:lenght", "has no 'lenght'; did you mean 'length'"),
+        ("tests.rewards.judges:lenght", "has no 'lenght'; did you mean 'length'"),
         ("no_such_module:reward", "there is no module 'no_such_module'"),
         ("reward", "write 'package.module:name'"),
         ("judges:_loop", "is no reward"),
@@ -92,12 +92,12 @@ def test_a_missing_column_can_be_found_before_the_run():
     rewards.check(["anwser"])
 
 
-@pytest.mark.parametrize("given", ["judges:lenght", "no_such_module:reward", "reward"])
+@pytest.mark.parametrize("given", ["tests.rewards.judges:lenght", "no_such_module:reward", "reward"])
 def test_a_reward_that_is_not_there_is_wrong_use_for_the_command_line(given, capsys):
     assert ending(lambda: load_rewards(given)) == 2
     assert capsys.readouterr().err.startswith("reward ")
 
 
 def test_an_evaluator_that_is_not_there_is_wrong_use_too(capsys):
-    assert ending(lambda: resolve("judges:lenght")) == 2
-    assert capsys.readouterr().err.startswith("'judges:lenght': judges has no 'lenght'")
+    assert ending(lambda: resolve("tests.rewards.judges:lenght")) == 2
+    assert capsys.readouterr().err.startswith("'tests.rewards.judges:lenght': tests.rewards.judges has no 'lenght'")

@@ -10,16 +10,16 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-import judges
 import pytest
-from test_inline_rewards import BAD
+from tests.rewards import judges
+from tests.rewards.test_inline_rewards import BAD
 
 from proa.rewards import RewardError, RewardWorkers
 
 
 @pytest.fixture(scope="module")
 def moody():
-    with RewardWorkers("judges:moody", timeout=20) as rewards:
+    with RewardWorkers("tests.rewards.judges:moody", timeout=20) as rewards:
         yield rewards
 
 
@@ -52,7 +52,7 @@ def test_a_bad_sample_is_marked_and_spoils_no_other(moody, bad):
 
 
 def test_a_wrong_count_is_told_on_every_sample_from_a_worker_too():
-    with RewardWorkers("judges:one_value_for_all", timeout=20) as rewards:
+    with RewardWorkers("tests.rewards.judges:one_value_for_all", timeout=20) as rewards:
         scores = rewards.score(["p"] * 4, ["a"] * 4)
     assert [score.value for score in scores] == [None] * 4
     assert all("returned 1 value for 4 samples" in score.error for score in scores)
@@ -68,7 +68,7 @@ def test_a_sample_that_kills_its_worker_is_marked_and_the_next_call_works(moody,
 
 @pytest.mark.parametrize("bad", ["hang", "regex"])
 def test_a_sample_that_hangs_is_marked_within_two_deadlines_and_the_next_call_works(bad):
-    with RewardWorkers("judges:moody", timeout=2.0) as rewards:
+    with RewardWorkers("tests.rewards.judges:moody", timeout=2.0) as rewards:
         values(rewards, ["warm"])
         began = time.monotonic()
         first, middle, last = rewards.score(["p"] * 3, ["good", bad, "better"])
@@ -81,7 +81,7 @@ def test_a_sample_that_hangs_is_marked_within_two_deadlines_and_the_next_call_wo
 
 
 def test_a_batch_of_one_that_hangs_is_not_tried_twice():
-    with RewardWorkers("judges:moody", timeout=0.3) as rewards:
+    with RewardWorkers("tests.rewards.judges:moody", timeout=0.3) as rewards:
         assert "timed out after 0.3 s" in rewards.score(["p"], ["hang"])[0].error
 
 
@@ -93,13 +93,13 @@ def test_a_function_that_always_dies_is_given_up_for_the_rest_of_the_batch(moody
 
 
 def test_one_bad_function_leaves_the_parts_of_the_others():
-    with RewardWorkers(["judges:length", "judges:moody"]) as rewards:
+    with RewardWorkers(["tests.rewards.judges:length", "tests.rewards.judges:moody"]) as rewards:
         score = rewards.score(["p"], ["die"])[0]
     assert (score.value, score.parts) == (None, {"length": 3.0, "moody": None})
 
 
 def test_a_worker_that_is_killed_while_idle_costs_no_sample():
-    with RewardWorkers("judges:process") as rewards:
+    with RewardWorkers("tests.rewards.judges:process") as rewards:
         pid = int(values(rewards, ["a"])[0])
         os.kill(pid, signal.SIGKILL)
         (other,) = values(rewards, ["a"])
@@ -107,28 +107,30 @@ def test_a_worker_that_is_killed_while_idle_costs_no_sample():
 
 
 def test_weights_and_columns_reach_the_workers():
-    with RewardWorkers(["judges:same_answer", judges.Longer(than=2)], weights=[1.0, 0.5]) as rewards:
+    with RewardWorkers(["tests.rewards.judges:same_answer", judges.Longer(than=2)], weights=[1.0, 0.5]) as rewards:
         assert values(rewards, ["abc", "x"], answer=["abc", "y"]) == [1.5, 0.0]
 
 
 def test_async_functions_keep_their_event_loop_from_call_to_call():
-    with RewardWorkers("judges:keeps_a_loop") as rewards:
+    with RewardWorkers("tests.rewards.judges:keeps_a_loop") as rewards:
         assert [values(rewards, ["a"]) for _ in range(3)] == [[0.0], [1.0], [1.0]]
 
 
 def test_functions_run_on_the_main_thread_where_alarms_work():
-    with RewardWorkers("judges:alarm") as rewards:
+    with RewardWorkers("tests.rewards.judges:alarm") as rewards:
         assert values(rewards, ["a"]) == [1.0]
 
 
 def test_a_worker_imports_no_heavy_library_by_itself():
-    with RewardWorkers(["judges:modules", "proa.tasks.builtin.sort_digits:reward"], weights=[1, 0]) as rewards:
+    with RewardWorkers(
+        ["tests.rewards.judges:modules", "proa.tasks.builtin.sort_digits:reward"], weights=[1, 0]
+    ) as rewards:
         heavy = ["torch", "numpy", "transformers", "multiprocessing"]
         assert values(rewards, heavy, answer=["x"] * len(heavy)) == [0.0] * len(heavy)
 
 
 def test_the_first_score_starts_the_worker_not_the_constructor():
-    with RewardWorkers("judges:length") as rewards:
+    with RewardWorkers("tests.rewards.judges:length") as rewards:
         assert rewards._workers[0].pid is None
         values(rewards, ["a"])
         assert is_running(rewards._workers[0].pid)
@@ -138,13 +140,16 @@ def test_threads_that_score_at_once_get_their_own_answers_in_order():
     def ask(number):
         return values(rewards, ["x" * (number + place) for place in range(5)])
 
-    with RewardWorkers("judges:length", workers=2) as rewards, ThreadPoolExecutor(8) as threads:
+    with RewardWorkers("tests.rewards.judges:length", workers=2) as rewards, ThreadPoolExecutor(8) as threads:
         answers = list(threads.map(ask, range(40)))
     assert answers == [[float(number + place) for place in range(5)] for number in range(40)]
 
 
 def test_two_workers_work_at_the_same_time():
-    with RewardWorkers("judges:moody", workers=2, timeout=1.0) as rewards, ThreadPoolExecutor(2) as threads:
+    with (
+        RewardWorkers("tests.rewards.judges:moody", workers=2, timeout=1.0) as rewards,
+        ThreadPoolExecutor(2) as threads,
+    ):
         hanging = threads.submit(rewards.score, ["p"], ["hang"])
         assert values(rewards, ["good"]) == [4.0]
         assert "timed out" in hanging.result()[0].error
@@ -190,12 +195,12 @@ def test_a_column_that_cannot_travel_marks_its_sample_only(moody):
 
 
 def test_large_batches_travel():
-    with RewardWorkers("judges:length") as rewards:
+    with RewardWorkers("tests.rewards.judges:length") as rewards:
         assert values(rewards, ["x" * 5_000_000, "y"]) == [5_000_000.0, 1.0]
 
 
 def test_a_stopped_worker_cannot_hang_the_caller():
-    with RewardWorkers("judges:length", timeout=1.0) as rewards:
+    with RewardWorkers("tests.rewards.judges:length", timeout=1.0) as rewards:
         values(rewards, ["a"])
         os.kill(rewards._workers[0].pid, signal.SIGSTOP)  # it will not even read the request
         assert values(rewards, ["x" * 5_000_000, "y"]) == [5_000_000.0, 1.0]
@@ -203,13 +208,13 @@ def test_a_stopped_worker_cannot_hang_the_caller():
 
 def test_what_a_function_started_dies_with_its_worker(tmp_path):
     pids = tmp_path / "pids"
-    with RewardWorkers("judges:starts_a_child_and_hangs", timeout=1.0) as rewards:
+    with RewardWorkers("tests.rewards.judges:starts_a_child_and_hangs", timeout=1.0) as rewards:
         assert "timed out" in rewards.score(["p"], [str(pids)])[0].error
     assert all(wait_until_gone(pid) for pid in pids.read_text().split())
 
 
 def test_closing_leaves_no_process_behind():
-    rewards = RewardWorkers("judges:process")
+    rewards = RewardWorkers("tests.rewards.judges:process")
     (pid,) = values(rewards, ["a"])
     rewards.close()
     rewards.close()
@@ -226,14 +231,14 @@ def test_a_function_of_this_process_is_not_called_after_closing():
 
 
 def test_forgetting_to_close_leaves_no_process_behind():
-    rewards = RewardWorkers("judges:process")
+    rewards = RewardWorkers("tests.rewards.judges:process")
     (pid,) = values(rewards, ["a"])
     del rewards
     assert wait_until_gone(pid)
 
 
 def test_closing_ends_a_score_that_is_under_way():
-    rewards = RewardWorkers("judges:moody", timeout=30)
+    rewards = RewardWorkers("tests.rewards.judges:moody", timeout=30)
     values(rewards, ["warm"])
     with ThreadPoolExecutor(1) as threads:
         hanging = threads.submit(rewards.score, ["p"] * 2, ["hang", "good"])
@@ -248,7 +253,7 @@ def test_workers_do_not_outlive_a_parent_that_is_killed(word):
     script = (
         f"import sys; sys.path[:] = {sys.path!r}\n"
         "from proa.rewards import RewardWorkers\n"
-        "rewards = RewardWorkers(['judges:starts_a_thread', 'judges:moody'], timeout=2)\n"
+        "rewards = RewardWorkers(['tests.rewards.judges:starts_a_thread', 'tests.rewards.judges:moody'], timeout=2)\n"
         "print(int(rewards.score(['p'], ['good'])[0].parts['starts_a_thread']), flush=True)\n"
         f"rewards.score(['p'], ['{word}'])\n"
         "import time; time.sleep(60)\n"
@@ -266,4 +271,4 @@ def test_workers_do_not_outlive_a_parent_that_is_killed(word):
 @pytest.mark.parametrize("settings", [{"timeout": 0}, {"timeout": float("inf")}, {"workers": 0}])
 def test_settings_that_cannot_work_are_refused(settings):
     with pytest.raises(RewardError, match="must be"):
-        RewardWorkers("judges:length", **settings)
+        RewardWorkers("tests.rewards.judges:length", **settings)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from tests.small import MODEL as CONFIG
 
 from proa import CallbackManager
 from proa.algorithms import build_algorithm
@@ -31,10 +32,6 @@ from proa.tasks import PromptStream
 from proa.tasks.builtin import builtin_task
 from proa.tasks.builtin.characters import tokenizer as make_tokenizer
 
-CONFIG = {
-    "model_type": "llama", "vocab_size": 16, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1,
-    "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 24,
-}  # fmt: skip
 SAMPLING = Sampling(group_size=4, max_new_tokens=6)
 STEPS, PROMPTS = 5, 4
 

@@ -3,7 +3,7 @@
 import pickle
 
 import pytest
-import task_sources
+from tests.tasks import task_sources
 
 from proa.errors import ProaError
 from proa.rewards import InlineRewards, RewardWorkers
@@ -12,7 +12,9 @@ from proa.tasks import Task, TaskError, TaskRow, load_task
 ROWS = task_sources.ROWS
 
 
-@pytest.mark.parametrize("source", [ROWS, tuple(ROWS), "task_sources:ROWS", "task_sources.make_rows"])
+@pytest.mark.parametrize(
+    "source", [ROWS, tuple(ROWS), "tests.tasks.task_sources:ROWS", "tests.tasks.task_sources.make_rows"]
+)
 def test_rows_can_be_given_or_named(source):
     assert load_task(source).rows == [TaskRow("1+1=", {"answer": "2"}), TaskRow("2+2=", {"answer": "4"})]
 
@@ -58,7 +60,7 @@ def test_a_task_is_taken_as_it_is():
         ([{"prompt": "a", "completions": "b"}], "may not be called 'completions'"),
         ("sort_digit", "no task is called 'sort_digit'; did you mean 'sort_digits'"),
         ("no_such_file.jsonl", "there is no file 'no_such_file.jsonl'"),
-        ("task_sources:ROW", "has no 'ROW'; did you mean 'ROWS'"),
+        ("tests.tasks.task_sources:ROW", "has no 'ROW'; did you mean 'ROWS'"),
         ("no_such_package.data:rows", "there is no module 'no_such_package'"),
         (42, "no task can be made of 42"),
     ],

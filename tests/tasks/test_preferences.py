@@ -68,10 +68,10 @@ def make_pairs():
 
 
 def test_a_dotted_path_names_pairs_or_what_makes_them(monkeypatch):
-    import task_sources
+    from tests.tasks import task_sources
 
     monkeypatch.setattr(task_sources, "make_pairs", make_pairs, raising=False)
-    assert load_preferences("task_sources:make_pairs") == PAIRS
+    assert load_preferences("tests.tasks.task_sources:make_pairs") == PAIRS
 
 
 IN_MESSAGES = PreferencePair([user("1")], [assistant("2")], [assistant("3")])
