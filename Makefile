@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+WORKERS ?= 2
 
 .PHONY: help setup demo test check format prove bench clean
 
@@ -23,8 +24,8 @@ demo: setup          ## a small model learns to sort digits by detached RL, in t
 	rm -rf runs/demo
 	$(BIN)/proa train examples/sort_digits.yaml --output_dir runs/demo
 
-test: setup          ## the tests
-	$(BIN)/python -m pytest -q
+test: setup          ## the tests, in two processes (WORKERS=n for more)
+	$(BIN)/python -m pytest -q --numprocesses $(WORKERS) --no-loadscope-reorder
 
 check: setup         ## format, lint, types, direction of imports
 	$(BIN)/ruff format --check --quiet .

@@ -1,6 +1,7 @@
 """Shared by all tests."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -8,7 +9,30 @@ from hypothesis import settings
 settings.register_profile("proa", deadline=None)  # the machine may be busy: a slow example is no failure
 settings.load_profile("proa")
 
+# Folders whose tests wait for other processes most of the time: begun first, they run beside the ones that compute.
+FIRST = ("tests/integration", "tests/chaos", "tests/experiments", "tests/recipes")
+
 
 @pytest.fixture(scope="session")
 def repository() -> Path:
     return Path(__file__).parents[1]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def place(item: pytest.Item) -> int:
+        return next((place for place, folder in enumerate(FIRST) if item.nodeid.startswith(folder)), len(FIRST))
+
+    items.sort(key=place)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With several processes: the tests of one file run in one, in their order, and all on Ray share one cluster."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return "tests/integration" if file.startswith("tests/integration/") else file
+
+    return ByFile(config, log)
