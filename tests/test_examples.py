@@ -20,12 +20,20 @@ def test_a_first_run(tmp_path, name):
     assert run(config).global_step == 2
 
 
+@pytest.mark.prove
 def test_a_run_on_ray(tmp_path):
     pytest.importorskip("ray")
     config = load_run_config(EXAMPLES / "on_ray.yaml", SHORT, output_dir=str(tmp_path))
     assert run(config).global_step == 2
 
 
+def test_the_files_of_examples_can_be_read():
+    for name in ("sort_digits", "ppo_sort_digits", "on_ray"):
+        assert load_run_config(EXAMPLES / f"{name}.yaml", SHORT).total_steps == 2
+    assert load_experiment_config(EXAMPLES / "experiment.yaml").name == "clip_higher"
+
+
+@pytest.mark.prove
 def test_an_experiment(tmp_path):
     shorter = {"total_steps": 2, "train_batch_size": 32, "warm_start.steps": 2, "eval.0.count": 8}
     flags = [word for arm in ("symmetric", "higher") for key, value in shorter.items()

@@ -79,13 +79,10 @@ def nobody_is_left(pids):
     return not [pid for pid in pids if _alive(pid)]
 
 
+@pytest.mark.prove  # an interrupt of a run on Ray in this process: test_ray_resume.py
 @pytest.mark.parametrize(
     ("number", "to_all", "trainers"),
-    [
-        (signal.SIGINT, False, 1),
-        pytest.param(signal.SIGINT, True, 2, marks=pytest.mark.prove),
-        pytest.param(signal.SIGTERM, False, 1, marks=pytest.mark.prove),
-    ],
+    [(signal.SIGINT, False, 1), (signal.SIGINT, True, 2), (signal.SIGTERM, False, 1)],
     ids=["SIGINT", "SIGINT to the whole terminal, two trainers", "SIGTERM"],
 )
 def test_a_signal_ends_the_run_with_130_and_no_process_is_left(tmp_path, endless, number, to_all, trainers):

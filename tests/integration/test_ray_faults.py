@@ -125,15 +125,3 @@ def test_a_stop_in_the_driver_stops_every_trainer(ray_cluster, tmp_path):
     digest(tmp_path, "ray", runtime="ray", trainers=2, callbacks=manager)
     told = header(tmp_path, "ray")
     assert (told["status"], told["steps_run"], told["stop_reason"]) == ("completed", 2, "enough")
-
-
-def test_functions_in_the_driver_hear_what_makers_do(ray_cluster, tmp_path):
-    manager = CallbackManager()
-    versions, lengths, ends = [], [], []
-    manager.on("maker.weights_loaded")(lambda state, version: versions.append(version))
-    manager.on("maker.make_experience_end")(lambda experience: lengths.append(len(experience)))
-    manager.on("maker.loop_end")(lambda state: ends.append(state.global_step))
-    digest(tmp_path, "ray", runtime="ray", callbacks=manager)
-    assert versions == [0, 1, 2]
-    assert lengths == [2] * 16
-    assert ends == [16]

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -19,17 +20,43 @@ from proa.runtime.local import RunFailedError
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 
 
-@pytest.mark.parametrize(("makers", "staleness"), [(1, 0), (3, 2), pytest.param(2, 1, marks=pytest.mark.prove)])
-def test_weights_are_those_of_the_local_run(ray_cluster, tmp_path, makers, staleness):
+@dataclass(frozen=True)
+class Recorded:
+    """A run on Ray with two makers and everyone listening, and the same run in one process."""
+
+    folder: Path
+    on_ray: str
+    local: str
+    heard: list[tuple[str, int | None]]
+    of_makers: dict[str, list[int]]
+
+
+@pytest.fixture(scope="module")
+def recorded(ray_cluster, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("recorded")
+    (folder / "notes").mkdir()
+    notes, watching = folder / "notes", Watching()
+    listeners = [watching, WhereAmI(notes), AndI(notes)]
+    on_ray = digest(folder, "ray", runtime="ray", makers=2, max_staleness=2, callbacks=listeners)
+    return Recorded(folder, on_ray, digest(folder, "local", max_staleness=2), watching.heard, watching.of_makers)
+
+
+def test_weights_are_those_of_the_local_run(recorded):
+    assert recorded.on_ray == recorded.local
+    assert header(recorded.folder, "ray")["ledger"] == header(recorded.folder, "local")["ledger"]
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize(("makers", "staleness"), [(1, 0), (2, 1), (3, 2)])
+def test_with_any_makers_and_staleness_too(ray_cluster, tmp_path, makers, staleness):
     local = digest(tmp_path, "local", max_staleness=staleness)
-    on_ray = digest(tmp_path, "ray", max_staleness=staleness, makers=makers, runtime="ray")
-    assert on_ray == local
-    assert header(tmp_path, "ray")["ledger"] == header(tmp_path, "local")["ledger"]
+    assert digest(tmp_path, "ray", max_staleness=staleness, makers=makers, runtime="ray") == local
 
 
 def test_with_lora_too_where_only_the_adapter_travels(ray_cluster, tmp_path):
     settings = {"lora": {"rank": 2, "alpha": 4.0}, "warm_start": {"steps": 2, "batch_size": 4}, "recipe": ppo}
-    assert digest(tmp_path, "ray", runtime="ray", makers=2, **settings) == digest(tmp_path, "local", **settings)
+    settings |= {"total_steps": 2}
+    assert digest(tmp_path, "ray", runtime="ray", **settings) == digest(tmp_path, "local", **settings)
 
 
 @pytest.mark.prove  # a smaller one is in test_ray_faults.py
@@ -56,9 +83,17 @@ class Watching(EveryMoment):
 
     def __init__(self) -> None:
         self.heard = []
+        self.of_makers = {"versions": [], "lengths": [], "ends": []}
 
     def on_moment(self, event, payload):
         assert os.getpid() == DRIVER
+        match event:
+            case "maker.weights_loaded":
+                self.of_makers["versions"].append(payload["version"])
+            case "maker.make_experience_end":
+                self.of_makers["lengths"].append(len(payload["experience"]))
+            case "maker.loop_end":
+                self.of_makers["ends"].append(payload["state"].global_step)
         step = payload["state"].global_step if "state" in payload else None
         self.heard.append((event, step))
 
@@ -85,26 +120,32 @@ class AndI(MakerCallback):
         (self.folder / f"maker-{os.getpid()}").touch()
 
 
-def test_callbacks_live_where_they_belong_and_hear_the_documented_order(ray_cluster, tmp_path):
-    notes = tmp_path / "notes"
-    notes.mkdir()
-    watching = Watching()
-    digest(tmp_path, "ray", runtime="ray", makers=2, callbacks=[watching, WhereAmI(notes), AndI(notes)])
-    events = [event for event, _ in watching.heard if not event.startswith(("wait_", "maker."))]
+def test_callbacks_in_the_driver_hear_the_documented_order(recorded):
+    events = [event for event, _ in recorded.heard if not event.startswith(("wait_", "maker."))]
     episode = ["episode_start", "epoch_start", "step_start", "step_end", "epoch_end", "update_start", "update_end",
                "episode_end"]  # fmt: skip
     assert events == ["train_start", *episode * 4, "checkpoint_saved", "train_end"]
-    assert [step for event, step in watching.heard if event == "step_end"] == [1, 2, 3, 4]
-    places = {path.name for path in notes.iterdir()}
+    assert [step for event, step in recorded.heard if event == "step_end"] == [1, 2, 3, 4]
+    lines = (recorded.folder / "ray" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [0, 1, 2, 3]
+
+
+def test_callbacks_of_trainers_and_makers_live_in_their_actors(recorded):
+    places = {path.name for path in (recorded.folder / "notes").iterdir()}
     trainers = {name for name in places if name.startswith("trainer-")}
     assert len(trainers) == 1
     assert 1 <= len(places - trainers) <= 2  # the first maker may have done all the work before the second is up
     assert f"maker-{DRIVER}" not in places
     assert f"trainer-{DRIVER}" not in places
-    lines = (tmp_path / "ray" / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in lines] == [0, 1, 2, 3]
 
 
+def test_the_driver_hears_what_makers_do(recorded):
+    assert set(recorded.of_makers["versions"]) <= {0, 1}  # four episodes, two of them behind: the last loads version 1
+    assert recorded.of_makers["lengths"] == [2] * 16
+    assert sum(recorded.of_makers["ends"]) == 16
+
+
+@pytest.mark.prove  # with two trainers it is in test_ray_faults.py
 def test_a_callback_in_the_driver_stops_the_run(ray_cluster, tmp_path):
     manager = CallbackManager()
     manager.on("step_end")(lambda state: state.stop_training("enough") if state.global_step == 2 else None)
