@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 WORKERS ?= 2
 
-.PHONY: help setup demo test check format prove bench clean
+.PHONY: help setup demo test check format prove pins bench clean
 
 help:                ## what there is to do
 	@grep -hE '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1|/' | while IFS='|' read -r name what; do printf '  make %-8s %s\n' "$$name" "$$what"; done
@@ -38,16 +38,17 @@ format: setup        ## format and sort imports
 	$(BIN)/ruff format --quiet .
 	$(BIN)/ruff check --quiet --fix .
 
-prove: setup         ## the long proofs, the demo and the benchmark bounds
-	$(BIN)/python -m pytest -q -m prove
-	$(BIN)/python -m pytest -q
-	$(BIN)/python examples/lifecycle_demo.py
-	$(BIN)/python benchmarks/callbacks.py
-	$(BIN)/python benchmarks/rollout.py
-	$(BIN)/python benchmarks/weights.py
-	$(BIN)/python benchmarks/checkpoint.py
-	$(BIN)/python benchmarks/record.py
-	$(BIN)/python benchmarks/pipeline.py
+prove: setup         ## the long proofs, in parts (PARTS="kills ray"; all of them if none is named), with one summary
+	$(BIN)/python tests/prove.py $(PARTS)
+
+pins: setup          ## take the newest version of every package but torch into constraints.txt
+	rm -rf .venv-pins && $(PYTHON) -m venv .venv-pins
+	grep '^torch==' constraints.txt > .venv-pins/torch.txt
+	.venv-pins/bin/python -m pip install --quiet --upgrade pip
+	.venv-pins/bin/python -m pip install --quiet --constraint .venv-pins/torch.txt --editable '.[dev]'
+	grep '^#' constraints.txt > .venv-pins/constraints.txt
+	.venv-pins/bin/python -m pip list --format=freeze --exclude-editable | sed 's/+cpu$$//' >> .venv-pins/constraints.txt
+	mv .venv-pins/constraints.txt constraints.txt && rm -rf .venv-pins
 
 bench:               ## the cost of callbacks beside other libraries, in an environment of their own
 	benchmarks/set_up_peers .venv-bench
