@@ -167,30 +167,24 @@ def has_use_for_groups(name):
     return issubclass(ALGORITHMS[name], GroupAlgorithm)
 
 
-@pytest.mark.parametrize(
-    ("name", "mutant"),
-    [
-        (name, mutant)
-        for name in NAMES
-        for mutant in MUTANTS
-        if mutant is not mixed_up_groups or has_use_for_groups(name)
-    ],
-)
-def test_a_mutant_is_caught(name, mutant):
+@pytest.mark.parametrize("name", NAMES)
+def test_every_mutant_is_caught(name):
     batch = random_batch(0, groups=4, size=4, T=8)
-    sound, broken = (kind(**settings_of(name, FULL)) for kind in (ALGORITHMS[name], mutant(ALGORITHMS[name])))
-    assert max(differences(sound, name, batch)) < 1e-12
-    loss_difference, gradient_difference, _ = differences(broken, name, batch)
-    assert loss_difference > 1e-4
-    assert gradient_difference > 1e-4
+    assert max(differences(ALGORITHMS[name](**settings_of(name, FULL)), name, batch)) < 1e-12
+    for mutant in MUTANTS:
+        if mutant is mixed_up_groups and not has_use_for_groups(name):
+            continue
+        broken = mutant(ALGORITHMS[name])(**settings_of(name, FULL))
+        loss_difference, gradient_difference, _ = differences(broken, name, batch)
+        assert min(loss_difference, gradient_difference) > 1e-4, mutant.__name__
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("other", NAMES)
-def test_no_algorithm_passes_for_another(name, other):
+def test_no_algorithm_passes_for_another(name):
     batch = random_batch(4, groups=4, size=4, T=8)  # some completions are overlong, which tells DAPO from the others
-    distance = max(differences(ALGORITHMS[other](**settings_of(other, FULL)), name, batch))
-    assert (distance < 1e-12) == (name == other)
+    for other in NAMES:
+        distance = max(differences(ALGORITHMS[other](**settings_of(other, FULL)), name, batch))
+        assert (distance < 1e-12) == (name == other), other
 
 
 @pytest.mark.parametrize("name", NAMES)

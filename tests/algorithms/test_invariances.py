@@ -114,10 +114,14 @@ def test_the_order_of_rows_does_not_matter(name, batch, seed):
         torch.testing.assert_close(other_BT, gradient_BT[order], rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("garbage", GARBAGE)
 @pytest.mark.parametrize("name", NAMES)
-def test_garbage_in_masked_slots_changes_no_bit(name, garbage, dtype):
+def test_garbage_in_masked_slots_changes_no_bit(name):
+    for garbage in GARBAGE:
+        for dtype in (torch.float32, torch.float64):
+            assert_garbage_changes_no_bit(name, garbage, dtype)
+
+
+def assert_garbage_changes_no_bit(name, garbage, dtype):
     batch = random_batch(1, groups=3, size=4, T=9, dtype=dtype)
     spoilt = {field: t.masked_fill(~batch.mask_BT, garbage) for field, t in batch.per_token().items()}
     spoilt_batch = replace(batch, **spoilt)

@@ -263,7 +263,7 @@ def test_objects_can_be_given_in_place_of_names(tmp_path, folder):
     model = load_model(CONFIG, seed=1)
     state = grpo(
         model=model, tokenizer=tokenizer(), task=ROWS, reward=[shortest], output_dir=tmp_path / "runs", total_steps=2,
-        train_batch_size=4, sampling={"group_size": 2, "max_new_tokens": 4},
+        train_batch_size=4, sampling={"group_size": 2, "max_new_tokens": 4}, **{"reward.workers": 0},
     )  # fmt: skip
     assert state.global_step == 2
     recorded = json.loads((tmp_path / "runs" / "run" / "config.json").read_text())
@@ -288,7 +288,7 @@ total_steps: 1
 train_batch_size: 4
 sampling: {{group_size: 2, max_new_tokens: 4}}
 """)
-    ppo(file, reward=shortest, **{"algorithm.params": {"lam": 0.5}})
+    ppo(file, reward=shortest, **{"algorithm.params": {"lam": 0.5}, "reward.workers": 0})
     recorded = json.loads((tmp_path / "runs" / "run" / "config.json").read_text())
     assert (recorded["algorithm"]["name"], recorded["algorithm"]["params"]) == ("ppo", {"lam": 0.5})
 

@@ -95,14 +95,14 @@ DTYPES = [
 
 
 @pytest.mark.parametrize("dtype", [getattr(torch, name) for name in DTYPES])
-@pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (5,), (2, 3)])
-def test_a_tensor_comes_back_with_its_type_its_shape_and_its_bits(dtype, shape, tmp_path):
-    size = math.prod(shape) * dtype.itemsize
-    raw = (torch.arange(size) * 37 % (2 if dtype == torch.bool else 251)).to(torch.uint8)
-    tensor = raw.view(dtype).reshape(shape)
-    back = there_and_back(tmp_path / "state", tensor)
-    assert (back.dtype, back.shape, back.device.type) == (dtype, tensor.shape, "cpu")
-    assert torch.equal(back.reshape(-1).view(torch.uint8), raw)
+def test_a_tensor_comes_back_with_its_type_its_shape_and_its_bits(dtype, tmp_path):
+    for number, shape in enumerate([(), (0,), (3, 0, 2), (5,), (2, 3)]):
+        size = math.prod(shape) * dtype.itemsize
+        raw = (torch.arange(size) * 37 % (2 if dtype == torch.bool else 251)).to(torch.uint8)
+        tensor = raw.view(dtype).reshape(shape)
+        back = there_and_back(tmp_path / f"state-{number}", tensor)
+        assert (back.dtype, back.shape, back.device.type) == (dtype, tensor.shape, "cpu")
+        assert torch.equal(back.reshape(-1).view(torch.uint8), raw), shape
 
 
 def test_a_tensor_keeps_the_bits_of_its_nans(tmp_path):
