@@ -139,7 +139,7 @@ def _show(rows: list[dict[str, Any]]) -> None:
     of_name = max(LEAST_OF_NAME, min(longest, console.width - _width(columns) - LEAST_OF_SCORES - GAP))
     of_scores = console.width - _width(columns) - of_name - GAP
     columns = {"name": [_shortened(row["name"], of_name) for row in rows], **columns}
-    if of_scores >= LEAST_OF_SCORES:
+    if of_scores >= LEAST_OF_NAME // 2:  # else they would say nothing
         columns["scores"] = [_cut(_scores(row), of_scores) for row in rows]
     table = Table(box=box.SIMPLE_HEAD, padding=(0, GAP - 1, 0, 0), pad_edge=False, show_edge=False)
     for column in columns:
