@@ -8,7 +8,7 @@ import pytest
 from proa import CallbackManager, EvalResult, LogContext, LoopState, RunResult
 from proa.callbacks.logged_values import plain_config, table_of
 from proa.callbacks.run_logger import RunLogger
-from proa.data.loop import ManifestRow
+from proa.data.loop import LoopArtifacts, ManifestRow
 from proa.data.results import ArmResult, ExperimentResult
 from proa.errors import CallbackConfigError
 
@@ -320,3 +320,14 @@ def test_a_configuration_may_be_a_model_a_mapping_or_nothing(tmp_path):
     assert plain_config({"folder": Path("a")}) == {"folder": "a"}
     assert plain_config(ArmResult("a"))["name"] == "a"
     assert plain_config(None) == {}
+
+
+def test_the_reason_of_a_stop_is_told_without_the_secrets_that_it_quotes(tmp_path, monkeypatch):
+    monkeypatch.setenv("PLANTED_TOKEN", "planted-by-env-8")
+    logger = Recording()
+    manager, state = CallbackManager([logger]), LoopState(output_dir=tmp_path)
+    manager.fire("train_start", state)
+    state.stop_reason = "no planted-by-env-8 at https://host/?api_key=abc"
+    manager.fire("train_end", state, LoopArtifacts(tmp_path))
+    (closed,) = [call for call in logger.calls if call[0] == "close"]
+    assert closed[2]["stop_reason"] == "no REDACTED at https://host/?api_key=REDACTED"

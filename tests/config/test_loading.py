@@ -1,8 +1,11 @@
 """Configuration: files, flags, and mistakes told with the line and the right name."""
 
+import os
+import time
+
 import pytest
 
-from proa.config import ConfigError, load_run_config
+from proa.config import ConfigError, load_experiment_config, load_run_config
 
 GOOD = """\
 name: first
@@ -191,3 +194,83 @@ def test_a_flags_or_keywords_wrong_value_is_not_blamed_on_a_line_of_the_file(fil
 def test_what_the_file_says_is_told_with_its_line_beside_a_flag(file):
     with pytest.raises(ConfigError, match="line 2: total_steps"):
         load_run_config(file(GOOD.replace("total_steps: 10", "total_steps: none")), ["--sampling.group_size", "4"])
+
+
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{name}: &{name} [{', '.join(['*' + before] * 10)}]\n" for before, name in zip("abcdefgh", "bcdefghi", strict=True)
+)
+HOSTILE: dict[str, tuple[bytes, str]] = {
+    "an alias bomb": (BOMB.encode(), r"line 5: with its aliases written out this has more than 100,000 values"),
+    "a merge bomb": (
+        b"a: &a {x: 1, y: 2}\n"
+        + b"".join(b"%c: &%c {<<: [%s]}\n" % (n + 1, n + 1, b", ".join([b"*%c" % n] * 10)) for n in b"abcdefgh"),
+        r"line \d: with its aliases written out",
+    ),
+    "an alias inside itself": (b"a: 1\nb: &b [1, *b]\n", r"line 2: \*b stands inside what it stands for"),
+    "a mapping merged into itself": (b"a: &a\n  <<: *a\n", r"line 2: \*a stands inside"),
+    "deep nesting": (b"\na: " + b"[" * 5000 + b"]" * 5000, "line 2: this is nested more than 64 deep"),
+    "deep aliases": (
+        b"a0: &a0 [1]\n" + b"".join(b"a%d: &a%d [*a%d]\n" % (n + 1, n + 1, n) for n in range(2000)),
+        r"line \d\d: this is nested more than 64 deep",
+    ),
+    "Latin-1": ("name: x\n# grün\n".encode("latin-1"), "line 2: byte 0xfc is not UTF-8: save the file as UTF-8"),
+    "UTF-16 without a mark": ("name: x".encode("utf-16-le"), "line 1: there is a NUL byte"),
+    "a NUL byte": (b"name: x\n\0", "line 2: there is a NUL byte"),
+    "an escape": (b"name: \x1b[2J", r"line 1: there is the character '\\x1b'"),
+    "a huge integer": (
+        b"name: x\nseed: " + b"9" * 5000,
+        r"line 2: 9{20}… \(5,000 characters\) cannot be read: the number",
+    ),
+    "an impossible date": (b"name: 2024-13-45", "line 1: '2024-13-45' cannot be read: month must be in 1..12"),
+    "a Python object": (
+        b"a: !!python/object/apply:os.system [ls]",
+        "line 1: the tag !!python/object/apply:os.system is",
+    ),
+    "a tag of one's own": (b"a: !mine 1", "line 1: the tag !mine is not supported: write plain values"),
+    "two documents": (b"seed: 1\n---\nseed: 2\n", "line 2: a second document begins here"),
+    "nothing": (b"", "line 1: there must be keys and values here"),
+    "only remarks": (b"# nothing\n", "line 1: there must be keys and values here"),
+    "a list": (b"- 1\n", "line 1: there must be keys and values here"),
+    "a list as a key": (b"seed: 1\n[1, 2]: 3\n", "line 2: this is not YAML: .*unhashable key"),
+    "an unknown alias": (b"seed: 1\na: *b\n", "line 2: this is not YAML: .*undefined alias"),
+    "an open bracket": (b"seed: 1\nmodel: [\n", r"line \d: this is not YAML"),
+    "a tab": (b"model:\n\tpath: x\n", "line 2: this is not YAML"),
+    "a megabyte": (b"# " + b"x" * (1 << 20), "it has more than 1 MiB"),
+}
+
+
+def test_hostile_files_are_refused_in_a_sentence_with_their_line(tmp_path):
+    path = tmp_path / "run.yaml"
+    for what, (data, words) in HOSTILE.items():
+        path.write_bytes(data)
+        begun = time.process_time()
+        for load in (load_run_config, load_experiment_config):
+            with pytest.raises(ConfigError, match=words) as refused:
+                load(path)
+        assert str(path) in str(refused.value), what
+        assert "\n" not in str(refused.value), what
+        assert time.process_time() - begun < 2, what  # both together; they take a few hundredths
+
+
+def test_what_is_not_a_file_is_refused_without_waiting(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    closed = tmp_path / "closed.yaml"
+    closed.touch(mode=0)
+    said = {tmp_path / "pipe": "it is a pipe", tmp_path: "Is a directory", "a\0b": "null", "/dev/zero": "1 MiB"}
+    if os.geteuid() != 0:
+        said[closed] = "Permission denied"
+    for path, words in said.items():
+        with pytest.raises(ConfigError, match=f"cannot be read: .*{words}"):
+            load_run_config(path)
+
+
+def test_a_file_may_be_utf_16_or_begin_with_a_mark(tmp_path):
+    for encoding in ("utf-8-sig", "utf-16"):
+        (tmp_path / "run.yaml").write_text(GOOD + "# ü\n", encoding=encoding)
+        assert load_run_config(tmp_path / "run.yaml").name == "first"
+
+
+def test_hostile_flags_are_refused_in_a_sentence(file):
+    for value, words in {"9" * 5000: "the number is too long", "[" * 100 + "]" * 100: "more than 64 deep"}.items():
+        with pytest.raises(ConfigError, match=f"^--seed: .*{words}"):
+            load_run_config(file(), ["--seed", value])

@@ -56,3 +56,10 @@ def test_it_is_its_owners_alone_and_has_no_secrets(tmp_path, monkeypatch):
     journal.append([REWARD | {"error": "401 for judge-1234567"}])
     assert stat.S_IMODE(journal.path.stat().st_mode) == 0o600
     assert journal.read()[0]["error"] == "401 for REDACTED"
+
+
+def test_a_line_that_is_nested_too_deep_is_told(tmp_path):
+    journal = Journal(tmp_path)
+    journal.path.write_text('{"kind": ' + "[" * 200_000 + "]" * 200_000 + "}\n")
+    with pytest.raises(BrokenRecordError, match="line 1"):
+        journal.read()

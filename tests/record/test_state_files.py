@@ -330,3 +330,9 @@ def test_bytes_that_do_not_make_up_a_tensor_are_refused(tmp_path):
     edit(tmp_path, tree=tensor(dtype="complex128", shape=[1]))
     with pytest.raises(StateError, match="does not describe a state"):
         read_state(tmp_path)
+
+
+def test_a_text_that_is_a_secret_comes_back_as_it_was(tmp_path, monkeypatch):
+    monkeypatch.setenv("PLANTED_API_KEY", "planted-in-a-state")
+    saved = {"cursor": "planted-in-a-state", "url": "https://me:pass@host/?token=abc", "planted-in-a-state": [1]}
+    assert there_and_back(tmp_path / "state", saved) == saved

@@ -104,3 +104,11 @@ def test_the_record_of_a_demo_takes_less_than_a_second(tmp_path):
     began = time.process_time()
     assert report(str(folder)) == 0
     assert time.process_time() - began < 1.0
+
+
+def test_a_secret_that_a_record_holds_is_not_put_on_the_page(tmp_path):
+    store = "https://host/x?token=planted-token&page=2"
+    records.write_run(tmp_path, config={"callbacks": [{"params": {"wandb_key": "planted-key", "store": store}}]})
+    page = page_of(read_subject(tmp_path))
+    assert "planted" not in page
+    assert "https://host/x?token=REDACTED&amp;page=2" in page

@@ -144,3 +144,19 @@ def test_the_reward_of_a_reasoning_gym_dataset_travels_to_workers(gym):
         score = rewards.score([row.prompt], [row.columns["answer"]], columns)[0]
         assert score.value == 1.0
         assert rewards._workers[0].pid is not None
+
+
+def test_hostile_lines_are_told_in_a_sentence_with_their_number(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    deep = b'{"prompt": ' + b"[" * 200_000 + b"]" * 200_000 + b"}"
+    for line, words in {
+        "{'prompt': 'grün'}".encode("latin-1"): "byte 0xfc is not UTF-8: save the file as UTF-8",
+        '{"prompt": "x"}'.encode("utf-16"): "byte 0xff is not UTF-8",
+        deep: "this is nested too deep",
+        b'{"prompt": "x", "n": ' + b"9" * 5000 + b"}": "Exceeds the limit",
+        b'{"prompt": "\0"}': "not JSON",
+    }.items():
+        path.write_bytes(b'{"prompt": "a"}\n' + line + b"\n")
+        with pytest.raises(TaskError, match=f"rows.jsonl, line 2: .*{words}") as refused:
+            load_task(path)
+        assert len(str(refused.value)) < 300 + len(str(path))

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
 from typing import Any
 
-from ..record.secrets import redact, redact_values
+from ..record.secrets import redact, redact_metrics, redact_values
 
 LONGEST_TEXT = 2000
 """Characters of a text in a table; a completion may be as long as a book."""
@@ -34,8 +34,7 @@ class Table:
 
 def plain_values(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Metrics as numbers of Python (of torch and numpy too) or texts, without secrets; NaN and infinity stay."""
-    values: dict[str, Any] = redact({name: plain(value) for name, value in metrics.items()})
-    return values
+    return redact_metrics({name: plain(value) for name, value in metrics.items()})
 
 
 def plain(value: Any) -> bool | int | float | str:

@@ -18,7 +18,7 @@ from ..lifecycle.hooks import Callback
 from ..lifecycle.policy import ErrorPolicy, Priority
 from ..private_files import make_private_folder, open_private, write_private
 from ..record.run_folder import spelt
-from ..record.secrets import redact
+from ..record.secrets import redact_metrics
 
 
 class _MetricFile(Callback):
@@ -146,7 +146,7 @@ def _row(state: LoopState, step_idx: int, metrics: dict[str, Any]) -> dict[str, 
     own: dict[str, Any] = {"step": step_idx, "epoch": state.epoch, "time": round(time.time(), 3)}
     if step_idx != state.global_step - 1:
         del own["epoch"]  # of an eval that went on in the background: the step's own row has it
-    row: dict[str, Any] = redact({name: _plain_value(value) for name, value in metrics.items()})
+    row = redact_metrics({name: _plain_value(value) for name, value in metrics.items()})
     return own | row | own
 
 

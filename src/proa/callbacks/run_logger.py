@@ -128,7 +128,7 @@ class RunLogger(Callback):
         failed, interrupted = isinstance(state.exception, Exception), state.exception is not None
         status: Status = "failed" if failed else "cancelled" if interrupted else "completed"
         summary = {"status": status, "steps_run": state.global_step, "stop_reason": state.stop_reason}
-        self._end(status, {name: value for name, value in summary.items() if value is not None})
+        self._end(status, plain_values({name: value for name, value in summary.items() if value is not None}))
         self._place = None
 
     def on_run_end(self, ctx: LogContext, run_result: RunResult | None, arm: ArmResult | None) -> None:

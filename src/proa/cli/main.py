@@ -194,13 +194,12 @@ def _train(options: argparse.Namespace) -> int:
 
 def _holds(file: str) -> str:
     """Whether a file is a `run` or an `experiment`, by keys that only one of them has; empty if it cannot be told."""
-    import yaml
-
-    from ..config import ExperimentConfig, RunConfig
+    from ..config import ConfigError, ExperimentConfig, RunConfig
+    from ..config.yaml_text import load, read_text
 
     try:
-        content = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
+        content, _ = load(read_text(Path(file)))
+    except ConfigError:
         return ""  # whoever reads it in earnest says what is wrong
     keys = set(content) if isinstance(content, dict) else set()
     of_run, of_experiment = set(RunConfig.model_fields), set(ExperimentConfig.model_fields)

@@ -17,6 +17,7 @@ from ..errors import ProaError
 from ..record.reading import RunRecord, read_run
 from ..record.run_folder import read_json
 from ..record.times import is_time
+from ..statistics.words import FOUND_BEST, finding_in
 from ..terminal import Console
 from .endings import told
 from .show_experiment import standing_of
@@ -104,12 +105,14 @@ def _algorithm(record: RunRecord) -> Any:
 def _experiment(folder: Path) -> dict[str, Any]:
     content = read_json(folder / "experiment.json")
     done = sum(arm.get("status") == "completed" for arm in content.get("arms", []))
+    finding = finding_in(str(content.get("conclusion") or ""), content.get("best_arm"))
     return {
         "status": standing_of(folder, content),
         "steps": done,
         "of": len(content.get("runs", [])),
         "started": _began(folder),
-        "scores": {"best": content["best_arm"]} if content.get("best_arm") else {},
+        "scores": {"best": content["best_arm"]} if finding == FOUND_BEST else {},
+        "finding": finding,
     }
 
 
@@ -123,22 +126,52 @@ def _began(experiment: Path) -> float:
 
 
 def _show(rows: list[dict[str, Any]]) -> None:
-    """A line for each, also on a narrow terminal: scores that do not fit are left out, a long name is folded."""
+    """A line for each, also on a narrow terminal, where names are cut in their middle and columns left out."""
     console = Console()
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    columns = {
+        "status": [str(row["status"]) for row in rows],
+        "done": [_done(row) for row in rows],
+        "began": [_day(row.get("started"), short=console.width < WIDE) for row in rows],
+    }
+    while columns and _width(columns) + LEAST_OF_NAME > console.width:
+        columns.popitem()
     longest = max(len(row["name"]) for row in rows)
-    table.add_column("name", width=min(longest, max(24, console.width // 3)), overflow="fold")
-    for column in ("status", "done", "began"):
+    of_name = max(LEAST_OF_NAME, min(longest, console.width - _width(columns) - LEAST_OF_SCORES - GAP))
+    of_scores = console.width - _width(columns) - of_name - GAP
+    columns = {"name": [_shortened(row["name"], of_name) for row in rows], **columns}
+    if of_scores >= LEAST_OF_NAME // 2:  # else they would say nothing
+        columns["scores"] = [_cut(_scores(row), of_scores) for row in rows]
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, GAP - 1, 0, 0), pad_edge=False, show_edge=False)
+    for column in columns:
         table.add_column(column, no_wrap=True)
-    table.add_column("scores", ratio=1)
-    for row in rows:
-        began = _day(row.get("started"), short=console.width < WIDE)
-        cells = (Text(str(cell)) for cell in (row["name"], row["status"], _done(row), began))
-        table.add_row(*cells, Text(_scores(row), no_wrap=True, overflow="ellipsis"))
+    for cells in zip(*columns.values(), strict=True):
+        table.add_row(*map(Text, cells))
     console.print(table)
     for row in rows:
         if "error" in row:
             console.print(Text(f"{row['name']}: {row['error']}"), soft_wrap=True)
+
+
+GAP = 2
+"""Columns of the terminal between two of the table's."""
+LEAST_OF_NAME = 24
+LEAST_OF_SCORES = len("no difference seen")
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def _shortened(name: str, most: int) -> str:
+    """Cut in the middle: what tells names apart is mostly at one of their ends."""
+    if len(name) <= most:
+        return name
+    end = (most - 1) // 2
+    return f"{name[: most - 1 - end]}…{name[-end:]}"
+
+
+def _width(columns: Mapping[str, list[str]]) -> int:
+    return sum(max(len(name), *map(len, cells)) + GAP for name, cells in columns.items())
 
 
 def _done(row: dict[str, Any]) -> str:
@@ -160,5 +193,8 @@ def _day(seconds: float | None, *, short: bool) -> str:
 
 
 def _scores(row: dict[str, Any]) -> str:
+    if row["kind"] == "experiment" and "finding" in row:
+        best = row["scores"].get("best")
+        return f"best {best}" if best else str(row["finding"])
     shown = {name: value for name, value in row.get("scores", {}).items() if "completion_tokens" not in name}
     return ", ".join(f"{name} {number(value)}" for name, value in shown.items())

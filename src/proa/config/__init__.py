@@ -2,7 +2,6 @@
 
 from .experiment_config import ExperimentConfig
 from .loading import (
-    ConfigError,
     arm_config,
     change_run_config,
     load_experiment_config,
@@ -10,6 +9,7 @@ from .loading import (
     restore_run_config,
 )
 from .run_config import RunConfig
+from .yaml_text import ConfigError
 
 __all__ = [
     "ConfigError", "ExperimentConfig", "RunConfig", "arm_config", "change_run_config", "load_experiment_config",

@@ -10,17 +10,13 @@ from typing import Any, TypeAlias, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from ..errors import ProaError
 from ..spelling import did_you_mean
 from .experiment_config import MISTAKE, ArmContent, ExperimentConfig
 from .run_config import SHORT_FORMS, RunConfig
+from .yaml_text import ConfigError, NotYamlError, YamlError, load, read_text
 
 KeyPath: TypeAlias = tuple[str | int, ...]
 Model = TypeVar("Model", bound=BaseModel)
-
-
-class ConfigError(ProaError, ValueError):
-    """The configuration cannot be used as written."""
 
 
 def load_run_config(
@@ -152,19 +148,12 @@ def _settle_algorithm(content: dict[str, Any], meant: str) -> None:
 
 
 def _read(file: Path) -> tuple[dict[str, Any], dict[KeyPath, int]]:
-    try:
-        text = file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"the configuration {file} cannot be read: {error.strerror}") from None
-    try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        content = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{file} is not YAML: {error}") from None
-    if not isinstance(content, dict):
-        raise ConfigError(f"{file} must hold keys and values, e.g. 'total_steps: 100'")
+    text = read_text(file)
     lines: dict[KeyPath, int] = {}
     try:
+        content, node = load(text)
+        if not isinstance(content, dict):
+            raise ConfigError("line 1: there must be keys and values here, e.g. 'total_steps: 100'")
         _note_lines(node, (), lines)
     except ConfigError as error:
         raise ConfigError(f"{file}, {error}") from None
@@ -200,9 +189,11 @@ def _parse_flags(flags: Sequence[str]) -> dict[str, Any]:
                 raise ConfigError(f"--{key} needs a value")
             value = rest.pop(0)
         try:
-            parsed[key.replace("-", "_")] = yaml.safe_load(value)
-        except yaml.YAMLError:
-            parsed[key.replace("-", "_")] = value
+            parsed[key.replace("-", "_")] = load(value)[0]
+        except NotYamlError:
+            parsed[key.replace("-", "_")] = value  # a text, then
+        except YamlError as error:
+            raise ConfigError(f"--{key}: {str(error).partition(': ')[2]}") from None
     return parsed
 
 

@@ -24,6 +24,7 @@ from ..record.checkpoints import CheckpointManager
 from ..record.durable import Disk
 from ..record.run_folder import RunFolderError, as_json, read_json
 from ..record.run_lock import lock
+from ..record.secrets import remember
 from .arm_run import ArmRun
 from .checking import check_arms
 from .plan import Chain, PlannedRun, compared, plan
@@ -55,6 +56,7 @@ class Experiment:
             config = load_experiment_config(config)
         if config.arms_on == "ray":  # whose workers may have another working directory
             config = config.model_copy(update={"output_dir": config.output_dir.resolve()})
+        remember(config.model_dump(mode="json"))
         self.config = config
         self.plan = plan(config)
         self._given = callbacks if isinstance(callbacks, CallbackManager) else tuple(callbacks_in(callbacks or ()))

@@ -22,7 +22,15 @@ from .lora import (
     lora_settings,
     peft_config,
 )
-from .models import SavesItself, check_base, export_model, merged_model, random_numbers_from, weights_digest
+from .models import (
+    SavesItself,
+    check_base,
+    check_tokenizer_files,
+    export_model,
+    merged_model,
+    random_numbers_from,
+    weights_digest,
+)
 from .saved_adapter import CONFIG_FILE, NOTE_FILE, PREFIX, WEIGHTS_FILE, read_adapter
 
 if TYPE_CHECKING:
@@ -134,6 +142,7 @@ def _compare(saved: AdapterLayout, ours: AdapterLayout, folder: Path) -> None:
 def _tokenizer_in(folders: tuple[Path, ...], trust_remote_code: bool) -> Any:
     for folder in folders:
         if (folder / "tokenizer_config.json").is_file() or (folder / "tokenizer.json").is_file():
+            check_tokenizer_files(folder)
             return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=trust_remote_code)
     return None
 

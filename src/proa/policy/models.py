@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
@@ -22,9 +22,14 @@ from ..errors import SettingError
 from ..private_files import private_writing
 from ..spelling import did_you_mean
 from .adapter_layout import AdapterError, AdapterOverBase
+from .folder_files import named_configurations, named_weights, outside
 from .saved_adapter import SAFETENSORS_ALONE, SavedAdapter, is_adapter_folder, read_adapter
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
+UNREADABLE = (
+    OSError, ValueError, TypeError, KeyError, AttributeError, RuntimeError, SafetensorError, StrictDataclassError,
+)  # fmt: skip
+"""What transformers raises of a folder whose files are broken, or nested too deep."""
 _ONE_AT_A_TIME = threading.Lock()  # the generator and the default dtype are shared by all threads
 
 
@@ -232,10 +237,14 @@ def _from_adapter_folder(folder: Path, dtype: str, trust_remote_code: bool) -> P
 
 
 def check_weights_files(folder: Path, auto_class: str) -> None:
-    """Refuse a folder of which transformers would unpickle something: `use_safetensors` does not forbid it all."""
+    """Refuse a folder of which transformers would unpickle something (`use_safetensors` does not forbid it all), or
+    whose JSON has it read files elsewhere."""
     if is_adapter_folder(folder):  # it would be put on the model without a word, from a pickle too
         raise ModelError(_BOTH.format(folder))
-    pickled = [name for name in _files_named_in(folder) if not name.endswith(_SAFE)]
+    named = list(named_weights(folder))
+    present = (("the folder", path.name) for path in sorted(folder.glob("*.safetensors")))
+    _refuse_outside(folder, [*named, *named_configurations(folder), *present])
+    pickled = [name for _, name in named if not name.endswith(_SAFE)]
     if not any(folder.glob("*.safetensors")):
         pickled += sorted(path.name for kind in _PICKLED for path in folder.glob(kind))
     if pickled:
@@ -246,18 +255,19 @@ def check_weights_files(folder: Path, auto_class: str) -> None:
         )
 
 
+def check_tokenizer_files(folder: Path) -> None:
+    """Refuse a folder whose JSON has transformers read a tokenizer elsewhere."""
+    _refuse_outside(folder, named_configurations(folder))
+
+
+def _refuse_outside(folder: Path, named: Iterable[tuple[str, str]]) -> None:
+    for whence, name in named:
+        if why := outside(folder, name):
+            raise ModelError(f"{folder}: {whence} names {name!r}, which {why}: a folder's files must lie in it")
+
+
 _SAFE = (".safetensors", ".safetensors.index.json")
 _PICKLED = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
-
-
-def _files_named_in(folder: Path) -> Iterator[str]:
-    """The weights files that a folder's JSON names. Where it is broken, transformers tells better what is wrong."""
-    for name, key in (("config.json", "transformers_weights"), ("model.safetensors.index.json", "weight_map")):
-        try:
-            named = json.loads((folder / name).read_text(encoding="utf-8"))[key]
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
-        yield from map(str, named.values() if isinstance(named, dict) else [named] if named else [])
 
 
 def _from_folder(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> PreTrainedModel:
@@ -279,7 +289,7 @@ def _from_folder(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> P
             model, report = _AUTO_MODEL.from_pretrained(
                 folder, config=config, dtype=dtype, output_loading_info=True, use_safetensors=True, **local
             )
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError, StrictDataclassError) as error:
+    except UNREADABLE as error:
         raise ModelError(f"{folder} does not load as a causal language model: {error}") from error
     if missing := sorted(report["missing_keys"]):  # transformers would draw them at random, with a warning
         raise ModelError(f"{folder} lacks {len(missing)} of the model's weights, {missing[0]} the first of them")

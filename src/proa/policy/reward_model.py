@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedModel
 
@@ -21,6 +19,7 @@ from .log_probs import decoder_of, hidden_states
 from .micro_batches import plan_micro_batches
 from .models import (
     _DTYPES,
+    UNREADABLE,
     ModelError,
     _remove_randomness,
     check_weights_files,
@@ -78,10 +77,9 @@ def load_reward_model(
         raise ModelError(f"no reward model in {folder}: give a folder that save_reward_model wrote, or one like it")
     check_weights_files(Path(folder), "AutoModelForSequenceClassification")
     local = {"local_files_only": True, "trust_remote_code": trust_remote_code}
-    unreadable = (OSError, ValueError, KeyError, RuntimeError, SafetensorError, StrictDataclassError)
     try:
         config = AutoConfig.from_pretrained(folder, **local)
-    except unreadable as error:
+    except UNREADABLE as error:
         raise ModelError(f"{folder} does not load as a reward model: {error}") from error
     _check_one_label(config, folder)
     _remove_randomness(config)
@@ -90,7 +88,7 @@ def load_reward_model(
             model, report = _AUTO_MODEL.from_pretrained(
                 folder, config=config, dtype=_DTYPES[dtype], output_loading_info=True, use_safetensors=True, **local
             )
-    except unreadable as error:
+    except UNREADABLE as error:
         raise ModelError(f"{folder} does not load as a reward model: {error}") from error
     if missing := sorted(report["missing_keys"]):
         raise ModelError(

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from .adapter_layout import AdapterError, AdapterLayout, linear_layers
+from .folder_files import outside
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -104,20 +105,27 @@ def read_adapter(folder: str | PathLike[str]) -> SavedAdapter:
         alpha=alpha,
         rslora=bool(config.get("use_rslora")),
         tensors=_tensors(folder),
-        base_path=config.get("base_model_name_or_path") or None,
-        base_digest=note.get("base_digest"),
-        base_dtype=note.get("base_dtype"),
+        base_path=_text(folder / CONFIG_FILE, config, "base_model_name_or_path") or None,
+        base_digest=_text(folder / NOTE_FILE, note, "base_digest"),
+        base_dtype=_text(folder / NOTE_FILE, note, "base_dtype"),
     )
 
 
 def _json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise AdapterError(f"{path} is no JSON: {error}") from error
     if not isinstance(content, dict):
         raise AdapterError(f"{path} is no JSON object")
     return content
+
+
+def _text(path: Path, content: Mapping[str, Any], key: str) -> str | None:
+    value = content.get(key)
+    if value is not None and not isinstance(value, str):
+        raise AdapterError(f"{path}: {key} is {value!r:.80}, and must be a text")
+    return value
 
 
 def _refuse_other_kinds(config: Mapping[str, Any], folder: Path) -> None:
@@ -140,6 +148,8 @@ def _tensors(folder: Path) -> dict[str, torch.Tensor]:
             f"{folder} has its weights in adapter_model.bin, which is pickled: {SAFETENSORS_ALONE}. If you trust it, "
             f"convert it once: peft.PeftModel.from_pretrained(BASE, {str(folder)!r}).save_pretrained(ANOTHER_FOLDER)"
         )
+    if why := outside(folder, WEIGHTS_FILE):
+        raise AdapterError(f"{path} {why}: an adapter's files must lie in its folder")
     try:
         tensors = load_file(path)
     except (OSError, SafetensorError) as error:

@@ -14,7 +14,7 @@ from ..config import RunConfig
 from ..config.run_config import GIVEN, LoraSection
 from ..policy.adapter_folder import base_digest_of, load_adapter, save_adapter
 from ..policy.lora import LoraSettings, add_lora, has_lora
-from ..policy.models import ModelError, check_base, load_model, save_model, weights_of
+from ..policy.models import ModelError, check_base, check_tokenizer_files, load_model, save_model, weights_of
 from ..policy.saved_adapter import read_adapter
 from ..record.checkpoint_files import seal
 from ..record.durable import Disk
@@ -207,10 +207,11 @@ def _tokenizer(config: RunConfig) -> PreTrainedTokenizerBase:
 
 def load_tokenizer(folder: str, trust_remote_code: bool) -> PreTrainedTokenizerBase:
     """The tokenizer of a model's folder, on this machine."""
+    check_tokenizer_files(Path(folder))
     try:
         loaded: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             folder, trust_remote_code=trust_remote_code, local_files_only=True
         )
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ModelError(f"there is no tokenizer in {folder}: {error}") from error
     return loaded

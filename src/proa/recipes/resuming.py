@@ -234,7 +234,9 @@ def changes_to(saved: dict[str, Any], config: RunConfig) -> dict[str, tuple[Any,
     learned is refused. The folder that the run lies in may have been moved."""
     now = config.model_dump(mode="json")
     here = _moved_along(saved, now, str(saved.get("output_dir")), now["output_dir"])
-    changes = _differences(here, now)
+    changes = {
+        key: (old, new) for key, (old, new) in _differences(here, now).items() if redact({key: new}) != {key: old}
+    }  # what was a secret is given again
     refused = {key: pair for key, pair in changes.items() if not _is_in(key, (*_FREE, *_LAST_BITS))}
     if refused:
         told = "; ".join(_told(key, before, now) for key, (before, now) in refused.items())

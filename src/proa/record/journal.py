@@ -49,7 +49,7 @@ def _entry(line: str, number: int, path: Path) -> dict[str, Any]:
         entry: dict[str, Any] = json.loads(line)
         kind = entry["kind"]
         complete = (kind == "lease" and type(entry["lease"]) is int) or (kind == "reward" and type(entry["uid"]) is str)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise BrokenRecordError(f"{path} is broken at line {number}: {error!r}") from error
     if not complete:
         raise BrokenRecordError(f"{path} is broken at line {number}: {line}")

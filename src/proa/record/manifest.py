@@ -21,7 +21,8 @@ from typing import Any
 from ..data.loop import ManifestRow
 from .checkpoint_files import check_name
 from .durable import CheckpointError, Disk
-from .run_folder import BrokenRecordError, as_json_line
+from .run_folder import BrokenRecordError, readable
+from .secrets import redact_metrics
 
 MANIFEST_NAME = "checkpoints.jsonl"
 
@@ -68,7 +69,7 @@ class Manifest:
 
     def append(self, lines: Iterable[ManifestRow | Removal]) -> None:
         """Add lines, on the disk before this returns. If that fails the file is as it was, as far as it can be."""
-        data = b"".join(as_json_line(line.as_dict()).encode("ascii") for line in lines)
+        data = b"".join(map(_as_line, lines))
         length = sum(len(line) for line in self._whole_lines())
         try:
             self._disk.append(self.path, data, after=length)
@@ -90,6 +91,13 @@ class Manifest:
         if lines and not _is_json(lines[-1]):  # a crash may leave the end of a line without its beginning, too
             lines.pop()
         return [line + b"\n" for line in lines]
+
+
+def _as_line(line: ManifestRow | Removal) -> bytes:
+    content = line.as_dict()
+    if metrics := content.get("metrics"):  # the one place for words of others; names and paths must stay what they are
+        content["metrics"] = redact_metrics(metrics)
+    return json.dumps(readable(content), allow_nan=False).encode("ascii") + b"\n"
 
 
 def _is_json(line: bytes) -> bool:

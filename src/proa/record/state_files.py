@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .durable import Disk
-from .secrets import redact_values
 from .state_tree import Decoder, Encoder, StateError
 
 if TYPE_CHECKING:
@@ -25,11 +24,12 @@ TENSORS_NAME = "tensors.safetensors"
 def write_state(folder: Path, tree: Mapping[str, Any], *, disk: Disk | None = None) -> None:
     """Write a tree to a folder, which is made if need be. A tree that cannot be saved is refused before.
 
-    Secrets in its texts are not written, so a callback that saves one gets it back redacted.
+    Its texts are written as they are, secrets too: what resumes must get back exactly what was saved. The folder is
+    its owner's alone.
     """
     disk = disk or Disk()
     encoder = Encoder()
-    content = {"format": FORMAT, "tree": redact_values(encoder.encode(dict(tree), "state"))}
+    content = {"format": FORMAT, "tree": encoder.encode(dict(tree), "state")}
     text = json.dumps(content, allow_nan=False, separators=(",", ":"))
     if not folder.exists():
         disk.make_folder(folder)

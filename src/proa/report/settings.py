@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ..record.secrets import redact
 from .html import Markup, tag
 from .metrics import number_in
 from .reading import RunData, Subject
@@ -19,7 +20,8 @@ MOST_SCORES = 6
 
 def configuration(subject: Subject) -> Section | None:
     """Where arms differ; and all keys."""
-    flat = {run.arm: dict(flattened(run.config)) for run in subject.told if run.config}
+    # Once more without secrets: an older version of Proa, or another program, may have written them down.
+    flat = {run.arm: dict(flattened(redact(run.config))) for run in subject.told if run.config}
     if not flat:
         return None
     keys = list(dict.fromkeys(key for config in flat.values() for key in config))

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from .ranking import Best
 
 _MOST_NAMES = 12
+_HYPOTHESIS = "The hypothesis was “"
 
 
 def conclusion(
@@ -58,6 +59,33 @@ def without_metric(
     sentences = [f"No success_metric is set, so no arm is called best{lacking}."]
     sentences.append(f"There are {_listed(metrics)}." if metrics else "No run has a metric.")
     return " ".join([*sentences, *_asked(hypothesis)])
+
+
+FOUND_BEST = "best"
+
+
+def finding_in(conclusion: str, best: str | None) -> str:
+    """What a conclusion says of the arm that scored best, in a word or two: nothing that the sentence does not say.
+
+    >>> finding_in("By exact (more is better) b scored best of 2 arms: 0.7. b is better than a by 0.2 (…).", "b")
+    'best'
+    >>> finding_in("By exact (more is better) b scored best of 2 arms: 0.7. No difference seen between b and a …", "b")
+    'no difference seen'
+    """
+    conclusion = conclusion.partition(_HYPOTHESIS)[0]  # which may say anything
+    if best is not None and f" {best} is better than " in conclusion:
+        return FOUND_BEST
+    for words, finding in (
+        ("No difference seen", "no difference seen"),
+        ("Cannot tell", "cannot tell"),
+        ("One run each: nothing", "one run each"),
+        ("scored the same", "scored the same"),
+        ("is worse than", "cannot tell"),  # on the pairs that both have, the next is ahead
+        ("were not compared", "not compared"),
+    ):
+        if words in conclusion:
+            return finding
+    return ""
 
 
 def comparison_words(comparison: Comparison, a: str = "a", b: str = "b") -> str:
@@ -188,7 +216,7 @@ def _listed(names: Sequence[str]) -> str:
 def _asked(hypothesis: str | None) -> list[str]:
     if not hypothesis:
         return []
-    return [f"The hypothesis was “{hypothesis.strip().rstrip('.')}”; this alone does not prove it."]
+    return [f"{_HYPOTHESIS}{hypothesis.strip().rstrip('.')}”; this alone does not prove it."]
 
 
 def _chance_sentence(best: Best, estimates: Mapping[str, Estimate | None], comparison: Comparison | None) -> str:

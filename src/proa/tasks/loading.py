@@ -81,18 +81,32 @@ def _read_jsonl(path: Path) -> list[Any]:
     if not path.is_file():
         raise TaskError(f"there is no file {str(path)!r} (looked in {Path.cwd()})")
     rows = []
-    with path.open(encoding="utf-8-sig") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise TaskError(f"{path}, line {number}: not JSON ({error.msg} at column {error.colno})") from None
-            if not isinstance(row, dict):
-                raise TaskError(f"{path}, line {number}: one JSON object per line is wanted, not {line.strip():.40}")
-            rows.append(row)
+    try:
+        with path.open(encoding="utf-8-sig", errors="surrogateescape") as lines:
+            for number, line in enumerate(lines, start=1):
+                if line.strip():
+                    rows.append(_parsed(line, f"{path}, line {number}"))
+    except OSError as error:
+        raise TaskError(f"{path} cannot be read: {error.strerror}") from None
     return rows
+
+
+def _parsed(line: str, where: str) -> dict[str, Any]:
+    try:
+        line.encode()
+        row = json.loads(line)
+    except UnicodeEncodeError as error:  # `surrogateescape` put the byte there
+        byte = ord(line[error.start]) & 0xFF
+        raise TaskError(f"{where}: byte 0x{byte:02x} is not UTF-8: save the file as UTF-8") from None
+    except json.JSONDecodeError as error:
+        raise TaskError(f"{where}: not JSON ({error.msg} at column {error.colno})") from None
+    except RecursionError:
+        raise TaskError(f"{where}: this is nested too deep") from None
+    except ValueError as error:  # a number of thousands of digits
+        raise TaskError(f"{where}: {error}") from None
+    if not isinstance(row, dict):
+        raise TaskError(f"{where}: one JSON object per line is wanted, not {line.strip():.40}")
+    return row
 
 
 def _check_dataset(dataset: Any) -> None:

@@ -48,7 +48,7 @@ def named_dataset(source: str) -> Any:
         dataset = library.create_dataset(name, **settings)
         dict(dataset[0])  # some mistakes are found only when a row is made
         return dataset
-    except (TypeError, ValueError, AssertionError, IndexError, yaml.YAMLError) as error:
+    except (TypeError, ValueError, AssertionError, IndexError, RecursionError, yaml.YAMLError) as error:
         raise TaskError(f"task {source!r} cannot be made: {error}") from error
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,26 +12,23 @@ from pathlib import Path
 import ray
 from ray import cloudpickle
 
-from ...errors import ProaError
+from .probe import ClusterError, check_cluster, check_own_cluster, nobody_at, refused_token
+
+__all__ = ["ClusterError", "cluster", "pickled"]
 
 pickled = cloudpickle.dumps
 """What sends things to actors; it takes more than pickle does."""
-
-
-KNOCK_SECONDS = 10.0
-
-
-class ClusterError(ProaError):
-    """The cluster that was named cannot be used."""
 
 
 @contextlib.contextmanager
 def cluster(address: str | None, namespace: str) -> Iterator[None]:
     """Connected inside; a cluster that was not there before is gone after. One that the caller has is used as it is."""
     if ray.is_initialized():
+        check_own_cluster()
         yield
         return
-    _knock(address)
+    if address is not None:
+        check_cluster(address)
     # Actors import what the driver can: rewards and tasks beside the configuration too.
     paths = os.pathsep.join(dict.fromkeys([path or str(Path.cwd()) for path in sys.path]))
     try:
@@ -45,28 +41,13 @@ def cluster(address: str | None, namespace: str) -> Iterator[None]:
             # c10d would tell of every look at a store.
             runtime_env={"env_vars": {"PYTHONPATH": paths, "TORCH_CPP_LOG_LEVEL": "ERROR"}},
         )
+    except ray.exceptions.AuthenticationError as error:
+        raise refused_token(address) from error
     except ConnectionError as error:
-        raise _nobody_at(address) from error
+        raise nobody_at(address) from error
     except SystemExit as leaving:  # Ray's own handler of SIGTERM, which is in place from here on
         raise KeyboardInterrupt("SIGTERM") from leaving
     try:
         yield
     finally:
         ray.shutdown()
-
-
-def _knock(address: str | None) -> None:
-    """Whether anybody is there at all: Ray would try for minutes."""
-    host, _, port = (address or "").rpartition(":")
-    if not host or not port.isdigit() or "://" in host:
-        return  # none, `auto`, or an address of another kind
-    try:
-        socket.create_connection((host, int(port)), timeout=KNOCK_SECONDS).close()
-    except OSError as error:
-        raise _nobody_at(address) from error
-
-
-def _nobody_at(address: str | None) -> ClusterError:
-    return ClusterError(
-        f"no Ray cluster answers at ray.address={address}: is it running, and can this machine reach it?"
-    )

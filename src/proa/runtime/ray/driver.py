@@ -27,6 +27,7 @@ from .listening import Listening
 from .maker_host import BuildMaker, MakerHost
 from .makers import START_SECONDS, Limits, MakerFleet
 from .places import Places, RaySettings
+from .probe import check_own_cluster
 from .replies import Whereabouts
 from .trainer_host import BuildTrainer, Outcome, RankHost, RunLook, TrainerHost
 
@@ -37,6 +38,8 @@ GOODBYE_SECONDS = 20.0
 """How long the trainer may take to end after an interrupt."""
 LAST_WORDS_SECONDS = 5.0
 """How long makers may take to end with the run."""
+RAYLET_SECONDS = 5.0
+"""How often it is asked, while somebody is waited for, whether anybody can come."""
 LOOK_SECONDS = 0.5
 """How often the driver looks after everyone."""
 
@@ -177,8 +180,12 @@ class RayRuntime:
 
     def _wait_for(self, ready: Callable[[], bool], who: str, seconds: float | None) -> None:
         until = None if seconds is None else monotonic() + seconds
+        look_at = monotonic() + RAYLET_SECONDS
         while not ready():
             self._leave_if_interrupted()
+            if monotonic() > look_at:
+                check_own_cluster()  # with a dead raylet nothing ever comes up
+                look_at = monotonic() + RAYLET_SECONDS
             if until is not None and monotonic() > until:
                 raise RunFailedError(f"{who} did not come up within {seconds:g} s: are there resources for it?")
             time.sleep(0.05)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import traceback
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,6 +18,7 @@ from ...data.lease import Delivery, Lease
 from ...lifecycle.hooks import BaseCallback
 from ...lifecycle.moments import Scope
 from ...record.live import ActorView
+from ...record.secrets import redact_values
 from ...roles.concurrency import concurrency_group
 from ...roles.maker import ExperienceMakerHolder
 from ...roles.waiting import ClosedError, LeaseFailedError, WaitTimeoutError
@@ -172,7 +174,7 @@ class MakerHost:
         except ClosedError:
             pass  # the run is over
         except BaseException as error:
-            traceback.print_exc()  # into this actor's log
+            print(redact_values(traceback.format_exc()), file=sys.stderr, flush=True)  # into this actor's log
             cause = f" ({type(error.__cause__).__name__})" if error.__cause__ is not None else ""
             return MakerEnd(f"{error}{cause}", getattr(error, "lease_id", None))
         return MakerEnd()

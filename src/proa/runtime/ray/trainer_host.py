@@ -8,6 +8,7 @@ repeated: asking for a lease again gives the one that was given, delivering twic
 from __future__ import annotations
 
 import ctypes
+import sys
 import threading
 import traceback
 from collections import defaultdict
@@ -24,6 +25,7 @@ from ...data.packed_items import PackedItems
 from ...lifecycle.hooks import BaseCallback
 from ...lifecycle.moments import Scope
 from ...record.live import ActorView
+from ...record.secrets import redact_values
 from ...roles.concurrency import concurrency_group
 from ...roles.lease_book import LeaseBook
 from ...roles.replicas import Alone, Replicas
@@ -131,7 +133,7 @@ class RankHost:
             parts.trainer.fit(*counts)
         except BaseException as raised:
             error, told = portable(raised), traceback.format_exc()
-            traceback.print_exc()  # into this actor's log
+            print(redact_values(traceback.format_exc()), file=sys.stderr, flush=True)  # into this actor's log
         finally:
             self._thread = None
             if parts.book is not None:

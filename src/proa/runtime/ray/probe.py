@@ -1,0 +1,160 @@
+"""Looks at a Ray cluster before it is used: whether it takes our token, and whether any of its raylets is alive.
+
+Ray itself tries for a minute or two and then says that it could not connect, whatever the reason.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from ...errors import ProaError
+
+KNOCK_SECONDS = 10.0
+"""How long a head or a raylet may take to answer at all."""
+
+
+class ClusterError(ProaError):
+    """The cluster that was named cannot be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A machine of a cluster, as the cluster's head knows it, and where its raylet listens."""
+
+    host: str
+    port: int
+    is_alive: bool
+    """As far as the head knows: it notices after half a minute."""
+
+
+def check_cluster(address: str) -> None:
+    """Raise `ClusterError` if the cluster at `host:port` cannot be used. Other forms of an address are Ray's to try."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or "://" in host:
+        return
+    if _refusal(host, int(port)) is not None:
+        raise nobody_at(address)
+    nodes = _nodes_at(address)
+    if nodes is not None and (why := all_dead(nodes)):
+        raise ClusterError(f"the Ray cluster at ray.address={address} cannot run anything: {why}")
+
+
+def check_own_cluster() -> None:
+    """The same for the cluster that this process is connected to."""
+    if why := all_dead(nodes_of_own_cluster()):
+        raise ClusterError(f"the Ray cluster that this process is connected to cannot run anything: {why}")
+
+
+def nodes_of_own_cluster() -> list[Node]:
+    known: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    return [Node(node["NodeManagerAddress"], node["NodeManagerPort"], node["Alive"]) for node in known]
+
+
+def all_dead(nodes: Sequence[Node]) -> str | None:
+    """Why no node can run anything; None if one can."""
+    if not nodes:
+        return "it has no nodes"
+    reasons = []
+    for node in nodes:
+        why = _silence(node.host, node.port) if node.is_alive else "has ended"
+        if why is None:
+            return None
+        reasons.append(f"the raylet at {node.host}:{node.port} {why}")
+    return f"{'; '.join(reasons[-3:])}. Start the cluster again with ray stop and ray start"
+
+
+def nobody_at(address: str | None) -> ClusterError:
+    return ClusterError(
+        f"no Ray cluster answers at ray.address={address}: is it running, and can this machine reach it?"
+    )
+
+
+def refused_token(address: str | None, environment: Mapping[str, str] = os.environ) -> ClusterError:
+    """In words, what was wrong with the token that was given, or that none was."""
+    if environment.get("RAY_AUTH_MODE", "token").lower() == "disabled":
+        what = "RAY_AUTH_MODE is disabled here, and the cluster asks for a token"
+    elif (given := _given_token(environment)) is None:
+        what = "no token was found here"
+    else:
+        what = f"the token in {given[0]} is not the cluster's"
+    return ClusterError(
+        f"the Ray cluster at ray.address={address} refuses this process: {what}. Set "
+        "RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN to the cluster's token or RAY_AUTH_TOKEN_PATH to a file that holds it"
+    )
+
+
+def _given_token(environment: Mapping[str, str]) -> tuple[str, str] | None:
+    """Where Ray finds a token, and the token."""
+    if token := environment.get("RAY_AUTH_TOKEN"):
+        return "RAY_AUTH_TOKEN", token.strip()
+    path = Path(environment.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+    try:
+        return str(path), path.read_text(encoding="utf-8").strip()
+    except (OSError, ValueError):
+        return None
+
+
+_OF_RAY = ("grpc", "ray.core.generated.gcs_service_pb2", "ray.core.generated.gcs_service_pb2_grpc")
+
+
+def _nodes_at(address: str) -> list[Node] | None:
+    """What the head of a cluster says of its nodes; None where it cannot be asked. A refused token is an error."""
+    try:  # what Ray brings along for itself: it may be other in another version, and then Ray is left to try
+        grpc, messages, services = map(import_module, _OF_RAY)
+    except ImportError:
+        return None
+    if os.environ.get("RAY_USE_TLS", "0").lower() not in ("", "0", "false"):
+        return None
+    given = _given_token(os.environ)
+    sends = given is not None and os.environ.get("RAY_AUTH_MODE", "token").lower() == "token"
+    header = [("authorization", f"Bearer {given[1]}")] if given is not None and sends else []
+    try:
+        with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+            stub: Any = services.NodeInfoGcsServiceStub(channel)
+            request = messages.GetAllNodeInfoRequest()
+            reply = stub.GetAllNodeInfo(request, timeout=KNOCK_SECONDS, metadata=header)
+    except grpc.RpcError as error:
+        code = error.code() if hasattr(error, "code") else None
+        if code == grpc.StatusCode.UNAUTHENTICATED:
+            raise refused_token(address) from None
+        if code in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE):
+            raise nobody_at(address) from None
+        return None
+    return [Node(node.node_manager_address, node.node_manager_port, node.state == 0) for node in reply.node_info_list]
+
+
+def _refusal(host: str, port: int) -> str | None:
+    """Why no connection to a port can be had; None if it can."""
+    try:
+        socket.create_connection((host, port), timeout=KNOCK_SECONDS).close()
+    except (OSError, OverflowError, UnicodeError) as error:
+        return f"cannot be reached ({getattr(error, 'strerror', None) or error})"
+    return None
+
+
+def _silence(host: str, port: int) -> str | None:
+    """Why a raylet does not answer; None if it does. One that was stopped still takes connections, and says nothing."""
+    try:
+        socket.create_connection((host, port), timeout=KNOCK_SECONDS).close()
+    except ConnectionRefusedError:
+        return "does not answer"
+    except (OSError, OverflowError, UnicodeError):
+        return None  # not to be reached from here, perhaps: that is no proof
+    try:
+        grpc = import_module("grpc")
+    except ImportError:
+        return None
+    with grpc.insecure_channel(f"{host}:{port}", options=[("grpc.enable_http_proxy", 0)]) as channel:
+        try:
+            grpc.channel_ready_future(channel).result(timeout=KNOCK_SECONDS)
+        except grpc.FutureTimeoutError:
+            return f"has not answered for {KNOCK_SECONDS:g} s"
+    return None
