@@ -4,6 +4,7 @@ A fork is a process like any other. It has its own signals and its own exit code
 killed. What makes forking safe is that nothing has computed before it: the nursery has a single thread, and says so.
 """
 
+import atexit
 import ctypes
 import importlib
 import json
@@ -11,7 +12,9 @@ import os
 import resource
 import subprocess
 import sys
+import threading
 import time
+import traceback
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
@@ -172,8 +175,7 @@ def main():
             pid = os.fork()
             if pid == 0:
                 become(**asked)
-                module, _, name = asked["function"].partition(":")
-                sys.exit(getattr(importlib.import_module(module), name)(*asked["arguments"]))
+                leave(call(asked["function"], asked["arguments"]))
             tell(pid)
         else:
             gather(ended)
@@ -191,6 +193,27 @@ def become(folder, largest_file, **_):
     sys.stdin = Path(os.devnull).open()  # noqa: SIM115 - the nursery's has lines in it that are for others
     if largest_file:
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
+
+
+def call(function, arguments):
+    """The exit code of a process whose main function is that."""
+    module, _, name = function.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)(*arguments)
+    except SystemExit as ends:
+        return ends.code
+    except BaseException:
+        traceback.print_exc()
+        return 1
+
+
+def leave(code):
+    """As at the end of a program, but for the modules: to take torch apart would cost more than most runs here."""
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code or 0)
 
 
 def gather(ended):
