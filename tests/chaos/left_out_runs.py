@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from tests.chaos.killed_runs import CountEnds, Counter, outcome_of, without_times
 
-from proa import Callback
+from proa import Callback, MakerCallback
 from proa.recipes.resuming import Resumption
 from proa.record.state_files import read_state
 
-SECONDS = 20.0
+SECONDS = 60.0
 
 
 class Watch(Callback):
@@ -58,20 +58,33 @@ class CopyAt(Callback):
 
 
 class Gate:
-    """Holds a maker back in its rewards: after so many calls, until it is opened."""
+    """Holds a maker back in its rewards: after so many leases, until it is opened."""
 
-    def __init__(self, calls):
-        self.calls = 0
-        self.limit = calls
+    def __init__(self, leases):
+        self.asked = self.sent = 0
+        self.limit = leases
         self.opened = threading.Event()
         self.reached = threading.Event()
 
     def pass_through(self):
-        self.calls += 1
-        if self.calls >= self.limit:
-            self.reached.set()
-        if self.calls > self.limit:
+        self.asked += 1
+        if self.asked > self.limit:
             assert self.opened.wait(SECONDS), "nobody opened the gate"
+
+    def note_sent(self):
+        self.sent += 1
+        if self.sent == self.limit:
+            self.reached.set()
+
+
+class NotesSent(MakerCallback):
+    """Tells a gate of each lease that a maker has sent."""
+
+    def __init__(self, gate):
+        self.gate = gate
+
+    def on_send_end(self):
+        self.gate.note_sent()
 
 
 @dataclass

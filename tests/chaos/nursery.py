@@ -4,13 +4,17 @@ A fork is a process like any other. It has its own signals and its own exit code
 killed. What makes forking safe is that nothing has computed before it: the nursery has a single thread, and says so.
 """
 
+import atexit
 import ctypes
+import importlib
 import json
 import os
 import resource
 import subprocess
 import sys
+import threading
 import time
+import traceback
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
@@ -37,8 +41,17 @@ class Nursery:
 
     def start(self, folder, *arguments, largest_file=None):
         """Begin `proa ARGUMENTS` in a folder; what it prints goes to `out.txt` there."""
+        return self._begin(folder, "proa.cli.main:main", [[*map(str, arguments)]], largest_file)
+
+    def call(self, folder, function, *arguments):
+        """Begin a function, given as `module:name`, in a process of its own; what it returns is the exit code."""
+        return self._begin(folder, function, arguments)
+
+    def _begin(self, folder, function, arguments, largest_file=None):
         (folder / "out.txt").unlink(missing_ok=True)
-        pid = self._ask(do="start", folder=str(folder), arguments=[*map(str, arguments)], largest_file=largest_file)
+        pid = self._ask(
+            do="start", folder=str(folder), function=function, arguments=arguments, largest_file=largest_file
+        )
         return Run(self, pid, folder / "out.txt")
 
     def run(self, folder, *arguments, seconds=60.0, **limits):
@@ -49,7 +62,7 @@ class Nursery:
     def poll(self, pid):
         return self._ask(do="poll", pid=pid)
 
-    def left_behind(self, seconds=5.0):
+    def left_behind(self, seconds=60.0):
         """Everyone who is still there after so long, of all the runs that were started here."""
         until = time.monotonic() + seconds
         while (left := living_below(self._process.pid)) and time.monotonic() < until:
@@ -144,10 +157,12 @@ def main():
     from tests.chaos.waylaying import register
     from transformers import AutoModelForCausalLM, LlamaForCausalLM  # noqa: F401
 
+    import proa.cli.main
+    import proa.cli.resume
+    import proa.cli.train
+    import proa.experiments.processes
     import proa.recipes.detached_run
     import proa.recipes.learning  # noqa: F401
-    from proa.cli import resume, train  # noqa: F401
-    from proa.cli.main import main as command
 
     register()
     ctypes.CDLL(None).prctl(_ADOPT_ORPHANS, 1)
@@ -160,7 +175,7 @@ def main():
             pid = os.fork()
             if pid == 0:
                 become(**asked)
-                sys.exit(command(asked["arguments"]))
+                leave(call(asked["function"], asked["arguments"]))
             tell(pid)
         else:
             gather(ended)
@@ -178,6 +193,27 @@ def become(folder, largest_file, **_):
     sys.stdin = Path(os.devnull).open()  # noqa: SIM115 - the nursery's has lines in it that are for others
     if largest_file:
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
+
+
+def call(function, arguments):
+    """The exit code of a process whose main function is that."""
+    module, _, name = function.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)(*arguments)
+    except SystemExit as ends:
+        return ends.code
+    except BaseException:
+        traceback.print_exc()
+        return 1
+
+
+def leave(code):
+    """As at the end of a program, but for the modules: to take torch apart would cost more than most runs here."""
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code or 0)
 
 
 def gather(ended):

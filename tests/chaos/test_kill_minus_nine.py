@@ -1,6 +1,10 @@
-"""`kill -9` at any instant, two processes in one folder, and a full disk: what is on the disk is whole, and goes on."""
+"""`kill -9` at any instant, two processes in one folder, and a full disk: what is on the disk is whole, and goes on.
+
+A handful of real kills; `test_killed_everywhere` has every moment of every kind of run, without processes.
+"""
 
 import random
+import shutil
 import signal
 import time
 
@@ -19,59 +23,76 @@ from tests.chaos.real_runs import (
 
 BEHIND = {**DETACHED, "checkpoint": {"save_every": 1, "keep": 2, "background": True}}
 KINDS = [DETACHED, SUPERVISED, {**DETACHED, "makers": 2}, BEHIND]
-FIVE_OR_A_HUNDRED = [*range(5), *(pytest.param(number, marks=pytest.mark.prove) for number in range(5, 105))]
 
 
-def killed(run, seconds):
-    """So much later; whether that was in time."""
-    time.sleep(seconds)
+def killed(run):
+    """Whether that was in time."""
     run.send(signal.SIGKILL)
     code = run.wait()
     assert code in (0, -signal.SIGKILL), run.printed
     return code != 0
 
 
-@pytest.mark.parametrize("number", FIVE_OR_A_HUNDRED)
+@pytest.fixture(scope="module")
+def killed_in_its_fourth_step(nursery, tmp_path_factory):
+    """The folder of a run that has a checkpoint after its second step; to be copied."""
+    folder = tmp_path_factory.mktemp("killed")
+    assert killed(held_up(nursery, folder, DETACHED, "step_start", 3))
+    return folder
+
+
+def test_a_killed_run_goes_on_from_the_checkpoint_before(
+    nursery, undisturbed, killed_in_its_fourth_step, tmp_path
+):  # fmt: skip
+    shutil.copytree(killed_in_its_fourth_step, tmp_path, dirs_exist_ok=True)
+    assert newest_checkpoint(tmp_path).step == 2
+    go_on(nursery, tmp_path)
+    assert came_to(tmp_path) == undisturbed(DETACHED).outcome
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize(
+    ("moment", "step", "saved"), [("train_start", 0, None), ("checkpoint_saved", 4, 4), ("train_end", 5, 5)]
+)
+def test_killed_at_this_moment_it_goes_on_from_the_checkpoint_before(
+    nursery, undisturbed, tmp_path, moment, step, saved
+):  # fmt: skip
+    assert killed(held_up(nursery, tmp_path, DETACHED, moment, step))
+    row = newest_checkpoint(tmp_path)
+    assert (row.step if row else None) == saved
+    go_on(nursery, tmp_path)
+    assert came_to(tmp_path) == undisturbed(DETACHED).outcome
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("number", range(105))
 def test_a_run_that_is_killed_at_any_instant_ends_as_if_nothing_had_been(nursery, undisturbed, tmp_path, number):
     settings = KINDS[number % len(KINDS)]
     whole, chance = undisturbed(settings), random.Random(number)
-    if killed(begin(nursery, tmp_path, settings), chance.random() * whole.seconds * 0.9):
+    run = begin(nursery, tmp_path, settings)
+    time.sleep(chance.random() * whole.seconds * 0.9)
+    if killed(run):
         newest_checkpoint(tmp_path)
         go_on(nursery, tmp_path)
     assert not nursery.left_behind()
     assert came_to(tmp_path) == whole.outcome
 
 
-@pytest.mark.parametrize("number", [0, *(pytest.param(n, marks=pytest.mark.prove) for n in range(1, 25))])
+@pytest.mark.prove
+@pytest.mark.parametrize("number", range(25))
 def test_killed_again_and_again_while_it_goes_on_it_ends_the_same(nursery, undisturbed, tmp_path, number):
     whole, chance = undisturbed(DETACHED), random.Random(number)
-    killed(begin(nursery, tmp_path, DETACHED), (0.3 + 0.3 * chance.random()) * whole.seconds)
+    run = begin(nursery, tmp_path, DETACHED)
+    time.sleep((0.3 + 0.3 * chance.random()) * whole.seconds)
+    killed(run)
     for _ in range(2):
         again = nursery.start(tmp_path, "resume", "run")
         again.wait_until_it_listens(signal.SIGTERM)
-        killed(again, 0.5 * chance.random() * whole.seconds)
+        time.sleep(0.5 * chance.random() * whole.seconds)
+        killed(again)
         newest_checkpoint(tmp_path)
     go_on(nursery, tmp_path)
     assert came_to(tmp_path) == whole.outcome
-
-
-@pytest.mark.parametrize(
-    ("moment", "step", "saved"),
-    [
-        ("train_start", 0, None),
-        ("train_end", 5, 5),
-        pytest.param("step_start", 3, 2, marks=pytest.mark.prove),
-        pytest.param("checkpoint_saved", 4, 4, marks=pytest.mark.prove),
-    ],
-)
-def test_killed_at_this_moment_it_goes_on_from_the_checkpoint_before(
-    nursery, undisturbed, tmp_path, moment, step, saved
-):  # fmt: skip
-    assert killed(held_up(nursery, tmp_path, DETACHED, moment, step), 0)
-    row = newest_checkpoint(tmp_path)
-    assert (row.step if row else None) == saved
-    go_on(nursery, tmp_path)
-    assert came_to(tmp_path) == undisturbed(DETACHED).outcome
 
 
 @pytest.mark.parametrize(
@@ -113,9 +134,9 @@ def test_two_processes_cannot_have_one_folder_and_the_first_is_not_disturbed(nur
 
 
 def test_a_checkpoint_that_has_no_room_ends_the_run_in_words_and_the_one_before_is_whole(
-    nursery, undisturbed, tmp_path
+    nursery, undisturbed, killed_in_its_fourth_step, tmp_path
 ):
-    assert killed(held_up(nursery, tmp_path, DETACHED, "step_start", 3), 0)
+    shutil.copytree(killed_in_its_fourth_step, tmp_path, dirs_exist_ok=True)
     most = max(newest_checkpoint(tmp_path).sizes.values()) // 2
     assert most > (tmp_path / "run" / "metrics.jsonl").stat().st_size * 2, "it is the checkpoint that is too large"
     code, printed = nursery.run(tmp_path, "resume", "run", largest_file=most)

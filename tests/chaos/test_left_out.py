@@ -3,13 +3,12 @@
 import contextlib
 import os
 import threading
-import time
 
 import pytest
 import torch
 from tests.chaos.kill_scenarios import ADAPTIVE_KL, LORA, OF_PAIRS, StopAfter, inline, often_the_same
 from tests.chaos.killed_runs import DETACHED, SUPERVISED
-from tests.chaos.left_out_runs import SECONDS, Gate, Story, emptied, paths_in, put
+from tests.chaos.left_out_runs import SECONDS, Gate, NotesSent, Story, emptied, paths_in, put
 from tests.roles.honest_makers import fulfil, plan, prompt
 
 from proa import Callback
@@ -45,7 +44,7 @@ class At(Callback):
 def a_ppo_run(folder):
     """Three episodes of two batches, two epochs of each. After 3 steps all of the next episode's leases have come;
     after 7 the last episode's are open, and a maker has the first of them."""
-    gate = Gate(calls=16)
+    gate = Gate(leases=16)
 
     def digits(completions):
         gate.pass_through()
@@ -53,13 +52,13 @@ def a_ppo_run(folder):
 
     def all_have_come():
         assert gate.opened.is_set() or gate.reached.wait(SECONDS)
-        time.sleep(0.1)
 
     settings = DETACHED | {
         "total_steps": 5, "update_steps": 2, "train_epochs": 2, "algorithm": {"params": ADAPTIVE_KL},
         "critic": {"kind": "separate", "learning_rate": 1e-2}, "reward": inline(digits),
     }  # fmt: skip
-    story = Story(folder, ppo, settings, (3, 5, 7, 10), lambda: [At({3: all_have_come}, {7: gate.opened.set})])
+    listeners = [At({3: all_have_come}, {7: gate.opened.set}), lambda: NotesSent(gate)]
+    story = Story(folder, ppo, settings, (3, 5, 7, 10), lambda: listeners)
     gate.opened.set()
     return story
 
@@ -144,27 +143,27 @@ def told(tmp_path_factory):
 # -- the parts -----------------------------------------------------------------------------------------
 
 STATE = ("num_epochs", "max_steps", "num_steps", "metrics")
+STREAMS = ("python", "numpy", "torch")
+IN_VAIN = ("ppo", 7, "trainer.source.versions", torch.zeros_like)
+"""A maker waits for weights that are gone; it is replaced when it has had its lease for half of `wait_timeout`."""
 CONTROLS = [
     # story, step, part; what stands there instead is what a run begins with, unless it is said
-    *(("ppo", 7, f"trainer.loop.{name}") for name in ("global_step", "policy_version", *STATE)),
+    ("ppo", 7, "trainer.loop.policy_version"),
     *(("ppo", 7, f"trainer.place.{name}") for name in ("episode", "epoch", "done")),
     ("ppo", 7, "trainer.batches"),
     ("ppo", 10, "trainer.after.evaluated_at"),
-    *(("ppo", 7, f"trainer.optimizers.{n}.{name}") for n in (0, 1) for name in ("steps", "parameters", "moments")),
+    *(("ppo", 7, f"trainer.optimizers.1.{name}") for name in ("steps", "parameters", "moments")),
+    ("ppo", 7, "trainer.optimizers.0.moments"),
     ("ppo", 7, "trainer.critic"),
     ("ppo", 7, "trainer.kl_reward_coefficient", 0.05),
     ("ppo", 7, "trainer.used_coefficient", 0.05),
     ("ppo", 3, "trainer.source.arrived"),
-    ("ppo", 7, "trainer.source.versions", torch.zeros_like),
+    IN_VAIN,
     ("ppo", 7, "trainer.source.handed_out"),
     ("left_over", 1, "trainer.source.groups"),
-    ("ppo", 7, "weights.versions"),
-    ("ppo", 7, "run.callbacks"),
-    *(("ppo", 7, f"run.random.{stream}") for stream in ("python", "numpy", "torch")),
-    *(("ppo", 7, f"run.record.{name}.jsonl") for name in ("metrics", "evals")),
+    ("ppo", 7, "run.record.evals.jsonl"),
     ("journal", 2, "run.record.journal.jsonl"),
     ("ppo", 7, "run.start_digest"),
-    *(("stops", 3, f"trainer.loop.{name}") for name in ("should_stop", "stop_reason", "stopped_by")),
     ("no_rewards", 2, "trainer.empty_in_a_row"),
     ("no_rewards", 2, "trainer.last_reward_error"),
     ("beyond_numbers", 2, "trainer.optimizers.0.skipped_in_a_row"),
@@ -173,12 +172,24 @@ CONTROLS = [
     ("sft", 6, "trainer.after.evaluated_at"),
     *(("sft", 4, f"optimizer.{name}") for name in ("steps", "parameters", "moments")),
     ("sft", 4, "run.callbacks"),
-    *(("sft", 4, f"run.random.{stream}") for stream in ("python", "numpy", "torch")),
+    *(("sft", 4, f"run.random.{stream}") for stream in STREAMS),
     ("sft", 4, "run.record.metrics.jsonl"),
     *(("sft_stops", 4, f"trainer.loop.{name}") for name in ("should_stop", "stop_reason", "stopped_by")),
     ("reward_model", 2, "trained", lambda trained: {name: torch.zeros_like(one) for name, one in trained.items()}),
 ]  # fmt: skip
 """In `trainer.source` only what needs a run to be noticed; all of it is left out below, from a lease book."""
+
+CONTROLS_OF_ANOTHER_LOOP = [
+    # what a supervised run has too, left out of a detached one
+    *(("ppo", 7, f"trainer.loop.{name}") for name in ("global_step", *STATE)),
+    *(("ppo", 7, f"trainer.optimizers.0.{name}") for name in ("steps", "parameters")),
+    ("ppo", 7, "run.callbacks"),
+    *(("ppo", 7, f"run.random.{stream}") for stream in STREAMS),
+    ("ppo", 7, "run.record.metrics.jsonl"),
+    *(("stops", 3, f"trainer.loop.{name}") for name in ("should_stop", "stop_reason", "stopped_by")),
+]  # fmt: skip
+
+VERSIONS = ("ppo", 7, "weights.versions")
 
 INFORMATIONAL = {
     "run.threads": "says with how many threads it was computed; what the run goes on with is its configuration's",
@@ -212,8 +223,8 @@ def test_with_all_of_its_parts_it_goes_on_as_if_nothing_had_been(name, told, mon
         assert [key for key in story.outcome if outcome.get(key) != story.outcome[key]] == [], step
 
 
-@pytest.mark.parametrize("control", CONTROLS, ids=lambda control: f"{control[0]} {control[1]} {control[2]}")
-def test_it_is_noticed_when_one_part_is_left_out(control, told, monkeypatch):
+def without(control, told, monkeypatch, **settings):
+    """What comes of a run from a checkpoint without a part, and what would have come of it."""
     name, step, part, *other = control
     story, replaced = told(name), []
 
@@ -226,15 +237,36 @@ def test_it_is_noticed_when_one_part_is_left_out(control, told, monkeypatch):
 
         put(tree, part, instead)
 
-    waits = {"wait_timeout": 3.0} if "wait_timeout" in story.settings else {}
-    outcome = story.go_on(step, monkeypatch, leave_out, **waits)
+    outcome = story.go_on(step, monkeypatch, leave_out, **settings)
     assert replaced, "the checkpoint has no such part"
     assert any(str(saved) != str(now) for saved, now in replaced), "it was that already"
-    assert [key for key in story.outcome if outcome.get(key) != story.outcome[key]] != []
+    return outcome, story.outcome
+
+
+def in_words(control):
+    return f"{control[0]} {control[1]} {control[2]}"
+
+
+@pytest.mark.parametrize("control", CONTROLS, ids=in_words)
+def test_it_is_noticed_when_one_part_is_left_out(control, told, monkeypatch):
+    outcome, whole = without(control, told, monkeypatch, **{"wait_timeout": 1.0} if control is IN_VAIN else {})
+    assert [key for key in whole if outcome.get(key) != whole[key]] != []
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("control", CONTROLS_OF_ANOTHER_LOOP, ids=in_words)
+def test_it_is_noticed_in_a_detached_run_too(control, told, monkeypatch):
+    outcome, whole = without(control, told, monkeypatch)
+    assert [key for key in whole if outcome.get(key) != whole[key]] != []
+
+
+def test_without_the_versions_of_the_weights_a_maker_waits_for_one_in_vain(told, monkeypatch):
+    outcome, _ = without(VERSIONS, told, monkeypatch, wait_timeout=0.5)
+    assert "weights of version" in outcome["error"]
 
 
 def test_every_part_of_a_checkpoint_is_left_out_somewhere_or_only_tells_of_something(told):
-    known = {control[2] for control in CONTROLS} | INFORMATIONAL.keys() | ELSEWHERE.keys()
+    known = {control[2] for control in (*CONTROLS, *CONTROLS_OF_ANOTHER_LOOP, VERSIONS)} | INFORMATIONAL.keys() | ELSEWHERE.keys()
     for name in STORIES:
         story = told(name)
         for step in story.steps:

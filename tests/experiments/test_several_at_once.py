@@ -1,10 +1,7 @@
 """Runs at once: what is started when, what is passed on, and what ends everything."""
 
-import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from typing import ClassVar
 
@@ -266,42 +263,3 @@ def test_what_cannot_travel_is_refused_at_once(tmp_path):
         Experiment(TWO_OF_EACH | {"output_dir": str(tmp_path)}, [lambda: Listener()])
     with pytest.raises(ConfigError, match="give a factory"):
         Experiment(TWO_OF_EACH | {"output_dir": str(tmp_path)}, [Listener()])
-
-
-ORPHAN = """
-import json, os, sys, time
-from proa.experiments.arm_run import ArmRun
-from proa.experiments.plan import plan
-from proa.experiments.processes import ArmProcess
-from proa.config import load_experiment_config
-if __name__ == "__main__":
-    config = load_experiment_config(None, **json.loads(sys.argv[1]))
-    process = ArmProcess(ArmRun(config, plan(config)[0][0]))
-    print(process._process.pid, flush=True)
-    time.sleep(60)
-"""
-
-
-def test_a_run_whose_starter_is_killed_while_it_starts_does_not_train_on(tmp_path):
-    script = tmp_path / "starter.py"
-    script.write_text(ORPHAN)
-    config = {"name": "e", "output_dir": str(tmp_path), "run": {**RUN, "total_steps": 1_000_000}}
-    starter = subprocess.Popen([sys.executable, script, json.dumps(config)], stdout=subprocess.PIPE, text=True)
-    child = int(starter.stdout.readline())
-    starter.kill()
-    starter.communicate()
-    until = time.monotonic() + 60
-    while is_there(child) and time.monotonic() < until:
-        time.sleep(0.1)
-    still_there = is_there(child)
-    if still_there:  # nobody else would end it
-        os.kill(child, signal.SIGKILL)
-    assert not still_there
-
-
-def is_there(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True

@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 
 import pytest
 
@@ -59,16 +58,19 @@ def test_tasks_get_on_at_step_boundaries():
 
 
 def test_a_slow_task_does_not_hold_up_the_steps():
-    async def slowly(step_idx):
-        await asyncio.sleep(0.4)
+    """Which end before it: it waits for the second one."""
+    second = asyncio.Event()
 
-    uploader = Uploader(slowly)
+    async def until_the_second(step_idx):
+        await second.wait() if step_idx == 0 else second.set()
+
+    uploader = Uploader(until_the_second)
     manager = CallbackManager([uploader])
-    begun = time.perf_counter()
     manager.fire("step_end", LoopState(global_step=1))
-    assert time.perf_counter() - begun < 0.35
+    assert uploader.done == []
+    manager.fire("step_end", LoopState(global_step=2))
     run(manager, 0)
-    assert uploader.done == [0]
+    assert sorted(uploader.done) == [0, 1]
 
 
 async def broken(step_idx):
@@ -110,10 +112,8 @@ def test_a_task_that_misses_the_deadline_is_cancelled_and_said():
             raise
 
     manager = CallbackManager([Uploader(forever)], drain_seconds=0.05)
-    begun = time.perf_counter()
     with pytest.raises(TimeoutError, match=r"background task upload 0 was not done after 0.05 s"):
         run(manager, 1)
-    assert time.perf_counter() - begun < 10
     assert cancelled == [0]
 
 
@@ -200,7 +200,7 @@ def test_a_maker_turns_its_own_loop():
 
     thread = threading.Thread(target=loop)
     thread.start()
-    thread.join(10)
+    thread.join(60)
     assert done == [thread.ident] * 2
 
 

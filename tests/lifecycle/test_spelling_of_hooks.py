@@ -14,6 +14,7 @@ from proa.spelling import edit_distance
 FAMILIES = [TrainerCallback, MakerCallback, Callback]
 HOOKS = [(family, name) for family in FAMILIES for name in family.hooks]
 LETTERS = string.ascii_lowercase + "_"
+A_FEW = "s"  # each place of a name is tried with them; with every letter that is forty thousand classes
 
 
 def one_edit_away(word: str, alphabet: str) -> set[str]:
@@ -25,19 +26,19 @@ def one_edit_away(word: str, alphabet: str) -> set[str]:
     return deleted | swapped | replaced | inserted
 
 
-@pytest.mark.parametrize("event", EVENT_NAMES)
-def test_every_one_edit_misspelling_of_an_event_is_refused_with_the_right_name(event):
+def refused_events(event, alphabet):
+    """Every misspelling of an event is refused, with the right name."""
     manager = CallbackManager()
-    for wrong in one_edit_away(event, LETTERS + ".") - set(EVENT_NAMES):
+    for wrong in one_edit_away(event, alphabet) - set(EVENT_NAMES):
         for use in (manager.on, lambda name: manager.fire(name, TrainState())):
             with pytest.raises(EventError) as refused:
                 use(wrong)
             assert f"did you mean {event!r}?" in str(refused.value)
 
 
-@pytest.mark.parametrize(("family", "hook"), HOOKS, ids=lambda value: getattr(value, "__name__", value))
-def test_every_one_edit_misspelling_of_a_hook_is_refused_when_its_class_is_made(family, hook):
-    for wrong in one_edit_away(hook.removeprefix("on_"), LETTERS):
+def refused_hooks(family, hook, alphabet):
+    """Every misspelling of a hook is refused when its class is made, with the right name."""
+    for wrong in one_edit_away(hook.removeprefix("on_"), alphabet):
         name = f"on_{wrong}"
         if name in family.hooks or not name.isidentifier():
             continue
@@ -48,7 +49,29 @@ def test_every_one_edit_misspelling_of_a_hook_is_refused_when_its_class_is_made(
         assert repr(hook) in suggested.split(" or ")  # two hooks can be equally near: `on_ait_end`
 
 
-@settings(max_examples=200)
+def test_a_misspelt_event_is_refused_with_the_right_name():
+    for event in EVENT_NAMES:
+        refused_events(event, A_FEW)
+
+
+def test_a_misspelt_hook_is_refused_when_its_class_is_made():
+    for family, hook in HOOKS:
+        refused_hooks(family, hook, A_FEW)
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("event", EVENT_NAMES)
+def test_every_one_edit_misspelling_of_an_event_is_refused_with_the_right_name(event):
+    refused_events(event, LETTERS + ".")
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize(("family", "hook"), HOOKS, ids=lambda value: getattr(value, "__name__", value))
+def test_every_one_edit_misspelling_of_a_hook_is_refused_when_its_class_is_made(family, hook):
+    refused_hooks(family, hook, LETTERS)
+
+
+@settings(max_examples=50)
 @given(st.text(LETTERS, min_size=1, max_size=20))
 def test_any_other_name_after_on_is_refused_too(tail):
     name = f"on_{tail}"

@@ -121,13 +121,34 @@ _loop = None
 
 
 def starts_a_child_and_hangs(completions):
-    child = subprocess.Popen(["sleep", "60"])
-    Path(completions[0]).write_text(str(child.pid))
-    time.sleep(60)
+    child, pids = subprocess.Popen(["sleep", "600"]), Path(completions[0])
+    pids.with_suffix(".new").write_text(str(child.pid))
+    pids.with_suffix(".new").rename(pids)
+    time.sleep(600)
+
+
+def waits_or_releases(completions):
+    """`wait FOLDER` says that it waits there, and does until `release FOLDER` comes."""
+    what, folder = completions[0].split(" ", 1)
+    if what == "release":
+        Path(folder, "released").touch()
+        return [2.0]
+    Path(folder, "waiting").touch()
+    while not Path(folder, "released").exists():
+        time.sleep(0.01)
+    return [1.0]
+
+
+def hangs_in_a_regex(completions):
+    """Having made the file that it is given; other completions are fine."""
+    if completions[0].startswith("/"):
+        Path(completions[0]).touch()
+        _obey("regex")
+    return [1.0]
 
 
 def starts_a_thread(completions):
-    threading.Thread(target=time.sleep, args=(60,)).start()
+    threading.Thread(target=time.sleep, args=(600,)).start()
     return [float(os.getpid())] * len(completions)
 
 

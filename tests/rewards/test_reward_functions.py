@@ -55,7 +55,7 @@ def test_an_argument_with_a_default_may_be_missing():
         ("tests.rewards.judges:lenght", "has no 'lenght'; did you mean 'length'"),
         ("no_such_module:reward", "there is no module 'no_such_module'"),
         ("reward", "write 'package.module:name'"),
-        ("judges:_loop", "is no reward"),
+        ("tests.rewards.judges:_loop", "is no reward"),
         (42, "42 is no reward"),
         (judges.NeedsASetting, "cannot be made without arguments"),
         (object, "is no reward"),

@@ -36,7 +36,7 @@ def is_running(pid):
     return bool(state) and not state.startswith("Z")
 
 
-def wait_until_gone(pid, seconds=10):
+def wait_until_gone(pid, seconds=60):
     until = time.monotonic() + seconds
     while is_running(pid) and time.monotonic() < until:
         time.sleep(0.02)
@@ -66,16 +66,14 @@ def test_a_sample_that_kills_its_worker_is_marked_and_the_next_call_works(moody,
     assert values(moody, ["fine"]) == [4.0]
 
 
-@pytest.mark.parametrize("bad", ["hang", "regex"])
-def test_a_sample_that_hangs_is_marked_within_two_deadlines_and_the_next_call_works(bad):
+@pytest.mark.parametrize("bad", ["regex", pytest.param("hang", marks=pytest.mark.prove)])
+def test_a_sample_that_hangs_is_marked_and_the_next_call_works(bad):
+    """The batch has one deadline and its samples share a second one, of which each has half of what is left."""
     with RewardWorkers("tests.rewards.judges:moody", timeout=2.0) as rewards:
-        values(rewards, ["warm"])
-        began = time.monotonic()
         first, middle, last = rewards.score(["p"] * 3, ["good", bad, "better"])
-        assert time.monotonic() - began < 2 * 2.0 + 2.0  # two deadlines, and two starts of a worker
         assert (first.value, middle.value, last.value) == (4.0, None, 6.0)
         assert re.search(
-            r"timed out after (1|0.9\d*) s on its own, after its batch failed \(which had 2.0 s\)", middle.error
+            r"timed out after (1|0\.\d+) s on its own, after its batch failed \(which had 2.0 s\)", middle.error
         )
         assert values(rewards, ["fine"]) == [4.0]
 
@@ -145,14 +143,15 @@ def test_threads_that_score_at_once_get_their_own_answers_in_order():
     assert answers == [[float(number + place) for place in range(5)] for number in range(40)]
 
 
-def test_two_workers_work_at_the_same_time():
+def test_two_workers_work_at_the_same_time(tmp_path):
+    """The first waits for a file that the second makes."""
     with (
-        RewardWorkers("tests.rewards.judges:moody", workers=2, timeout=1.0) as rewards,
+        RewardWorkers("tests.rewards.judges:waits_or_releases", workers=2, timeout=60) as rewards,
         ThreadPoolExecutor(2) as threads,
     ):
-        hanging = threads.submit(rewards.score, ["p"], ["hang"])
-        assert values(rewards, ["good"]) == [4.0]
-        assert "timed out" in hanging.result()[0].error
+        waiting = threads.submit(values, rewards, [f"wait {tmp_path}"])
+        assert values(rewards, [f"release {tmp_path}"]) == [2.0]
+        assert waiting.result() == [1.0]
 
 
 def test_a_closure_runs_in_a_thread_with_the_same_care_and_is_logged_once(caplog):
@@ -208,8 +207,13 @@ def test_a_stopped_worker_cannot_hang_the_caller():
 
 def test_what_a_function_started_dies_with_its_worker(tmp_path):
     pids = tmp_path / "pids"
-    with RewardWorkers("tests.rewards.judges:starts_a_child_and_hangs", timeout=1.0) as rewards:
-        assert "timed out" in rewards.score(["p"], [str(pids)])[0].error
+    rewards = RewardWorkers("tests.rewards.judges:starts_a_child_and_hangs", timeout=60)
+    with ThreadPoolExecutor(1) as threads:
+        hanging = threads.submit(rewards.score, ["p"], [str(pids)])
+        wait_for(pids)
+        rewards.close()
+        with pytest.raises(RewardError, match="were closed"):
+            hanging.result()
     assert all(wait_until_gone(pid) for pid in pids.read_text().split())
 
 
@@ -237,30 +241,38 @@ def test_forgetting_to_close_leaves_no_process_behind():
     assert wait_until_gone(pid)
 
 
-def test_closing_ends_a_score_that_is_under_way():
-    rewards = RewardWorkers("tests.rewards.judges:moody", timeout=30)
-    values(rewards, ["warm"])
+def wait_for(file, seconds=60):
+    until = time.monotonic() + seconds
+    while not file.exists():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_closing_ends_a_score_that_is_under_way(tmp_path):
+    rewards = RewardWorkers("tests.rewards.judges:waits_or_releases", timeout=60)
     with ThreadPoolExecutor(1) as threads:
-        hanging = threads.submit(rewards.score, ["p"] * 2, ["hang", "good"])
-        time.sleep(0.2)
+        hanging = threads.submit(rewards.score, ["p"], [f"wait {tmp_path}"])
+        wait_for(tmp_path / "waiting")
         rewards.close()
         with pytest.raises(RewardError, match="were closed"):
-            hanging.result(timeout=5)
+            hanging.result(timeout=60)
 
 
-@pytest.mark.parametrize("word", ["good", "regex"])
-def test_workers_do_not_outlive_a_parent_that_is_killed(word):
+@pytest.mark.parametrize("word", ["idle", "regex"])
+def test_workers_do_not_outlive_a_parent_that_is_killed(word, tmp_path):
     script = (
         f"import sys; sys.path[:] = {sys.path!r}\n"
         "from proa.rewards import RewardWorkers\n"
-        "rewards = RewardWorkers(['tests.rewards.judges:starts_a_thread', 'tests.rewards.judges:moody'], timeout=2)\n"
+        "rewards = RewardWorkers(['tests.rewards.judges:starts_a_thread', 'tests.rewards.judges:hangs_in_a_regex'])\n"
         "print(int(rewards.score(['p'], ['good'])[0].parts['starts_a_thread']), flush=True)\n"
-        f"rewards.score(['p'], ['{word}'])\n"
-        "import time; time.sleep(60)\n"
+        "rewards._timeout = 1.0  # a worker in a regex cannot look for its parent; it ends after its deadline\n"
+        f"if '{word}' == 'regex': rewards.score(['p'], [{str(tmp_path / 'hangs')!r}])\n"
+        "import time; time.sleep(600)\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     pid = parent.stdout.readline()
-    time.sleep(0.3)  # now the worker is idle, or in its hang
+    if word == "regex":
+        wait_for(tmp_path / "hangs")
     assert is_running(pid)
     parent.kill()
     parent.wait()

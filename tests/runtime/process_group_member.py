@@ -1,28 +1,39 @@
-"""One trainer of a group in a process of its own, for the tests beside: its arguments are WHAT RANK SIZE PORT."""
+"""Trainers of a group in processes of their own, for the tests beside.
 
+This process imports torch once. For each line `SCENARIO SIZE` it forks that many members, lets them go through the
+scenario, and answers with what each of them said, by rank.
+"""
+
+import json
 import os
 import signal
 import sys
 import threading
 import time
+import traceback
 
 import torch
 
 from proa.data.state import StopTraining
 from proa.roles.replicas import ReplicaError
+from proa.runtime import process_group
 from proa.runtime.process_group import ProcessGroup, serve_store
 
+process_group.LOOK_SECONDS = 0.05
+SHORT = 0.3
+"""Seconds; the patience of whoever is to lose it."""
 
-def said(*words):
-    print(*words, flush=True)
+
+# -- scenarios -------------------------------------------------------------------------------------------
 
 
 def meets(group):
+    process_group.BUCKET_BYTES = 64  # of which the last tensor needs several
     assert group.gather({"rank": group.rank, "nan": [1.5, None]}) == [
         {"rank": rank, "nan": [1.5, None]} for rank in range(group.size)
     ]
     assert group.from_first({"a": torch.ones(2)} if group.rank == 0 else None)["a"].tolist() == [1.0, 1.0]
-    own = [torch.full((3, 2), float(group.rank + 1)), torch.tensor(1.0, dtype=torch.float64), torch.ones(40_000_000)]
+    own = [torch.full((3, 2), float(group.rank + 1)), torch.tensor(1.0, dtype=torch.float64), torch.ones(100)]
     group.sum_(own)
     total = sum(range(1, group.size + 1))
     assert own[0].tolist() == [[total] * 2] * 3
@@ -38,8 +49,10 @@ def meets(group):
 
 
 def waits_for_a_first_that_is_busy(group):
+    group._patience = SHORT
     if group.rank == 0:
-        time.sleep(3)  # longer than the patience of anyone
+        all_others_have_come(group)
+        time.sleep(4 * SHORT)
     said("heard", group.from_first("news"))
 
 
@@ -64,18 +77,18 @@ def stops(group):
 
 
 def dies(group):
+    group._patience = SHORT
     if group.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    begun = time.monotonic()
     try:
         group.gather(1)
     except ReplicaError as error:
-        said("within" if time.monotonic() - begun < 5 else "late", error)
+        said(error)
 
 
 def the_first_dies(group):
     if group.rank == 0:
-        time.sleep(0.5)
+        all_others_have_come(group)
         os.kill(os.getpid(), signal.SIGKILL)
     try:
         group.from_first(1)
@@ -84,32 +97,90 @@ def the_first_dies(group):
 
 
 def is_told_to_give_up(group):
+    """The second comes to the meeting only when the first has given up waiting for it."""
     if group.rank == 1:
-        time.sleep(2)
+        group._store.wait(["gave up"])
         return
-    threading.Timer(0.2, group.abandon, ["trainer_1 died"]).start()
-    begun = time.monotonic()
+    look, waits = group._opened, threading.Event()
+
+    def opened(key):
+        waits.set()
+        return look(key)
+
+    group._opened = opened
+    threading.Thread(target=lambda: waits.wait() and group.abandon("trainer_1 died")).start()
     try:
         group.gather(1)
     except ReplicaError as error:
-        said("within" if time.monotonic() - begun < 1.5 else "late", error)
+        said(error)
+    group._store.set("gave up", "")
 
 
-if __name__ == "__main__":
-    what, rank, size, port = sys.argv[1], *map(int, sys.argv[2:])
-    patience = 2.0 if what in ("dies", "waits_for_a_first_that_is_busy") else 60.0
+def all_others_have_come(group):
+    """To the meeting that comes next."""
+    while group._store.add(f"came/{group._meeting + 1}", 0) < group.size - 1:
+        time.sleep(0.01)
+
+
+# -- members ---------------------------------------------------------------------------------------------
+
+
+def said(*words):
+    print(*words, flush=True)
+
+
+def take_part(scenario, rank, size, port):
+    """All come up and meet before anything happens: one that dies while others join keeps them waiting for that."""
     if rank == 0:
         store = serve_store("127.0.0.1")
         said(store.port)
-        group = ProcessGroup(store, 0, size, patience=patience)
+        group = ProcessGroup(store, 0, size, patience=300.0)
     else:
-        group = ProcessGroup.connect(("127.0.0.1", port), rank, size, patience=patience)
-    group.gather("all here")  # one that dies while others still join keeps them waiting for the join
-    globals()[what](group)
+        group = ProcessGroup.connect(("127.0.0.1", port), rank, size, patience=300.0)
+    group.gather("all here")
+    globals()[scenario](group)
     said("done")
-    over = group._store.add("over", 1) if rank else 0
-    until = time.monotonic() + 5
-    while rank == 0 and over < size - 1 and time.monotonic() < until:  # rank 0 has the store
-        time.sleep(0.05)
-        over = group._store.add("over", 0)
-    os._exit(0)
+    sys.stdin.read()  # the first has the store, and stays for the others
+
+
+class Member:
+    """One process of a group, seen from here."""
+
+    def __init__(self, scenario, rank, size, port, others):
+        (from_here, self.to_member), (self._from_member, to_here) = os.pipe(), os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            for mine, theirs in ((0, from_here), (1, to_here)):
+                os.dup2(theirs, mine)
+            for other in (self.to_member, *(other.to_member for other in others)):
+                os.close(other)
+            try:
+                take_part(scenario, rank, size, port)
+            except BaseException:
+                traceback.print_exc()
+            os._exit(0)
+        os.close(from_here)
+        os.close(to_here)
+        self.out = os.fdopen(self._from_member)
+
+    def finish(self):
+        """Let it go, and say what it has said."""
+        os.close(self.to_member)
+        with self.out:
+            lines = self.out.read().splitlines()
+        os.waitpid(self.pid, 0)
+        return lines
+
+
+def go_through(scenario, size):
+    members = [Member(scenario, 0, size, 0, [])]
+    port = int(members[0].out.readline())
+    for rank in range(1, size):
+        members.append(Member(scenario, rank, size, port, members))
+    return [member.finish() for member in reversed(members)][::-1]
+
+
+if __name__ == "__main__":
+    for line in iter(sys.stdin.readline, ""):
+        scenario, size = line.split()
+        print(json.dumps(go_through(scenario, int(size))), flush=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -155,21 +157,40 @@ def with_random_delays(seed: int) -> Callable[[ExperienceMakerHolder], None]:
 
 
 def failing_once(at_call: int, how: Callable[[], None]) -> Callable[[ExperienceMakerHolder], None]:
-    """The first maker does something bad in the middle of its n-th lease; its replacements do not."""
-    state = {"armed": True}
+    """The first maker does something bad in the middle of its n-th lease; its replacements do not.
+
+    The others wait with theirs until then, or they might leave it none."""
+    makers, happened = itertools.count(), threading.Event()
 
     def disturb(maker: ExperienceMakerHolder) -> None:
-        if not state["armed"]:
-            return
-        state["armed"] = False
-        generate, calls = maker.engine.generate, iter(range(10**9))
+        generate, calls, is_first = maker.engine.generate, itertools.count(), next(makers) == 0
 
         def faulty(*args: Any) -> Any:
+            if not is_first:
+                assert happened.wait(60.0)
+                return generate(*args)
             made = generate(*args)
             if next(calls) == at_call:
+                happened.set()
                 how()
             return made
 
         maker.engine.generate = faulty  # type: ignore[method-assign]
 
     return disturb
+
+
+def hanging_once(run: SmallRun, at_call: int, supervision: Supervision) -> Callable[[ExperienceMakerHolder], None]:
+    """The first maker hangs in the middle of its n-th lease until it is given up; nobody else is too slow."""
+    given_up = threading.Event()
+
+    def hang() -> None:
+        supervision.lease_timeout = 0.05
+        assert given_up.wait(60.0)
+
+    @run.manager.on("maker.lost")
+    def lost(maker: str, reason: str) -> None:
+        supervision.lease_timeout = 300.0
+        given_up.set()
+
+    return failing_once(at_call, hang)

@@ -1,10 +1,11 @@
 """Watching a local run: who works, who waits for whom, who was replaced; and a look never changes what is looked at."""
 
 import errno
+import threading
 import time
 
 import pytest
-from tests.runtime.small_run import SmallRun, failing_once
+from tests.runtime.small_run import SmallRun, failing_once, hanging_once
 
 from proa.record.live import LiveFile
 from proa.runtime.local import LocalRuntime, RunFailedError, Supervision
@@ -16,9 +17,27 @@ class Seeing(LiveFile):
     def __init__(self, folder):
         super().__init__(folder, every=0.0)
         self.views = []
+        self.looks = 0
+        self._looked = threading.Condition()
 
     def look(self, at):
         super().look(lambda: self.views.append(at()) or self.views[-1])
+        with self._looked:
+            self.looks += 1
+            self._looked.notify_all()
+
+    def hold(self, maker):
+        """Have a maker generate for as long as it takes to be looked at: whoever began before is seen in the second
+        look from now on, and how a wait grows in the third."""
+        generate = maker.engine.generate
+
+        def looked_at(*args):
+            with self._looked:
+                enough = self.looks + 3
+                assert self._looked.wait_for(lambda: self.looks >= enough, 60.0)
+            return generate(*args)
+
+        maker.engine.generate = looked_at
 
 
 def watched(run, watch, makers=1, disturb=lambda maker: None, supervision=None):
@@ -34,16 +53,6 @@ def watched(run, watch, makers=1, disturb=lambda maker: None, supervision=None):
     return runtime
 
 
-def slowly(maker):
-    generate = maker.engine.generate
-
-    def slow(*args):
-        time.sleep(0.2)
-        return generate(*args)
-
-    maker.engine.generate = slow
-
-
 def closes(ledger):
     return ledger["leased"] == sum(ledger[key] for key in ("trained", "buffered", "in_flight")) + sum(
         ledger["dropped"].values()
@@ -54,7 +63,7 @@ def closes(ledger):
 def views(tmp_path_factory):
     run, watch = SmallRun(total_steps=2, max_staleness=0), Seeing(tmp_path_factory.mktemp("live"))
     begun = time.time()
-    watched(run, watch, makers=2, disturb=slowly)
+    watched(run, watch, makers=2, disturb=watch.hold)
     assert LiveFile.read(watch.path.parent) == watch.views[-1]
     assert all(begun <= view.time <= time.time() for view in watch.views)
     return watch.views
@@ -73,10 +82,11 @@ def test_the_trainer_is_seen_waiting_for_the_lease_that_somebody_has(views):
     assert wait.reason.startswith("lease 0, which maker_")
     trainer = view.actors[0]
     assert (trainer.role, trainer.doing) == ("trainer", f"waiting for {wait.reason}")
-    assert view.time - trainer.since == pytest.approx(wait.seconds, abs=0.05)
+    # Both are of one look, but not of one instant: on a busy machine some time passes between.
+    assert view.time - trainer.since == pytest.approx(wait.seconds, abs=10.0)
     waits = [wait.seconds for view in waiting for wait in view.waits if wait.reason.startswith("lease 0,")]
     assert waits == sorted(waits)
-    assert waits[0] < waits[-1] < 5
+    assert 0 <= waits[0] < waits[-1]
 
 
 def test_every_view_has_a_ledger_that_closes_and_counts_that_only_grow(views):
@@ -99,7 +109,7 @@ def test_the_last_view_is_of_the_end(views):
     assert sum(maker.tokens for maker in makers) == trainer.tokens == last.ledger["tokens"]["trained"] > 0
     assert trainer.version == 2
     assert max(maker.version for maker in makers) == 1
-    assert all(maker.spent["generate"] > 0.1 for maker in makers)
+    assert all(maker.spent["generate"] > 0 for maker in makers)
 
 
 def test_a_maker_is_dead_until_it_is_replaced_and_then_its_place_counts_a_restart(tmp_path, caplog):
@@ -118,9 +128,8 @@ def test_a_maker_is_dead_until_it_is_replaced_and_then_its_place_counts_a_restar
 
 
 def test_a_maker_that_hangs_is_dead_when_it_is_given_up(tmp_path, caplog):
-    watch = Seeing(tmp_path)
-    hanging = failing_once(1, lambda: time.sleep(0.8))
-    watched(SmallRun(total_steps=2), watch, disturb=hanging, supervision=Supervision(lease_timeout=0.3))
+    run, watch, supervision = SmallRun(total_steps=2), Seeing(tmp_path), Supervision()
+    watched(run, watch, disturb=hanging_once(run, 1, supervision), supervision=supervision)
     dead = [actor for view in watch.views for actor in view.actors if actor.health == "dead"]
     assert dead
     assert "has had lease" in dead[0].reason
@@ -164,15 +173,14 @@ def test_a_full_disk_does_not_end_the_run(tmp_path, monkeypatch, caplog, digest)
 
 def test_a_look_that_fails_is_logged_once_and_does_not_end_the_run(tmp_path, caplog, digest):
     run = SmallRun(total_steps=2)
-    look, looks = run.store.room.waits, []
+    look, watch = run.store.room.waits, Seeing(tmp_path)
 
     def waits():
-        looks.append(1)
         raise RuntimeError("cannot look")
 
     run.store.room.waits = waits
-    watched(run, LiveFile(tmp_path, every=0.0), disturb=slowly)
+    watched(run, watch, disturb=watch.hold)
     run.store.room.waits = look
     assert run.digest == digest
-    assert len(looks) > 3
+    assert watch.looks > 3
     assert len([record for record in caplog.records if "cannot look" in record.getMessage()]) == 1

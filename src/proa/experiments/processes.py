@@ -77,6 +77,9 @@ class ArmProcess:
 def _child(connection: Connection, work: ArmRun, starter: int) -> None:
     if hasattr(os, "setsid"):
         os.setsid()  # Ctrl-C in a terminal goes to a whole group; here it comes once, from the starter
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A shell's `&` and nohup leave it ignored, and the starter asks by it: until the run listens, it would be lost.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     threading.Thread(target=_leave_with_starter, args=(starter,), name="proa starter", daemon=True).start()
     arm, ids = carried_out(work)
     with contextlib.suppress(BrokenPipeError), connection:  # nobody may be there any more
