@@ -10,11 +10,12 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from ..rewards.dotted import DottedPathError, resolve
 from ..spelling import did_you_mean
 from .builtin import BUILTIN, builtin_task
+from .completions import is_conversation
 from .reasoning_gym import PREFIX, ReasoningGymReward, looks_like_reasoning_gym, named_dataset
 from .task import Task, TaskError, TaskRow
 
@@ -134,16 +135,12 @@ def _row(row: Any, prompt_column: str, where: str) -> TaskRow:
 def _checked_prompt(prompt: Any, where: str) -> str | list[dict[str, str]]:
     if isinstance(prompt, str) and prompt:
         return prompt
-    if isinstance(prompt, list) and prompt and all(_is_message(message) for message in prompt):
-        return prompt
+    if is_conversation(prompt):
+        return cast("list[dict[str, str]]", prompt)
     raise TaskError(
         f"{where}: a prompt is some text, or chat messages like [{{'role': 'user', 'content': 'Hello'}}], "
         f"not {prompt!r:.60}"
     )
-
-
-def _is_message(message: Any) -> bool:
-    return isinstance(message, Mapping) and {"role", "content"} <= message.keys()
 
 
 def _reasoning_gym_name(rows: Sequence[TaskRow]) -> str:
