@@ -18,6 +18,7 @@ from ..record.reading import RunRecord, read_run
 from ..record.run_folder import read_json
 from ..record.times import is_time
 from ..terminal import Console
+from ..visible import print_visible, visible
 from .endings import told
 from .show_experiment import standing_of
 from .words import counted, day, number, written
@@ -33,14 +34,14 @@ def runs(folder: str, *, as_json: bool) -> int:
     """Exit code: 0 done, 2 wrong use."""
     root = Path(folder)
     if not root.is_dir():
-        print(f"there is no folder {root}: give the output_dir of your runs", file=sys.stderr)
+        print_visible(f"there is no folder {root}: give the output_dir of your runs", file=sys.stderr)
         return 2
     # The newest last, where one looks: by when it began, which no report and no look at it changes.
     rows = sorted((_described(root, *found) for found in _found(root, DEEPEST)), key=_order)
     if as_json:
         print(written(rows))
     elif not rows:
-        print(f"there is no run in {root}")
+        print_visible(f"there is no run in {root}")
     else:
         _show(rows)
     return 0
@@ -126,7 +127,7 @@ def _show(rows: list[dict[str, Any]]) -> None:
     """A line for each, also on a narrow terminal: scores that do not fit are left out, a long name is folded."""
     console = Console()
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    longest = max(len(row["name"]) for row in rows)
+    longest = max(len(visible(row["name"])) for row in rows)
     table.add_column("name", width=min(longest, max(24, console.width // 3)), overflow="fold")
     for column in ("status", "done", "began"):
         table.add_column(column, no_wrap=True)

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..data.experience import BufferItem, Experience, merge, split
 from ..data.loop import TrainingBatch
+from ..data.messages import Messages, is_conversation, is_message
 from ..data.state import LoopState
 from ..lifecycle.manager import Callbacks
 from ..loop import Evaluator, Saver
@@ -21,14 +22,7 @@ from ..policy.micro_batches import plan_micro_batches, take_rows
 from ..policy.optimizer import Optimizer, OptimizerSettings
 from ..policy.packing import pack, pack_lengths, packed_log_probs
 from ..spelling import did_you_mean
-from ..tasks.completions import (
-    Messages,
-    check_fits,
-    completion_tokens,
-    conversation_tokens,
-    is_conversation,
-    is_message,
-)
+from ..tasks.completions import check_fits, completion_tokens, conversation_tokens
 from ..tasks.task import Task, TaskError, TaskRow
 from .supervised import BatchOrder, ReportScores, context_of, measuring, optimizer_for, run_loop, take_step
 

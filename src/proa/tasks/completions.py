@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from ..data.messages import Messages
 from .prompts import template_text, template_tokens, text_tokens, tokenise, turn_of
 from .task import TaskError, TaskRow
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Messages: TypeAlias = list[dict[str, Any]]
 Tokens: TypeAlias = tuple[int, ...]
 
 _BEFORE = ("", "\n", "a", "0", ".", "=", ")", "Z", "é", "中")
@@ -91,16 +91,6 @@ def check_fits(prompt: int, completion: int, max_length: int | None, *, where: s
         f"{where}: the prompt ({prompt} tokens) and its {what} ({completion}) have {prompt + completion} tokens, "
         f"more than the context of {max_length}: {remedy}"
     )
-
-
-def is_conversation(value: object) -> bool:
-    """Whether something is a list of chat messages."""
-    return isinstance(value, list) and bool(value) and all(map(is_message, value))
-
-
-def is_message(value: object) -> bool:
-    """Whether something is a chat message: it says whose it is, and something or which tools it calls."""
-    return isinstance(value, Mapping) and "role" in value and ("content" in value or "tool_calls" in value)
 
 
 def _after(

@@ -12,10 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+from ..data.messages import is_conversation
 from ..rewards.dotted import DottedPathError, resolve
 from ..spelling import did_you_mean
 from .builtin import BUILTIN, builtin_task
-from .completions import is_conversation
 from .reasoning_gym import PREFIX, ReasoningGymReward, looks_like_reasoning_gym, named_dataset
 from .task import Task, TaskError, TaskRow
 

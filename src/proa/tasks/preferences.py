@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from ..data.messages import Messages, is_conversation
 from ..spelling import did_you_mean
-from .completions import Messages, Tokens, check_fits, completion_tokens, is_conversation
+from .completions import Tokens, check_fits, completion_tokens
 from .loading import _check_dataset, _find, _looks_like_a_file, _read_jsonl
 from .task import TaskError
 
