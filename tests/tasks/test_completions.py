@@ -57,6 +57,14 @@ def test_an_end_that_stands_in_the_prompt_itself_stays():
     assert pieces(tokenizer, tokens)[-2:] == ["=", "</s>"]
 
 
+def test_a_beginning_that_stands_in_the_prompt_itself_is_there_once():
+    for kind in KINDS:
+        tokenizer = tiny_tokenizer(kind)
+        tokens = tokenise(TaskRow("<s>2+2="), tokenizer, where="row 0")
+        assert pieces(tokenizer, tokens).count("<s>") == 1, kind
+        assert completion_tokens("<s>2+2=", "4", tokenizer, where="row 0")[0] == tokens, kind
+
+
 def some_texts(count, seed):
     """Pairs of texts that begin with a letter or a digit, cut anywhere: within words, before and after blanks."""
     draw = random.Random(seed)

@@ -124,6 +124,7 @@ def _row(row: Any, prompt_column: str, where: str) -> TaskRow:
         raise TaskError(
             f"{where} has no column {prompt_column!r}{did_you_mean(prompt_column, names)} (it has: "
             f"{', '.join(names) or 'none'}); the column of the prompts is chosen by prompt_column="
+            f"{'messages, for conversations to learn from' if 'messages' in row else ''}"
         )
     columns = {str(name): value for name, value in row.items() if name != prompt_column}
     for name in _TAKEN:

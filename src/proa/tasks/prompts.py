@@ -109,13 +109,17 @@ def tokenise(row: TaskRow, tokenizer: PreTrainedTokenizerBase, *, where: str) ->
 
 
 def text_tokens(text: str, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """The tokens of a text that goes on: with what the tokenizer puts before every text, not what it puts after it."""
+    """The tokens of a text that goes on: with what the tokenizer puts before every text, not what it puts after it.
+
+    A beginning that is spelt in the text too, as chat templates write it, is there once.
+    """
     encoded = tokenizer(text, return_special_tokens_mask=True)
     tokens, added = encoded["input_ids"], encoded["special_tokens_mask"]
     end = len(tokens)
     while end and added[end - 1]:  # put there by the tokenizer; one that is spelt in the text is not marked
         end -= 1
-    return tuple(map(int, tokens[:end]))
+    begin = int(end > 1 and added[0] == 1 and added[1] == 0 and tokens[0] == tokens[1])
+    return tuple(map(int, tokens[begin:end]))
 
 
 def turn_of(messages: Sequence[Mapping[str, Any]]) -> dict[str, bool]:
