@@ -8,7 +8,11 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from .visible import make_logs_visible
+
 __version__ = "0.1.0.dev0"
+
+make_logs_visible()
 
 if TYPE_CHECKING:
     from .config.experiment_config import ExperimentConfig

@@ -77,6 +77,21 @@ def test_a_prediction_says_all_that_is_known_of_a_completion(config, material):
     assert result.eval_seconds > 0
 
 
+def said_by(prompts, completions, **_):
+    """How many messages a completion has that the assistant says."""
+    assert all(prompt[0] == {"role": "user", "content": "12"} for prompt in prompts)
+    return [float(sum(message["role"] == "assistant" for message in one)) for one in completions]
+
+
+def test_a_metric_gets_messages_where_the_prompts_are_messages_as_rewards_do(config, material):
+    material.tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}>"
+    rows = [TaskRow([{"role": "user", "content": "12"}], {})]
+    scored = benchmark(config, material, rows, metric=f"{__name__}:said_by").score(version=0, step=None)
+    (row,) = scored.predictions
+    assert (row["reward"], row["error"], type(row["completion"])) == (1.0, None, str)
+    assert row["prompt"] == rows[0].prompt
+
+
 def test_just_below_what_counts_as_correct_is_not(config, material):
     predictions = benchmark(config, material, correct_at=0.6).score(version=0, step=None).predictions
     assert [row["correct"] for row in predictions] == [None, False, False]

@@ -222,6 +222,33 @@ def test_the_answer_to_messages_is_the_assistants_message():
     assert item.action_length == 3
 
 
+def test_trls_prompts_and_completions_are_learned_as_conversations():
+    asked, said = {"role": "user", "content": "1"}, {"role": "assistant", "content": "23"}
+    more = [{"role": "user", "content": "4"}, {"role": "assistant", "content": "5"}]
+    cases = [
+        ({"prompt": [asked], "completion": [said]}, "+1<end> >23<end>", "23<end>"),
+        ({"prompt": [asked], "completion": said}, "+1<end> >23<end>", "23<end>"),
+        ({"prompt": [asked], "completion": "23"}, "+1<end> >23<end>", "23<end>"),
+        ({"prompt": [asked], "completion": [said, *more]}, "+1<end> >23<end> +4<end> >5<end>", "23<end>5<end>"),
+        ({"prompt": [asked, said, more[0]], "completion": more[1:]}, "+1<end> >23<end> +4<end> >5<end>", "5<end>"),
+        ({"prompt": [asked, said], "completion": more[1:]}, "+1<end> >235<end>", "5<end>"),
+        ({"prompt": "1>", "completion": "23"}, "1>23<end>", "23<end>"),
+    ]
+    for row, text, learned in cases:
+        for options in ({}, {"answer_column": "completion"}):
+            examples = Examples(load_task([row]), chat_tokenizer(), **options)
+            assert (TOKENIZER.decode(examples[0].sequences), "".join(learned_text(examples, 0))) == (text, learned), row
+
+
+def test_an_answer_that_is_neither_text_nor_messages_is_refused():
+    refused([TaskRow("1>", {"answer": ["2"]})], r"mine, row 0: answer is some text, or messages .*not \['2'\]")
+    refused([TaskRow("1>", {"answer": {"text": "2"}})], "mine, row 0: answer is some text, or messages")
+    refused(
+        [TaskRow("1>", {"completion": [{"role": "assistant", "content": "2"}]})],
+        "mine, row 0: the prompt is text and completion is messages: give both",
+    )
+
+
 def reference_sft(model, task, steps, batch_size, seed, token_budget):
     """SFT as it was before packing, epochs and conversations: its order and its bits are kept."""
     optimizer = Optimizer(model.named_parameters(), OptimizerSettings(learning_rate=1e-2), steps)

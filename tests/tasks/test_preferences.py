@@ -135,6 +135,13 @@ GOOD = {"prompt": "p", "chosen": "a", "rejected": "b"}
             "row 1: after the prompt, chosen must be one message of the assistant, and is assistant, user",
         ),
         (
+            {
+                "chosen": [user("p"), assistant("a"), assistant("b")],
+                "rejected": [user("p"), assistant("a"), assistant("c")],
+            },
+            "row 1: both sides begin with a message of the assistant that another of it follows",
+        ),
+        (
             {"chosen": [user("p")], "rejected": [user("p"), assistant("b")]},
             "row 1: after the prompt, chosen must be one message of the assistant, and is nothing",
         ),

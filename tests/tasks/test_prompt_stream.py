@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proa.tasks import PromptStream, Task, TaskError, TaskRow, load_task
+from proa.tasks import PromptStream, Task, TaskError, TaskRow, load_task, prompts
 from proa.tasks.builtin import builtin_task
 from proa.tasks.builtin.characters import tokenizer as make_tokenizer
 
@@ -67,9 +67,9 @@ def test_a_prompt_knows_its_place_text_tokens_and_columns(task, tokenizer):
 def test_a_row_is_tokenised_once(task, tokenizer):
     calls = []
 
-    def counting(text):
+    def counting(text, **options):
         calls.append(text)
-        return tokenizer(text)
+        return tokenizer(text, **options)
 
     stream = PromptStream(task, counting, seed=3)
     for ordinal in range(50):
@@ -119,6 +119,29 @@ def test_a_prompt_that_is_too_long_is_refused_with_its_row_and_both_lengths(toke
         with pytest.raises(TaskError, match="row 0: the prompt has 5 tokens, more than the 4"):
             look()
     PromptStream(load_task([{"prompt": "1234"}]), tokenizer, seed=0, max_prompt_tokens=4).check()
+
+
+def test_every_row_is_checked_before_a_run_and_few_are_kept(tokenizer, monkeypatch):
+    monkeypatch.setattr(prompts, "KEPT_ROWS", 3)
+    rows = [TaskRow("12")] * 5
+    stream = PromptStream(Task("fit", [*rows, TaskRow("1234")]), tokenizer, seed=0, max_prompt_tokens=4)
+    stream.check()
+    assert (stream.longest, len(stream._tokens)) == (4, 3)
+    for last, words in ((TaskRow("12345"), "has 5 tokens"), (TaskRow([{"role": "user", "content": "1"}]), "template")):
+        with pytest.raises(TaskError, match=f"row 5: .*{words}"):
+            PromptStream(Task("long", [*rows, last]), tokenizer, seed=0, max_prompt_tokens=4).check()
+
+
+def test_an_over_long_prompt_in_row_20_000_is_found_before_the_run(tokenizer):
+    rows = [TaskRow("1")] * 20_000
+    stream = PromptStream(
+        Task("large", [*rows, TaskRow("12345")]), lambda text, **_: ONE[text], seed=0, max_prompt_tokens=4
+    )
+    with pytest.raises(TaskError, match="row 20000: the prompt has 5 tokens"):
+        stream.check()
+
+
+ONE = {text: {"input_ids": [1] * len(text), "special_tokens_mask": [0] * len(text)} for text in ("1", "12345")}
 
 
 def test_there_is_nothing_before_the_first_ordinal(task, tokenizer):

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
 from typing import Any
 
+from ..data.messages import in_words, is_conversation
 from ..record.secrets import redact, redact_metrics, redact_values
 
 LONGEST_TEXT = 2000
@@ -94,7 +95,7 @@ def _cell(value: Any) -> bool | int | float | str:
     if value is None:
         return ""
     if isinstance(value, Mapping | list | tuple):
-        value = json.dumps(value, default=str, ensure_ascii=False)
+        value = in_words(value) if is_conversation(value) else json.dumps(value, default=str, ensure_ascii=False)
     value = plain(value)
     return error_text(value) if isinstance(value, str) else value
 

@@ -10,6 +10,7 @@ from typing import IO, Any
 from ..lifecycle.hooks import EveryMoment, unknown_event
 from ..lifecycle.moments import MOMENTS, EventName
 from ..lifecycle.policy import ErrorPolicy, Priority
+from ..visible import in_one_line
 
 _SHOWN = (
     "episode",
@@ -63,7 +64,7 @@ class EventTracer(EveryMoment):
     def _print(self, event: EventName, payload: Mapping[str, Any]) -> None:
         items = "".join(f" {name}={_short(payload[name])}" for name in _SHOWN if payload.get(name) is not None)
         clock = f"{perf_counter() - self._begun:9.3f} s  " if self._times else ""
-        print(f"{clock}{'  ' * len(self._open)}{event}{items}", file=self._file or sys.stdout, flush=True)
+        print(f"{clock}{'  ' * len(self._open)}{event}{in_one_line(items)}", file=self._file or sys.stdout, flush=True)
 
 
 def _short(value: object) -> str:

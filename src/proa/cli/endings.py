@@ -14,6 +14,7 @@ from typing import IO, Any
 from ..errors import CallbackConfigError, ProaError, SettingError
 from ..record.reading import NoRunError
 from ..record.run_folder import RunFolderError
+from ..visible import print_visible
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 NOBODY_READS = 141
@@ -53,26 +54,30 @@ def ending(work: Callable[[], int], given: Iterable[Path | str | None] = ()) -> 
         return work()
     except ProaError as error:
         if _is_wrong_use(error):
-            print(error, file=sys.stderr)
+            print_visible(error, file=sys.stderr)
             return 2
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        print_visible(f"{type(error).__name__}: {error}", file=sys.stderr)
         for note in getattr(error, "__notes__", ()):
-            print(f"  {note}", file=sys.stderr)
+            print_visible(f"  {note}", file=sys.stderr)
         return 1
     except BrokenPipeError as error:
         if not any(map(_reader_is_gone, _streams())):  # then it is somebody else's pipe
-            traceback.print_exception(error)
+            _print_traceback(error)
             return 1
         raise
     except OSError as error:
         if error.filename is None and error.errno not in FULL:
-            traceback.print_exc()
+            _print_traceback(error)
             return 1
-        print(told(error), file=sys.stderr)
+        print_visible(told(error), file=sys.stderr)
         return 2 if error.errno not in FULL and _is_below(error, given) else 1
-    except Exception:
-        traceback.print_exc()
+    except Exception as error:
+        _print_traceback(error)
         return 1
+
+
+def _print_traceback(error: Exception) -> None:
+    print_visible("".join(traceback.format_exception(error)).rstrip("\n"), file=sys.stderr)
 
 
 def _is_wrong_use(error: ProaError) -> bool:

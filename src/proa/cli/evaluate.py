@@ -27,6 +27,7 @@ from ..record.run_folder import read_json
 from ..spelling import did_you_mean
 from ..tasks.builtin import BUILTIN
 from ..terminal import Console
+from ..visible import in_one_line, print_visible
 from .endings import ending
 from .words import counted
 
@@ -183,7 +184,10 @@ def _show(scored: Scored, folder: Path, as_json: bool) -> None:
     first_error = next((row["error"] for row in scored.predictions if row.get("error") is not None), None)
     if first_error is not None:
         count = counted(len(scored.predictions), "completion")
-        print(f"{_unscored(scored)} of {count} could not be scored; the first: {first_error}", file=sys.stderr)
+        print_visible(
+            f"{_unscored(scored)} of {count} could not be scored; the first: {in_one_line(str(first_error))}",
+            file=sys.stderr,
+        )
     if as_json:
         content: dict[str, Any] = {"model": str(folder), "metrics": result.metrics, "breakdowns": result.breakdowns}
         content |= {"rows": len(scored.predictions), "seconds": result.eval_seconds, "first_error": first_error}

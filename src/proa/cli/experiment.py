@@ -15,6 +15,7 @@ from ..config import load_experiment_config
 from ..data.results import ArmResult, ExperimentResult
 from ..experiments import Experiment
 from ..terminal import JobConsole
+from ..visible import print_visible
 from .endings import ending
 from .words import counted, duration, interval
 
@@ -36,7 +37,7 @@ def experiment(file: str, flags: Sequence[str]) -> int:
     try:
         return ending(work)
     except KeyboardInterrupt:
-        print(f"go on with {shlex.join(['proa', 'experiment', file, *flags])}", file=sys.stderr)
+        print_visible(f"go on with {shlex.join(['proa', 'experiment', file, *flags])}", file=sys.stderr)
         raise
 
 

@@ -10,6 +10,7 @@ from transformers.utils import logging as transformers_logging
 from ..config import ConfigError
 from ..policy.adapter_folder import merge_adapter_folder
 from ..policy.saved_adapter import is_adapter_folder
+from ..visible import print_visible
 from .endings import ending
 
 
@@ -25,10 +26,10 @@ def export(source: str, folder: str, base: str | None, trust_remote_code: bool) 
             raise ConfigError(f"{target} exists already: give a folder that does not")
         if not is_adapter_folder(found):
             shutil.copytree(found, target)
-            print(f"{found} has no adapter: copied to {target} as it is")
+            print_visible(f"{found} has no adapter: copied to {target} as it is")
             return 0
         merge_adapter_folder(found, target, base_folder=base, trust_remote_code=trust_remote_code)
-        print(f"merged into {target}: AutoModelForCausalLM.from_pretrained({folder!r})")
+        print_visible(f"merged into {target}: AutoModelForCausalLM.from_pretrained({folder!r})")
         return 0
 
     return ending(work, given=[source, folder, base])

@@ -7,10 +7,11 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from .. import __version__
 from ..spelling import did_you_mean
+from ..visible import print_visible, visible
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -44,8 +45,15 @@ def _run(arguments: Sequence[str] | None) -> int:
     return int(options.run(options))
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong with the words that it was given, whatever is in them."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(visible(message))
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="proa", description="Detached RL post-training of language models.")
+    parser = _Parser(prog="proa", description="Detached RL post-training of language models.")
     parser.add_argument("--version", action="version", version=f"proa {__version__}")
     parser.set_defaults(takes_flags=False)
     verbs = parser.add_subparsers(title="verbs", metavar="VERB")
@@ -163,7 +171,7 @@ def _eval(options: argparse.Namespace) -> int:
 
 def _experiment(options: argparse.Namespace) -> int:
     if _holds(options.file) == "run":
-        print(f"{options.file} is the configuration of one run: proa train {options.file}", file=sys.stderr)
+        print_visible(f"{options.file} is the configuration of one run: proa train {options.file}", file=sys.stderr)
         return 2
     from .experiment import experiment
 
@@ -180,12 +188,12 @@ def _train(options: argparse.Namespace) -> int:
     from ..config import ConfigError, load_run_config
 
     if _holds(options.file) == "experiment":
-        print(f"{options.file} is an experiment: proa experiment {options.file}", file=sys.stderr)
+        print_visible(f"{options.file} is an experiment: proa experiment {options.file}", file=sys.stderr)
         return 2
     try:
         config = load_run_config(options.file, options.flags)
     except ConfigError as error:
-        print(error, file=sys.stderr)
+        print_visible(error, file=sys.stderr)
         return 2
     from .train import train
 
@@ -247,7 +255,7 @@ def _moments(options: argparse.Namespace) -> int:
     rows = hooks_by_moment()
     if options.event is not None:
         if options.event not in rows:
-            print(f"no moment is called {options.event!r}{did_you_mean(options.event, rows)}", file=sys.stderr)
+            print_visible(f"no moment is called {options.event!r}{did_you_mean(options.event, rows)}", file=sys.stderr)
             return 2
         rows = {options.event: rows[options.event]}
     if options.json:

@@ -59,6 +59,6 @@ def _table(outcome: Replay) -> Table:
     for column in ("step", "checkpoint", "recorded", "replayed", ""):
         table.add_column(column)
     for one in outcome.compared:
-        told = "the same" if one.same else "[red]not the same[/red]"
+        told = Text("the same") if one.same else Text("not the same", style="red")
         table.add_row(str(one.step), one.name, one.recorded[:16], one.replayed[:16], told)
     return table

@@ -9,6 +9,7 @@ from ..errors import ProaError
 from ..record.durable import in_words
 from ..record.reading import NoRunError
 from ..report import REPORT_NAME, write_report
+from ..visible import print_visible
 from .endings import told
 
 
@@ -19,21 +20,21 @@ def report(path: str, output: str | None = None) -> int:
         wrong = (
             "is a folder: give a file" if target.is_dir() else f"cannot be written: there is no folder {target.parent}"
         )
-        print(f"--output {target} {wrong}", file=sys.stderr)
+        print_visible(f"--output {target} {wrong}", file=sys.stderr)
         return 2
     try:
         written, size = write_report(Path(path), target)
     except NoRunError as error:
-        print(error, file=sys.stderr)
+        print_visible(error, file=sys.stderr)
         return 2
     except ProaError as error:
-        print(error, file=sys.stderr)
+        print_visible(error, file=sys.stderr)
         return 1
     except OSError as error:
         page = target or Path(path) / REPORT_NAME
-        print(f"{_what(error, page)}: {told(error)}", file=sys.stderr)
+        print_visible(f"{_what(error, page)}: {told(error)}", file=sys.stderr)
         return 1
-    print(f"{written}: {in_words(size)}")
+    print_visible(f"{written}: {in_words(size)}")
     return 0
 
 

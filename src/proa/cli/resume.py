@@ -10,6 +10,7 @@ from ..errors import ProaError
 from ..recipes.resuming import AUTO, config_in
 from ..record.reading import NoRunError
 from ..record.run_folder import read_json
+from ..visible import print_visible
 from .endings import told
 from .train import carry_through
 
@@ -22,16 +23,16 @@ def resume(folder: str, flags: Sequence[str], checkpoint: str | None) -> int:
         config = config_in(path, flags)
         header = read_json(path / "run.json")
     except FileNotFoundError:
-        print(f"{path} is not a run's folder: there is no run.json in it", file=sys.stderr)
+        print_visible(f"{path} is not a run's folder: there is no run.json in it", file=sys.stderr)
         return 2
     except ProaError as error:
-        print(error, file=sys.stderr)
+        print_visible(error, file=sys.stderr)
         return 2
     except OSError as error:
-        print(told(error), file=sys.stderr)
+        print_visible(told(error), file=sys.stderr)
         return 2
     if header.get("status") == "completed" and checkpoint is None:
-        print(f"{path} is complete: there is nothing to go on with", file=sys.stderr)
+        print_visible(f"{path} is complete: there is nothing to go on with", file=sys.stderr)
     return carry_through(config, resume=checkpoint or AUTO)
 
 

@@ -19,6 +19,7 @@ from ..record.run_folder import read_json
 from ..record.times import is_time
 from ..statistics.words import FOUND_BEST, finding_in
 from ..terminal import Console
+from ..visible import print_visible, visible
 from .endings import told
 from .show_experiment import standing_of
 from .words import counted, day, number, written
@@ -34,14 +35,14 @@ def runs(folder: str, *, as_json: bool) -> int:
     """Exit code: 0 done, 2 wrong use."""
     root = Path(folder)
     if not root.is_dir():
-        print(f"there is no folder {root}: give the output_dir of your runs", file=sys.stderr)
+        print_visible(f"there is no folder {root}: give the output_dir of your runs", file=sys.stderr)
         return 2
     # The newest last, where one looks: by when it began, which no report and no look at it changes.
     rows = sorted((_described(root, *found) for found in _found(root, DEEPEST)), key=_order)
     if as_json:
         print(written(rows))
     elif not rows:
-        print(f"there is no run in {root}")
+        print_visible(f"there is no run in {root}")
     else:
         _show(rows)
     return 0
@@ -129,18 +130,19 @@ def _show(rows: list[dict[str, Any]]) -> None:
     """A line for each, also on a narrow terminal, where names are cut in their middle and columns left out."""
     console = Console()
     columns = {
-        "status": [str(row["status"]) for row in rows],
+        "status": [visible(str(row["status"])) for row in rows],
         "done": [_done(row) for row in rows],
         "began": [_day(row.get("started"), short=console.width < WIDE) for row in rows],
     }
     while columns and _width(columns) + LEAST_OF_NAME > console.width:
         columns.popitem()
-    longest = max(len(row["name"]) for row in rows)
+    names = [visible(row["name"]) for row in rows]
+    longest = max(map(len, names))
     of_name = max(LEAST_OF_NAME, min(longest, console.width - _width(columns) - LEAST_OF_SCORES - GAP))
     of_scores = console.width - _width(columns) - of_name - GAP
-    columns = {"name": [_shortened(row["name"], of_name) for row in rows], **columns}
+    columns = {"name": [_shortened(name, of_name) for name in names], **columns}
     if of_scores >= LEAST_OF_NAME // 2:  # else they would say nothing
-        columns["scores"] = [_cut(_scores(row), of_scores) for row in rows]
+        columns["scores"] = [_cut(visible(_scores(row)), of_scores) for row in rows]
     table = Table(box=box.SIMPLE_HEAD, padding=(0, GAP - 1, 0, 0), pad_edge=False, show_edge=False)
     for column in columns:
         table.add_column(column, no_wrap=True)

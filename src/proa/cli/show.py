@@ -24,6 +24,7 @@ from ..record.reading import QUIET_SECONDS, Process, RunRecord, read_run
 from ..record.run_folder import BrokenRecordError
 from ..record.spans import SpanRecord, trace_of
 from ..terminal import Console
+from ..visible import print_visible
 from .endings import ending
 from .show_experiment import show_experiment
 from .words import STYLES, counted, counted_of, curve, day, duration, ledger_line, number, ran, values_line, written
@@ -39,7 +40,7 @@ def show(folder: str, *, as_json: bool = False, follow: bool = False, trace: str
         try:
             return _show(Path(folder), as_json, follow, trace)
         except BrokenRecordError as error:
-            print(error, file=sys.stderr)
+            print_visible(error, file=sys.stderr)
             return 1
 
     return ending(work, given=[trace, folder])
@@ -53,7 +54,7 @@ def _show(folder: Path, as_json: bool, follow: bool, trace: str | None) -> int:
     record = read_run(folder)
     if trace is not None:
         write_private(Path(trace), json.dumps(trace_of(SpanRecord(record.folder).read())))
-        print(f"open {trace} at https://ui.perfetto.dev", file=sys.stderr)
+        print_visible(f"open {trace} at https://ui.perfetto.dev", file=sys.stderr)
     elif as_json:
         looks: Iterable[RunRecord] = _until_the_end(record) if follow else [record]
         (last,) = deque(looks, maxlen=1)

@@ -15,12 +15,14 @@ from transformers.utils import logging as transformers_logging
 from ..callbacks import ConsoleProgress
 from ..callbacks.console import sparkline
 from ..config import RunConfig
+from ..data.messages import in_words
 from ..data.state import LoopState
 from ..lifecycle.hooks import BaseCallback, Callback
 from ..lifecycle.policy import ErrorPolicy, Priority
 from ..recipes import run
 from ..record.checkpoints import CheckpointManager
 from ..terminal import JobConsole
+from ..visible import print_visible
 from .endings import ending
 from .words import counted, curve, ledger_line, values_of
 
@@ -59,7 +61,7 @@ def _say_how_to_go_on(config: RunConfig) -> None:
     last = CheckpointManager(config.folder).latest() if config.folder.exists() else None
     if last is not None:
         saved = f"{counted(last.step, 'step')} {'is' if last.step == 1 else 'are'} saved"
-        print(f"{saved}: go on with proa resume {config.folder}", file=sys.stderr)
+        print_visible(f"{saved}: go on with proa resume {config.folder}", file=sys.stderr)
 
 
 class _SayWhence(Callback):
@@ -103,7 +105,7 @@ def _show_result(console: Console, config: RunConfig) -> None:
         weights += f", version {header['policy_version']}"
     lines += [weights, f"the record is in {folder}, the final weights in {folder / 'model'}"]
     for line in lines:
-        console.print(line, highlight=False, soft_wrap=True)
+        console.print(line, soft_wrap=True)
 
 
 def _show_samples(console: Console, folder: Path, count: int = 6) -> None:
@@ -120,7 +122,7 @@ def _show_samples(console: Console, folder: Path, count: int = 6) -> None:
         table.add_column(column)
     for before, after in zip(first, last, strict=True):
         cells = (after["prompt"], before["completion"], after["completion"], after["columns"].get("answer", ""))
-        table.add_row(*(Text(str(cell)) for cell in cells))  # model output is text, never markup
+        table.add_row(*map(in_words, cells))
     console.print(table)
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import cast
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..data.experience import BufferItem, Experience, merge, split
 from ..data.loop import TrainingBatch
+from ..data.messages import Messages, is_conversation, is_message
 from ..data.state import LoopState
 from ..lifecycle.manager import Callbacks
 from ..loop import Evaluator, Saver
@@ -20,9 +22,11 @@ from ..policy.micro_batches import plan_micro_batches, take_rows
 from ..policy.optimizer import Optimizer, OptimizerSettings
 from ..policy.packing import pack, pack_lengths, packed_log_probs
 from ..spelling import did_you_mean
-from ..tasks.completions import check_fits, completion_tokens, conversation_tokens, is_conversation
+from ..tasks.completions import check_fits, completion_tokens, conversation_tokens
 from ..tasks.task import Task, TaskError, TaskRow
 from .supervised import BatchOrder, ReportScores, context_of, measuring, optimizer_for, run_loop, take_step
+
+_ANSWER, _COMPLETION = "answer", "completion"
 
 
 def fit_sft(
@@ -34,7 +38,7 @@ def fit_sft(
     batch_size: int = 32,
     epochs: int = 1,
     optimizer: OptimizerSettings | Optimizer | None = None,
-    answer_column: str = "answer",
+    answer_column: str = _ANSWER,
     train_on_prompt: bool = False,
     every_answer: bool = False,
     packing: bool = False,
@@ -54,8 +58,9 @@ def fit_sft(
     """Train `model` in place for `epochs` times `steps` steps (None: one pass over the rows).
 
     The loss is the mean over all learned tokens of a batch, whatever the micro-batches and the packing. A row is a
-    prompt and its answer, or a conversation that ends with the assistant's message; of a conversation that message
-    is learned, or with `every_answer` all of the assistant's. `eval_rows` are scored before the first step, every
+    prompt and its answer (in `answer_column`, or as TRL has it in `completion`), both text or messages; or a
+    conversation that ends with the assistant's message, of which that message is learned, or with `every_answer` all
+    of the assistant's. `eval_rows` are scored before the first step, every
     `eval_every` steps and at the end, as `eval_name`.
     """
     examples = Examples(
@@ -91,7 +96,7 @@ class Examples:
 
     task: Task
     tokenizer: PreTrainedTokenizerBase
-    answer_column: str = field(default="answer", kw_only=True)
+    answer_column: str = field(default=_ANSWER, kw_only=True)
     train_on_prompt: bool = field(default=False, kw_only=True)
     every_answer: bool = field(default=False, kw_only=True)
     max_length: int | None = field(default=None, kw_only=True)
@@ -127,25 +132,47 @@ class Examples:
         )
 
     def _tokens(self, row: TaskRow, where: str) -> tuple[tuple[int, ...], list[bool]]:
-        if self.answer_column not in row.columns and is_conversation(row.prompt):
+        column = self._column(row)
+        if column is None and is_conversation(row.prompt):
             assert not isinstance(row.prompt, str)
             return conversation_tokens(row.prompt, self.tokenizer, every_answer=self.every_answer, where=where)
-        answer = self._answer(row, where)
+        answer = self._answer(row, column, where)
         if isinstance(row.prompt, str):
+            if not isinstance(answer, str):
+                raise TaskError(
+                    f"{where}: the prompt is text and {column} is messages: give both as text, or the prompt as "
+                    "[{'role': 'user', 'content': …}]"
+                )
             prompt, completion = completion_tokens(row.prompt, answer, self.tokenizer, where=where)
             return prompt + completion, [False] * len(prompt) + [True] * len(completion)
-        messages = [*row.prompt, {"role": "assistant", "content": answer}]
-        return conversation_tokens(messages, self.tokenizer, every_answer=self.every_answer, where=where)
+        messages = [*row.prompt, *([{"role": "assistant", "content": answer}] if isinstance(answer, str) else answer)]
+        return conversation_tokens(
+            messages, self.tokenizer, every_answer=self.every_answer, given=len(row.prompt), where=where
+        )
 
-    def _answer(self, row: TaskRow, where: str) -> str:
-        answer = row.columns.get(self.answer_column)
+    def _column(self, row: TaskRow) -> str | None:
+        """Where the answer stands: in the column that is named, else in `completion`, as TRL's datasets have it."""
+        names = (self.answer_column, *((_COMPLETION,) if self.answer_column == _ANSWER else ()))
+        return next((name for name in names if name in row.columns), None)
+
+    def _answer(self, row: TaskRow, column: str | None, where: str) -> str | Messages:
+        answer = None if column is None else row.columns[column]
         if answer is None:
             near = did_you_mean(self.answer_column, row.columns)
             raise TaskError(
                 f"{where} has nothing in column {self.answer_column!r} to learn from{near} "
                 f"(it has: {', '.join(row.columns) or 'none'}); the column is chosen by answer_column="
             )
-        return str(answer)
+        if isinstance(answer, str) or is_conversation(answer):
+            return cast("str | Messages", answer)
+        if is_message(answer):
+            return [answer]
+        if isinstance(answer, bool | int | float):
+            return str(answer)
+        raise TaskError(
+            f"{where}: {column} is some text, or messages like [{{'role': 'assistant', 'content': …}}], "
+            f"not {answer!r:.60}"
+        )
 
 
 def sft_step(model: PreTrainedModel, optimizer: Optimizer, token_budget: int, *, packing: bool) -> TrainingStep:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..data.messages import in_words
 from ..record.evals import NOT_FINITE
 from .lines import lines_in, objects_in
 from .metrics import number_in
@@ -135,7 +136,7 @@ def _prediction(row: dict[str, Any]) -> dict[str, Any]:
         if value is None or key == NOT_FINITE:
             continue
         is_plain = isinstance(value, int | float | bool)
-        kept[clipped(str(key), 60)] = value if is_plain else clipped(str(value), MOST_CHARACTERS)
+        kept[clipped(str(key), 60)] = value if is_plain else clipped(in_words(value), MOST_CHARACTERS)
     return kept
 
 
@@ -147,8 +148,8 @@ def _rollout(row: dict[str, Any]) -> Rollout:
     parts = row.get("reward_parts")
     return Rollout(
         step=step if isinstance(step, int) else 0,
-        prompt=clipped(str(row.get("prompt", "")), MOST_CHARACTERS),
-        completion=clipped(str(row.get("completion", "")), MOST_CHARACTERS),
+        prompt=clipped(in_words(row.get("prompt", "")), MOST_CHARACTERS),
+        completion=clipped(in_words(row.get("completion", "")), MOST_CHARACTERS),
         reward=row.get("reward"),
         reward_parts=parts if isinstance(parts, dict) else {},
         finish_reason=str(row.get("finish_reason") or ""),

@@ -1,29 +1,14 @@
-"""Text of any origin as something to look at: nothing in it hides, moves or overwrites what stands around it."""
+"""Texts and numbers as a page shows them: short, and in words."""
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
 from ..record.times import Going
-
-# Controls, soft hyphens, marks that turn the direction of text, invisible joiners and tags, halves of characters.
-_UNSEEN = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff0-\ufffb"
-    "\ufffe\uffff\ud800-\udfff\U000e0000-\U000e0fff]"
-)
-
-
-def visible(text: str) -> str:
-    """The text with everything that is not seen, and could still act, named. Line breaks and tabs stay.
-
-    >>> visible("a\\x00b\\x1b[2J\\u202ec\\x85")
-    'a⟨U+0000⟩b⟨U+001B⟩[2J⟨U+202E⟩c⟨U+0085⟩'
-    """
-    return _UNSEEN.sub(_named, text)
+from ..visible import visible as visible
 
 
 def clipped(text: str, most: int) -> str:
@@ -133,7 +118,3 @@ def count(n: int, noun: str) -> str:
     ('1 repeat', '2,048 rows')
     """
     return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
-
-
-def _named(found: re.Match[str]) -> str:
-    return f"⟨U+{ord(found[0]):04X}⟩"  # a picture of a control would be smaller, and few fonts have them

@@ -10,8 +10,9 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from ..data.messages import is_conversation
 from ..rewards.dotted import DottedPathError, resolve
 from ..spelling import did_you_mean
 from .builtin import BUILTIN, builtin_task
@@ -137,6 +138,7 @@ def _row(row: Any, prompt_column: str, where: str) -> TaskRow:
         raise TaskError(
             f"{where} has no column {prompt_column!r}{did_you_mean(prompt_column, names)} (it has: "
             f"{', '.join(names) or 'none'}); the column of the prompts is chosen by prompt_column="
+            f"{'messages, for conversations to learn from' if 'messages' in row else ''}"
         )
     columns = {str(name): value for name, value in row.items() if name != prompt_column}
     for name in _TAKEN:
@@ -148,16 +150,12 @@ def _row(row: Any, prompt_column: str, where: str) -> TaskRow:
 def _checked_prompt(prompt: Any, where: str) -> str | list[dict[str, str]]:
     if isinstance(prompt, str) and prompt:
         return prompt
-    if isinstance(prompt, list) and prompt and all(_is_message(message) for message in prompt):
-        return prompt
+    if is_conversation(prompt):
+        return cast("list[dict[str, str]]", prompt)
     raise TaskError(
         f"{where}: a prompt is some text, or chat messages like [{{'role': 'user', 'content': 'Hello'}}], "
         f"not {prompt!r:.60}"
     )
-
-
-def _is_message(message: Any) -> bool:
-    return isinstance(message, Mapping) and {"role", "content"} <= message.keys()
 
 
 def _reasoning_gym_name(rows: Sequence[TaskRow]) -> str:

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from ..data.messages import Messages, is_conversation
 from ..spelling import did_you_mean
-from .completions import Messages, Tokens, check_fits, completion_tokens, is_conversation
+from .completions import Tokens, check_fits, completion_tokens
 from .loading import _check_dataset, _find, _looks_like_a_file, _read_jsonl
 from .task import TaskError
 
@@ -149,6 +150,11 @@ def _without_beginning(
     else:
         shared = _common_beginning(chosen, rejected)
         _check_prompt_is_shared(prompt, shared, where)
+        if shared[-1]["role"] == "assistant":
+            raise TaskError(
+                f"{where}: both sides begin with a message of the assistant that another of it follows: give the "
+                "prompt as messages; if it ends with one of the assistant's, the sides are what follows in that message"
+            )
         prompt, beginning = shared, len(shared)
     chosen, rejected = chosen[beginning:], rejected[beginning:]
     for name, side in (("chosen", chosen), ("rejected", rejected)):
@@ -177,7 +183,7 @@ def _check_prompt_is_shared(prompt: str | None, shared: Messages, where: str) ->
             f"{where}: chosen and rejected do not begin with the same messages, and there is no prompt as messages: "
             "give the prompt as [{'role': 'user', 'content': …}]"
         )
-    if prompt is not None and all(message["content"] != prompt for message in shared):
+    if prompt is not None and all(message.get("content") != prompt for message in shared):
         raise TaskError(f"{where}: the prompt, {prompt!r:.40}, is none of the messages that both sides begin with")
 
 
@@ -192,7 +198,7 @@ def _prompt(row: Mapping[Any, Any], where: str, more: str = "") -> str | Message
 
 
 def _refuse_empty(side: str | Messages, name: str, where: str) -> None:
-    text = side if isinstance(side, str) else side[0]["content"]
+    text = side if isinstance(side, str) else side[0].get("content")
     if (text is None or not str(text).strip()) and not (isinstance(side, list) and side[0].get("tool_calls")):
         raise TaskError(f"{where}: the {name} side is empty: write what was said, or leave the row out")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..data.lease import Prompt
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
 KEPT_PASSES = 3
 """Orders held in memory: leases that are open at once lie in neighbouring passes."""
+KEPT_ROWS = 20_000
+"""Rows whose tokens are kept from the check before a run; of more, a large task would fill the memory."""
 
 
 class PromptStream:
@@ -32,6 +35,7 @@ class PromptStream:
         self._seed = seed
         self._max_prompt_tokens = max_prompt_tokens
         self._tokens: dict[int, tuple[int, ...]] = {}
+        self._longest = 0
         self._orders: dict[int, list[int]] = {}
         self._lock = threading.Lock()  # makers ask at the same time; fast tokenizers bear one caller
 
@@ -45,17 +49,24 @@ class PromptStream:
         row = self._task.rows[index]
         return Prompt(ordinal, tokens, row.prompt, row.columns)
 
-    def check(self, most: int = 20_000) -> None:
-        """Tokenise every row now, or that many, so that a prompt that cannot be used is refused before the run."""
+    def check(self) -> None:
+        """Tokenise every row now: a prompt that cannot be used is refused before the run, never in its middle.
+
+        It takes a fraction of a millisecond a row. Tokens of the first `KEPT_ROWS` stay in memory; those of others are
+        made again when they are needed.
+        """
         with self._lock:
-            for index in range(min(most, len(self._task.rows))):
-                self._tokens_of(index)
+            for index in range(len(self._task.rows)):
+                if index < KEPT_ROWS:
+                    self._tokens_of(index)
+                else:
+                    self._tokenised(index)
 
     @property
     def longest(self) -> int:
         """The tokens of the longest prompt seen so far."""
         with self._lock:
-            return max(map(len, self._tokens.values()), default=0)
+            return self._longest
 
     def _order(self, pass_number: int) -> list[int]:
         if pass_number not in self._orders:
@@ -66,39 +77,89 @@ class PromptStream:
 
     def _tokens_of(self, index: int) -> tuple[int, ...]:
         if index not in self._tokens:
-            tokens = tokenise(self._task.rows[index], self._tokenizer, where=f"task {self._task.name!r}, row {index}")
-            most = self._max_prompt_tokens
-            if most is not None and len(tokens) > most:
-                raise TaskError(
-                    f"task {self._task.name!r}, row {index}: the prompt has {len(tokens)} tokens, more than the {most} "
-                    f"that the model's context leaves beside sampling.max_new_tokens: shorten it, or leave it out"
-                )
-            self._tokens[index] = tokens
+            self._tokens[index] = self._tokenised(index)
         return self._tokens[index]
+
+    def _tokenised(self, index: int) -> tuple[int, ...]:
+        tokens = tokenise(self._task.rows[index], self._tokenizer, where=f"task {self._task.name!r}, row {index}")
+        most = self._max_prompt_tokens
+        if most is not None and len(tokens) > most:
+            raise TaskError(
+                f"task {self._task.name!r}, row {index}: the prompt has {len(tokens)} tokens, more than the {most} "
+                f"that the model's context leaves beside sampling.max_new_tokens: shorten it, or leave it out"
+            )
+        self._longest = max(self._longest, len(tokens))
+        return tokens
 
 
 def tokenise(row: TaskRow, tokenizer: PreTrainedTokenizerBase, *, where: str) -> tuple[int, ...]:
-    """The tokens of a row's prompt: text as the tokenizer takes it, messages through its chat template."""
+    """The tokens of a row's prompt, as generation continues them: text as the tokenizer takes it, messages through its
+    chat template.
+
+    Nothing stands between a prompt and its completion: an end that the tokenizer puts after every text is left out, and
+    a message of the assistant at the end of a conversation is continued, where another would begin its turn.
+    """
     if isinstance(row.prompt, str):
-        tokens = tokenizer(row.prompt)["input_ids"]
+        tokens = text_tokens(row.prompt, tokenizer)
     else:
-        tokens = _through_template(row.prompt, tokenizer, where)
-    if not len(tokens):
+        tokens = template_tokens(row.prompt, tokenizer, turn_of(row.prompt), where=where)
+    if not tokens:
         raise TaskError(f"{where}: the prompt {row.prompt!r:.40} has no tokens")
-    return tuple(map(int, tokens))
+    return tokens
 
 
-def _through_template(messages: list[dict[str, str]], tokenizer: PreTrainedTokenizerBase, where: str) -> Any:
+def text_tokens(text: str, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """The tokens of a text that goes on: with what the tokenizer puts before every text, not what it puts after it.
+
+    A beginning that is spelt in the text too, as chat templates write it, is there once.
+    """
+    encoded = tokenizer(text, return_special_tokens_mask=True)
+    tokens, added = encoded["input_ids"], encoded["special_tokens_mask"]
+    end = len(tokens)
+    while end and added[end - 1]:  # put there by the tokenizer; one that is spelt in the text is not marked
+        end -= 1
+    begin = int(end > 1 and added[0] == 1 and added[1] == 0 and tokens[0] == tokens[1])
+    return tuple(map(int, tokens[begin:end]))
+
+
+def turn_of(messages: Sequence[Mapping[str, Any]]) -> dict[str, bool]:
+    """What is asked of a chat template: that it go on with the assistant's message, or begin one."""
+    is_begun = messages[-1].get("role") == "assistant"
+    return {"continue_final_message": True} if is_begun else {"add_generation_prompt": True}
+
+
+def template_tokens(
+    messages: Sequence[Mapping[str, Any]],
+    tokenizer: PreTrainedTokenizerBase,
+    asked: Mapping[str, bool],
+    *,
+    where: str,
+    what: str = "messages",
+) -> tuple[int, ...]:
+    """The tokens that the tokenizer's chat template makes of messages; if it refuses them, they are named as `what`."""
+    encoded = _through_template(messages, tokenizer, where, what, return_dict=True, **asked)
+    return tuple(map(int, encoded["input_ids"]))
+
+
+def template_text(
+    messages: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase, asked: Mapping[str, bool], *, where: str
+) -> str:
+    """The text that the tokenizer's chat template makes of messages."""
+    return str(_through_template(messages, tokenizer, where, "messages", tokenize=False, **asked))
+
+
+def _through_template(
+    messages: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase, where: str, what: str, **options: bool
+) -> Any:
     if not getattr(tokenizer, "chat_template", None):
         raise TaskError(
             f"{where}: the prompt is chat messages, and this tokenizer has no chat template: use the tokenizer of a "
             f"chat model, set tokenizer.chat_template, or give the prompts as text"
         )
     try:
-        encoded: Any = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
+        return tokenizer.apply_chat_template(list(messages), **options)  # type: ignore[arg-type, unused-ignore]
     except Exception as error:  # a template is a program of its own, and refuses with its own errors
-        raise TaskError(f"{where}: the tokenizer's chat template refuses the messages: {error}") from error
-    return encoded["input_ids"]
+        raise TaskError(f"{where}: the tokenizer's chat template refuses the {what}: {error}") from error
 
 
 def _permutation(count: int, seed: int, pass_number: int) -> list[int]:

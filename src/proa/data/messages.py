@@ -1,0 +1,51 @@
+"""Chat messages: what is one, and how a conversation reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+Messages: TypeAlias = list[dict[str, Any]]
+
+
+def is_conversation(value: object) -> bool:
+    """Whether something is a list of chat messages."""
+    return isinstance(value, list) and bool(value) and all(map(is_message, value))
+
+
+def is_message(value: object) -> bool:
+    """Whether something is a chat message: it says whose it is, and what is said or which tools are called."""
+    return isinstance(value, Mapping) and "role" in value and ("content" in value or "tool_calls" in value)
+
+
+def in_words(value: Any) -> str:
+    """A value as people read it: a conversation message by message, anything else as text.
+
+    >>> in_words([{"role": "user", "content": "2+2="}, {"role": "assistant", "content": "4"}])
+    'user: 2+2=\\nassistant: 4'
+    """
+    if not is_conversation(value):
+        return str(value)
+    return "\n".join(f"{message['role']}: {_content(message)}" for message in value)
+
+
+def _content(message: Mapping[str, Any]) -> str:
+    """What a message says: its text, or the parts that it is put together of, and the tools that it calls."""
+    content, calls = message.get("content"), message.get("tool_calls")
+    parts = [_part(part) for part in (content if isinstance(content, list) else [content])]
+    parts += [_call(call) for call in (calls if isinstance(calls, list) else [])]
+    return " ".join(filter(None, parts))
+
+
+def _part(part: object) -> str:
+    if isinstance(part, Mapping):
+        return str(part["text"]) if "text" in part else f"[{part.get('type', 'something')}]"
+    return "" if part is None else str(part)
+
+
+def _call(call: object) -> str:
+    """A call of a tool, as OpenAI's format has it or plainly."""
+    inner = call.get("function", call) if isinstance(call, Mapping) else call
+    if not isinstance(inner, Mapping):
+        return f"[calls {inner}]"
+    return f"[calls {inner.get('name')}({inner.get('arguments', '')})]"
