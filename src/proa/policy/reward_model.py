@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrai
 from ..errors import SettingError
 from ..private_files import private_writing
 from ..spelling import did_you_mean
-from .log_probs import decoder_of, hidden_states
+from .decoder_pass import decoder_of, hidden_states
 from .micro_batches import plan_micro_batches
 from .models import (
     _DTYPES,
