@@ -9,25 +9,26 @@ from __future__ import annotations
 
 import inspect
 import logging
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from ..model_trials import trial_length, trial_tokens, vectors_agree
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 log = logging.getLogger("proa.policy")
 
 
 def decoder_of(model: PreTrainedModel) -> nn.Module:
     """The model without its output head."""
-    decoder: Any = cast(Any, model).get_decoder()
-    # Llama 4's text model does not find its own, and gives itself.
-    return cast(nn.Module, decoder.model if decoder is model and hasattr(model, "lm_head") else decoder)
+    found: Any = cast(Any, model).get_decoder()
+    if found is not model and isinstance(found, PreTrainedModel):
+        return found
+    # transformers finds the model itself for Llama 4's text, and a layer of the head that is called decoder for others.
+    trunk: Any = model.base_model
+    return cast(nn.Module, trunk if trunk is not model else getattr(model, "model", model))
 
 
 def hidden_states(decoder: nn.Module, sequences_BS: torch.Tensor, mask_BS: torch.Tensor) -> torch.Tensor:

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from ..model_shape import context_length
-from ..model_trials import trial_length, trial_tokens, vectors_agree
+from ..model_trials import trial_tokens, vectors_agree
 from .decoder_pass import decoder_of, hidden_states, vocabulary_of
 from .log_probs import ActionStatistics, UnsupportedModelError, at_places, checked_mask, token_statistics
 
@@ -55,8 +55,8 @@ def shared_prompt_statistics(
 ) -> ActionStatistics:
     """What `action_statistics` says, with the prompt of each group computed once. `groups_B` are indices from 0."""
     mask_BS = checked_mask(sequences_BS, attention_mask_BS, actions)
-    check_shares_prompts(model, sequences_BS.shape[1])
     rows = lay_out(sequences_BS, mask_BS, actions, groups_B)
+    check_shares_prompts(model, rows.tokens_GL.shape[1])
     hidden_NH = _hidden_states(model, rows)[rows.predictors_N]
     mask_BA = mask_BS[:, -actions:]
     statistics_KN = token_statistics(
@@ -182,22 +182,22 @@ _longest_tried: WeakKeyDictionary[nn.Module, dict[str, int]] = WeakKeyDictionary
 
 
 def check_shares_prompts(model: PreTrainedModel, length: int) -> None:
-    """Refuse a model that does not take a mask of ours as it is, at the length of training: it would be silently wrong.
+    """Refuse a model that does not take a mask of ours as it is, in rows of `length`: it would be silently wrong.
 
-    A sliding window is refused by its name; one by another name, like GPT-Neo's, is found by trying.
+    A sliding window is refused by its name. One by another name, like GPT-Neo's, is found by trying rows as long as
+    those of training: it counts columns, and the prompt is more of them away from a completion than it was alone.
     """
     text = model.config.get_text_config()
     attention = model.config._attn_implementation
     tried = _longest_tried.setdefault(model, {})
+    length = max(16, length)
     if length <= tried.get(attention, 0):
         return
     kinds = set(getattr(text, "layer_types", None) or ()) - {"full_attention"}
     windows = getattr(text, "sliding_window", None) and not getattr(text, "layer_types", None)
     takes_positions = "position_ids" in inspect.signature(decoder_of(model).forward).parameters
-    length = trial_length(model.config, length)
-    if (
-        kinds or windows or attention not in ("sdpa", "eager") or not takes_positions or not _agrees(model, length)
-    ):  # fmt: skip
+    known_not_to = kinds or windows or attention not in ("sdpa", "eager") or not takes_positions
+    if known_not_to or not _agrees(model, length):
         raise UnsupportedModelError(
             f"{type(model).__name__} cannot share prompts: its attention ({', '.join(sorted(kinds)) or attention}) "
             "takes no mask as it is. Set optimizer.share_prompts to false"
@@ -207,18 +207,24 @@ def check_shares_prompts(model: PreTrainedModel, length: int) -> None:
 
 @torch.no_grad()
 def _agrees(model: PreTrainedModel, length: int) -> bool:
-    """Two groups with prompts of different lengths, one of two completions, of which one is short."""
-    actions = max(1, length // 2)
-    first = length - actions
-    tokens_3S = trial_tokens(vocabulary_of(decoder_of(model)), 3, length).to(model.device)
-    tokens_3S[1, :first] = tokens_3S[0, :first]
-    mask_3S = torch.ones_like(tokens_3S).bool()
-    mask_3S[1, first + (actions + 1) // 2 :] = False
-    mask_3S[2, : first // 2] = False
-    rows = lay_out(tokens_3S, mask_3S, actions, torch.tensor([0, 0, 1], device=model.device))
-    try:
-        ours_NH = _hidden_states(model, rows)[rows.predictors_N]
-    except (RuntimeError, ValueError, IndexError, UnsupportedModelError):
-        return False
-    alone_3SH = hidden_states(decoder_of(model), tokens_3S[:, :-1], mask_3S[:, :-1])
-    return vectors_agree(ours_NH, alone_3SH[:, first - 1 :][mask_3S[:, first:]])
+    """A group that takes up about `length` columns, the last of its completions short, and one with a short prompt."""
+    decoder = decoder_of(model)
+    longest = min(length * 3 // 4, context_length(model.config) or length)
+    actions = max(1, longest // 3)
+    first = longest - actions
+    count = max(2, (length - first) // max(1, actions - 1))
+    tokens_BS = trial_tokens(vocabulary_of(decoder), count + 1, longest).to(model.device)
+    tokens_BS[:count, :first] = tokens_BS[0, :first]
+    mask_BS = torch.ones_like(tokens_BS).bool()
+    mask_BS[count - 1, first + (actions + 1) // 2 :] = False
+    mask_BS[count, : first // 2] = False
+    groups_B = torch.tensor([0] * count + [1], device=model.device)
+    rows = lay_out(tokens_BS, mask_BS, actions, groups_B)
+    together_NH = _hidden_states(model, rows)[rows.predictors_N]
+    counts = mask_BS[:, first:].sum(-1).tolist()
+    for tokens_S, mask_S, ours_nH in zip(tokens_BS, mask_BS, torch.split(together_NH, counts), strict=True):
+        row = tokens_S[mask_S][None, :-1]
+        alone_SH = hidden_states(decoder, row, torch.ones_like(row).bool())[0]
+        if not vectors_agree(ours_nH, alone_SH[-len(ours_nH) :]):
+            return False
+    return True

@@ -83,7 +83,8 @@ class TrainerSide:
         self.stream = _prompts(config, self.task, self.material)
         check_causal(self.material.model)
         if config.optimizer.share_prompts:
-            check_shares_prompts(self.material.model, self.stream.longest + config.sampling.max_new_tokens)
+            longest = self.stream.longest + config.sampling.group_size * config.sampling.max_new_tokens
+            check_shares_prompts(self.material.model, min(longest, 2048))  # longer rows when there are some
         self.critic_start = _critic_start(config, self.material, self.stream)
         self.trainer: PolicyTrainer | None = None
         self._driver: Driver | None = None
