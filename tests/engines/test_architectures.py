@@ -38,8 +38,8 @@ _SIZES: dict[str, Any] = {
     "sliding_window": 5, "window_size": 5, "attention_chunk_size": 8,
     "num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "moe_num_experts": 4, "num_experts_per_tok": 2,
     "moe_k": 2, "n_group": 1, "topk_group": 1,
-    "q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "qk_head_dim": 8, "v_head_dim": 8,
-    "state_size": 4, "mamba_d_state": 4, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_n_groups": 1,
+    "q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "qk_head_dim": 8,
+    "v_head_dim": 8, "state_size": 4, "mamba_d_state": 4, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_n_groups": 1,
     "mamba_chunk_size": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 8,
     "linear_value_head_dim": 8, "prompt_length": 4, "prompt_types": 4, "segment_types": 4, "n_langs": 1,
     "hidden_size_per_layer_input": 4,
@@ -97,7 +97,7 @@ REFUSED = {
     "modernbert-decoder": (None, UNKNOWN_HEAD),
     "roberta": (None, UNKNOWN_HEAD),
 }
-OTHER_GENERATE = {"bart", "moshi", "roberta", "xlm", "whisper"}
+OTHER_GENERATE = {"moshi", "roberta", "xlm", "whisper"}
 """Whose `generate` adds tokens of its own, or has other positions than their forward pass."""
 
 
@@ -211,7 +211,7 @@ def quiet() -> Any:
 REPRESENTATIVES = (
     "bamba", "bloom", "gemma3", "gpt_neo", "llama4_text", "mamba", "mpt", "qwen3_moe", "rwkv", "xlnet", "openai-gpt",
 )  # fmt: skip
-"""A hybrid, a distance bias, several modalities, local and chunked attention, states, experts, no cache, no causality."""
+"""A hybrid, distance biases, images, local and chunked attention, states, experts, no cache, and one not causal."""
 
 
 @pytest.mark.filterwarnings("ignore")

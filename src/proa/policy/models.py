@@ -346,6 +346,6 @@ def _remove_randomness(config: PreTrainedConfig) -> None:
         if isinstance(value, PreTrainedConfig):  # MPT and DBRX keep those of their layers apart
             _remove_randomness(value)
         elif ("drop" in name or "jitter" in name) and isinstance(value, int | float) and not isinstance(value, bool):
-            setattr(text, name, 0.0)
+            setattr(text, name, type(value)(0))  # MPT's are whole numbers, and transformers refuses others
     if config.model_type == "rwkv":
         cast(Any, config).rescale_every = 0  # else evaluation divides weights in place, and they would be saved so

@@ -112,10 +112,12 @@ def save_reward_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
         raise ModelError("this reward model has an adapter: merge it before saving")
     tokenizer = _with_padding_of_its_own(tokenizer)
     state, config = model.state_dict(), copy.deepcopy(model.config)
-    config.pad_token_id = int(cast(Any, tokenizer.pad_token_id))
-    if config.pad_token_id >= config.vocab_size:
-        _add_row(state, model, config.pad_token_id + 1)
-        config.vocab_size = config.pad_token_id + 1
+    text: Any = config.get_text_config()  # of a multimodal one the part that reads tokens; else the same object
+    padding = int(cast(Any, tokenizer.pad_token_id))
+    config.pad_token_id = text.pad_token_id = padding
+    if padding >= text.vocab_size:
+        _add_row(state, model, padding + 1)
+        text.vocab_size = padding + 1
     with private_writing(Path(folder)):
         kept, model.config = model.config, config
         try:
