@@ -229,3 +229,53 @@ def test_a_folder_that_lacks_some_weights_is_refused_instead_of_drawn_at_random(
     load_model(configuration()).model.save_pretrained(tmp_path)  # the body without the head
     with pytest.raises(ModelError, match="lacks 1 of the model's weights, lm_head.weight the first"):
         load_model(tmp_path)
+
+
+MOE = {
+    "model_type": "qwen3_moe", "vocab_size": 23, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "num_experts": 2, "num_experts_per_tok": 1,
+    "moe_intermediate_size": 8,
+}  # fmt: skip
+GEMMA3 = {
+    "model_type": "gemma3_text", "vocab_size": 23, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 4,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8,
+}  # fmt: skip
+
+
+def test_keys_that_only_the_models_code_reads_are_taken_and_have_their_effect():
+    model = load_model({**MOE, "head_dim": 6, "torch_dtype": "bfloat16", "eos_token_id": 2})
+    assert model.model.layers[0].self_attn.q_proj.out_features == 2 * 6
+    model = load_model({**GEMMA3, "sliding_window_pattern": 2, "cache_implementation": "hybrid"})
+    assert model.config.layer_types == ["sliding_attention", "full_attention"] * 2
+
+
+def test_all_unknown_keys_are_named_at_once():
+    with pytest.raises(ModelError, match="a qwen3_moe configuration has no keys 'ep_size', 'zebra'; leave them out"):
+        load_model({**MOE, "ep_size": 1, "zebra": 2})
+
+
+def test_an_unknown_key_of_a_part_is_named_with_its_part():
+    inner = {key: value for key, value in GEMMA3.items() if key != "model_type"}
+    match = r"no key 'text_config\.hiden_size'; did you mean 'hidden_size'"
+    with pytest.raises(ModelError, match=match):
+        load_model({"model_type": "gemma3", "text_config": {**inner, "hiden_size": 16}})
+
+
+def test_a_configuration_that_transformers_fails_on_is_refused_in_words():
+    with pytest.raises(ModelError, match="no dbrx model has this configuration: AttributeError: .*rope_theta"):
+        load_model({"model_type": "dbrx", "d_model": 16, "n_heads": 2, "n_layers": 1, "vocab_size": 23})
+
+
+def test_dropout_of_layers_that_have_their_own_configuration_is_removed():
+    attention = {"attn_pdrop": 1}
+    sizes = {"d_model": 16, "n_heads": 2, "n_layers": 1, "vocab_size": 23, "max_seq_len": 16}
+    assert load_model({"model_type": "mpt", **sizes, "attn_config": attention}).config.attn_config.attn_pdrop == 0
+
+
+def test_evaluation_does_not_rescale_the_weights_of_rwkv_in_place():
+    sizes = {"vocab_size": 23, "hidden_size": 8, "num_hidden_layers": 8, "context_length": 16}
+    model = load_model({"model_type": "rwkv", **sizes}, seed=1)
+    before = weights_digest(weights_of(model))
+    with torch.no_grad():
+        model(input_ids=torch.tensor([[3, 4, 5]]))
+    assert weights_digest(weights_of(model)) == before

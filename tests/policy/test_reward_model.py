@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from proa.policy.models import ModelError, save_model
+from proa.policy.models import ModelError, load_model, save_model
 from proa.policy.reward_model import (
     TokenizerMismatchError,
     check_same_tokenizer,
@@ -265,3 +265,21 @@ def test_a_reward_model_with_another_tokenizer_is_refused():
     other.eos_token = "+"
     with pytest.raises(TokenizerMismatchError, match=r"another eos_token than the policy, '\+' and not '<end>'"):
         check_same_tokenizer(make_tokenizer(), other)
+
+
+GEMMA3 = {
+    "model_type": "gemma3",
+    "text_config": {
+        "vocab_size": 16, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "num_key_value_heads": 1, "head_dim": 8, "sliding_window": 4, "max_position_embeddings": 64,
+    },
+    "vision_config": {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2},
+}  # fmt: skip
+
+
+def test_a_model_of_text_and_images_becomes_a_reward_model_whose_folder_is_read_back(tmp_path):
+    model = reward_model_from(load_model(GEMMA3, seed=1), seed=1)
+    save_reward_model(model, end_is_padding(), tmp_path)  # its padding gets a row of its own in the embedding
+    loaded = load_reward_model(tmp_path)
+    assert loaded.config.get_text_config().vocab_size == 17
+    torch.testing.assert_close(sequence_scores(loaded, SEQUENCES), sequence_scores(model, SEQUENCES))

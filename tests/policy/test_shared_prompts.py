@@ -102,3 +102,30 @@ def test_a_model_with_sliding_windows_is_refused():
     model = load_model({**LLAMA, "model_type": "mistral", "sliding_window": 4}, seed=1)
     with pytest.raises(UnsupportedModelError, match="cannot share prompts.*share_prompts to false"):
         shared_prompt_statistics(model, *batch())
+
+
+GPT_NEO = {
+    "model_type": "gpt_neo", "vocab_size": 13, "hidden_size": 8, "num_layers": 2, "num_heads": 2, "window_size": 6,
+    "attention_types": [[["global", "local"], 1]], "max_position_embeddings": 64, "intermediate_size": 16,
+}  # fmt: skip
+
+
+def test_a_window_under_another_name_is_found_at_the_length_of_training():
+    """GPT-Neo's local attention is in its layers, whatever mask they are given, and is called window_size."""
+    model = load_model({**GPT_NEO, "window_size": 20}, seed=1)
+    short = batch(groups=(0, 0), prompts=(3,), lengths=(3, 2))
+    for ours, alone in zip(*both(model, *short), strict=True):  # all within the window
+        # Float32 through two layers of width 8: some 20 sums of at most 16 terms, 1e-6 of numbers below 100.
+        torch.testing.assert_close(ours, alone, rtol=1e-4, atol=1e-4)
+    long = batch(groups=(0, 0), prompts=(12,), lengths=(12, 9))
+    many = batch(groups=(0,) * 8, prompts=(3,), lengths=(4,) * 8)  # each within the window, and not the row
+    for beyond in (long, many):
+        with pytest.raises(UnsupportedModelError, match="GPTNeoForCausalLM cannot share prompts.*prompts to false"):
+            shared_prompt_statistics(model, *beyond)
+
+
+def test_completions_longer_together_than_a_model_with_a_fixed_mask_takes_are_refused_in_words():
+    model = load_model({**GPT_NEO, "attention_types": [[["global"], 2]], "max_position_embeddings": 24}, seed=1)
+    many = batch(groups=(0,) * 6, prompts=(4,), lengths=(8,) * 6)
+    with pytest.raises(UnsupportedModelError, match="prompt with all its completions is .* tokens.*context of 24"):
+        shared_prompt_statistics(model, *many)

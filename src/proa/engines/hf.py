@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..model_shape import context_length
 from .adapters import remove_adapters
 from .choice import choose
 from .protocol import Request, check_call
 from .record import Record
+from .stepping import Steps, Trials
 from .streams import uniforms
 from .weights import WeightPlaces
 
@@ -21,9 +24,10 @@ if TYPE_CHECKING:
 
 
 class HFEngine:
-    """Works for every Hugging Face causal LM. Made to be right rather than fast.
+    """Works for every Hugging Face causal LM that predicts tokens from tokens. Made to be right rather than fast.
 
-    Only prompts of one length are computed together: no padding, no mask, nothing to get wrong.
+    Only prompts of one length are computed together: no padding, no mask, nothing to get wrong. Steps through the
+    model's cache are compared with a full pass before they are relied on; a model that is wrong in both is refused.
     """
 
     def __init__(
@@ -39,14 +43,16 @@ class HFEngine:
         self._places = _places(self._model)
         self._end_ids = frozenset(end_ids)
         self._slots = slots
+        self._vocabulary = int(self._model.get_input_embeddings().weight.shape[0])
+        self._trials = Trials(self._model, self._vocabulary)
+        self._trials.is_cache_right(1)  # what cannot be run at all is refused now
 
     @property
     def context_length(self) -> int:
-        return int(self._model.config.max_position_embeddings)
+        return context_length(self._model.config) or sys.maxsize
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
-        vocabulary = self._model.config.vocab_size
-        check_call(requests, sampling, context_length=self.context_length, vocabulary=vocabulary)
+        check_call(requests, sampling, context_length=self.context_length, vocabulary=self._vocabulary)
         prompts = [request.tokens for request in requests for _ in request.seeds]
         streams_SN = uniforms([seed for request in requests for seed in request.seeds], sampling.max_new_tokens)
         record = Record(len(prompts), sampling.max_new_tokens, self._model.device)
@@ -80,11 +86,10 @@ class HFEngine:
         ends = torch.tensor(sorted(self._end_ids), dtype=torch.int64, device=device)
         inputs_BT = torch.tensor([prompts[sample] for sample in samples], device=device)
         running_B = torch.ones_like(rows_B, dtype=torch.bool)
-        cache = None
+        longest = inputs_BT.shape[1] + sampling.max_new_tokens
+        follow = Steps(self._model, cached=self._trials.is_cache_right(longest))
         for position in range(sampling.max_new_tokens):
-            outputs = self._model(input_ids=inputs_BT, past_key_values=cache, use_cache=True, logits_to_keep=1)
-            cache = outputs.past_key_values
-            tokens_B, log_probs_B = choose(outputs.logits[:, -1], streams_SN[rows_B, position], sampling)
+            tokens_B, log_probs_B = choose(follow(inputs_BT), streams_SN[rows_B, position], sampling)
             cursors_B = rows_B * sampling.max_new_tokens + position
             record.write(cursors_B[running_B], tokens_B[running_B], log_probs_B[running_B])
             running_B = running_B & ~torch.isin(tokens_B, ends)
@@ -93,7 +98,7 @@ class HFEngine:
             inputs_BT = tokens_B[:, None]
 
 
-def _copy(model: torch.nn.Module, dtype: torch.dtype | None, device: torch.device | str | None) -> torch.nn.Module:
+def _copy(model: torch.nn.Module, dtype: torch.dtype | None, device: torch.device | str | None) -> Any:
     """A copy of the model for inference; only parameters are cast, for rotary frequencies need their float32."""
     copied = copy.deepcopy(model).eval().requires_grad_(False)
     remove_adapters(copied)

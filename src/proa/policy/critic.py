@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from .log_probs import decoder_of, hidden_states
+from .decoder_pass import decoder_of, hidden_states
 
 
 class ValueHead(nn.Linear):

@@ -8,7 +8,6 @@ chunk's.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -19,6 +18,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ..errors import SettingError
+from ..model_trials import trial_length, trial_tokens, vectors_agree
+from .decoder_pass import decoder_of, hidden_states, vocabulary_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -118,23 +119,9 @@ def _at_least_float32(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
-def decoder_of(model: PreTrainedModel) -> nn.Module:
-    """The model without its output head."""
-    return cast(nn.Module, cast(Any, model).get_decoder())
-
-
-def hidden_states(decoder: nn.Module, sequences_BS: torch.Tensor, mask_BS: torch.Tensor) -> torch.Tensor:
-    """The decoder's last hidden states, with positions counted over real tokens."""
-    inputs = {
-        "input_ids": sequences_BS.masked_fill(~mask_BS, 0),  # garbage there might not even be a token
-        "attention_mask": mask_BS.long(),
-        "position_ids": (mask_BS.long().cumsum(1) - 1).clamp(min=0),
-        "use_cache": False,
-    }
-    if "position_ids" not in inspect.signature(decoder.forward).parameters:
-        del inputs["position_ids"]  # such a model derives its positions from the mask
-    hidden_BSH: torch.Tensor = decoder(**inputs)[0]
-    return hidden_BSH
+def check_causal(model: PreTrainedModel) -> None:
+    """Refuse, before anything is trained, a model whose log-probabilities cannot be had from its decoder."""
+    _checked_logits_of(model)
 
 
 def _checked_logits_of(model: PreTrainedModel) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -152,13 +139,13 @@ def _checked_logits_of(model: PreTrainedModel) -> Callable[[torch.Tensor], torch
 def _logits_of(model: PreTrainedModel, head: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
     config = model.config.get_text_config()
     factor = (getattr(config, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0)
-    cap: float | None = getattr(config, "final_logit_softcapping", None)
+    cap: float | None = getattr(config, "final_logit_softcapping", None) or getattr(config, "logits_soft_cap", None)
 
     def logits_of(hidden_nH: torch.Tensor) -> torch.Tensor:
         logits_nV: torch.Tensor = head(hidden_nH)
         if factor != 1.0:  # Cohere, Granite
             logits_nV = logits_nV * factor
-        return (logits_nV / cap).tanh() * cap if cap else logits_nV  # Gemma
+        return (logits_nV / cap).tanh() * cap if cap else logits_nV  # Gemma, RecurrentGemma
 
     return logits_of
 
@@ -168,17 +155,39 @@ _compared: WeakSet[nn.Module] = WeakSet()
 
 @torch.no_grad()
 def _compare(model: PreTrainedModel, logits_of: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """Refuse a model that does something else with its logits: training would be silently wrong."""
-    tokens = torch.tensor([[0, 1]], device=model.device)
+    """Refuse a model that looks ahead, or does something else with its logits: training would be silently wrong."""
+    decoder = decoder_of(model)
+    tokens = trial_tokens(vocabulary_of(decoder), 2, trial_length(model.config, 1)).to(model.device)
+    hidden = hidden_states(decoder, tokens, torch.ones_like(tokens).bool())
     theirs = _at_least_float32(model(input_ids=tokens, use_cache=False).logits)
-    ours = _at_least_float32(logits_of(hidden_states(decoder_of(model), tokens, torch.ones_like(tokens).bool())))
-    tolerance = 0.02 if model.dtype in (torch.bfloat16, torch.float16) else 1e-4
-    largest = float(theirs.abs().nan_to_num().max())
-    if theirs.shape != ours.shape or not torch.allclose(ours, theirs, 0.0, tolerance * largest, equal_nan=True):
+    if not _logits_agree(logits_of, hidden, theirs, model.dtype):
         raise UnsupportedModelError(
             f"{type(model).__name__} computes its logits in a way that Proa does not know: its output head applied "
             "to its decoder's hidden states gives other numbers"
         )
+    half = tokens[:, : tokens.shape[1] // 2]
+    if not vectors_agree(hidden_states(decoder, half, torch.ones_like(half).bool()), hidden[:, : half.shape[1]]):
+        remedy = ": set is_decoder to true in its configuration" if _is_encoder(model) else ""
+        raise UnsupportedModelError(
+            f"{type(model).__name__} is not causal: what it says of a token depends on those that follow{remedy}"
+        )
+
+
+def _logits_agree(
+    logits_of: Callable[[torch.Tensor], torch.Tensor], hidden: torch.Tensor, theirs: torch.Tensor, dtype: torch.dtype
+) -> bool:
+    try:
+        ours = _at_least_float32(logits_of(hidden))
+    except RuntimeError:  # the head is not made for hidden states of this width
+        return False
+    tolerance = 0.02 if dtype in (torch.bfloat16, torch.float16) else 1e-4
+    largest = float(theirs.abs().nan_to_num().max())
+    return ours.shape == theirs.shape and torch.allclose(ours, theirs, 0.0, tolerance * largest, equal_nan=True)
+
+
+def _is_encoder(model: PreTrainedModel) -> bool:
+    """Whether this is one of BERT's kind, which are causal only where their configuration says so."""
+    return getattr(model.config.get_text_config(), "is_decoder", None) is False
 
 
 def checked_mask(sequences_BS: torch.Tensor, attention_mask_BS: torch.Tensor | None, actions: int) -> torch.Tensor:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
+import inspect
 import json
+import re
+import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from os import PathLike
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -14,7 +18,15 @@ from typing import Any, Protocol, cast
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    configuration_utils,
+    modeling_rope_utils,
+)
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging as transformers_logging
 
@@ -197,8 +209,23 @@ def _from_configuration(source: Mapping[str, Any], dtype: torch.dtype) -> PreTra
     _remove_randomness(config)
     try:
         return cast(PreTrainedModel, _AUTO_MODEL.from_config(config, dtype=dtype))
-    except (ValueError, TypeError) as error:
-        raise ModelError(f"no {config.model_type} model has this configuration: {error}") from error
+    except _UNBUILDABLE as error:
+        raise ModelError(
+            f"no {config.model_type} model has this configuration: {type(error).__name__}: {error}"
+        ) from error
+
+
+_UNBUILDABLE = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What transformers raises for sizes that do not go together, and for packages that are not there."""
 
 
 def _configuration(keys: dict[str, Any]) -> PreTrainedConfig:
@@ -210,20 +237,46 @@ def _configuration(keys: dict[str, Any]) -> PreTrainedConfig:
         raise ModelError(f"transformers has no causal language model of model_type {model_type!r}{near}")
     try:
         config: PreTrainedConfig = AutoConfig.for_model(model_type, **keys)
-    except (ValueError, TypeError, StrictDataclassError) as error:
+    except (*_UNBUILDABLE, StrictDataclassError) as error:
         raise ModelError(f"no {model_type} model has this configuration: {error}") from error
     _refuse_unknown(keys, config)
     return config
 
 
-def _refuse_unknown(keys: Mapping[str, Any], config: PreTrainedConfig) -> None:
-    """transformers keeps a key that it does not know and ignores it; a default configuration shows which."""
+def _refuse_unknown(keys: Mapping[str, Any], config: PreTrainedConfig, inside: str = "") -> None:
+    """transformers keeps a key that it does not know and ignores it: keys that nothing reads are refused.
+
+    A default configuration has the most of those that are read. What it lacks may still be read by the model, like
+    the `head_dim` of a Qwen3-MoE, or by an older form of the configuration, like Gemma's `sliding_window_pattern`.
+    """
     known = set(type(config)().to_dict()) | set(config.attribute_map)
-    for key in keys:
-        if key in config.to_dict() and key not in known:
-            raise ModelError(
-                f"a {config.model_type} configuration has no key {key!r}{did_you_mean(key, known) or '; leave it out'}"
-            )
+    also_read = set(cast(Any, GenerationConfig)().to_dict()) | _NOTES
+    kept = config.to_dict()
+    unknown = [key for key in keys if key in kept and key not in known | also_read and not _is_read(key, config)]
+    if unknown:
+        hint = next(filter(None, (did_you_mean(key, known) for key in unknown)), "")
+        several, them = ("s", "them") if len(unknown) > 1 else ("", "it")
+        names = ", ".join(repr(inside + key) for key in unknown)
+        raise ModelError(
+            f"a {config.model_type} configuration has no key{several} {names}{hint or f'; leave {them} out'}"
+        )
+    for name in config.sub_configs:
+        if isinstance(keys.get(name), Mapping):
+            _refuse_unknown(keys[name], getattr(config, name), f"{inside}{name}.")
+
+
+_NOTES = {"_name_or_path", "auto_map", "task_specific_params", "torch_dtype"}
+"""What folders carry about themselves."""
+
+
+def _is_read(key: str, config: PreTrainedConfig) -> bool:
+    """Whether the code of the architecture, or what transformers does to every configuration, names the key."""
+    own = type(config).__module__
+    modules = [sys.modules[own], configuration_utils, modeling_rope_utils]
+    with suppress(ImportError):  # it needs a package that is not here, which whoever builds the model says
+        modules.append(importlib.import_module(own.replace(".configuration_", ".modeling_")))
+    named = re.compile(rf"""(config\.|kwargs\.|["']){re.escape(key)}\b""")
+    return any(named.search(inspect.getsource(module)) for module in modules)
 
 
 def _from_adapter_folder(folder: Path, dtype: str, trust_remote_code: bool) -> PreTrainedModel:
@@ -300,5 +353,9 @@ def _remove_randomness(config: PreTrainedConfig) -> None:
     """Set every dropout, layer drop and router jitter to 0."""
     text = config.get_text_config()
     for name, value in list(vars(text).items()):
-        if ("drop" in name or "jitter" in name) and isinstance(value, int | float) and not isinstance(value, bool):
-            setattr(text, name, 0.0)
+        if isinstance(value, PreTrainedConfig):  # MPT and DBRX keep those of their layers apart
+            _remove_randomness(value)
+        elif ("drop" in name or "jitter" in name) and isinstance(value, int | float) and not isinstance(value, bool):
+            setattr(text, name, type(value)(0))  # MPT's are whole numbers, and transformers refuses others
+    if config.model_type == "rwkv":
+        cast(Any, config).rescale_every = 0  # else evaluation divides weights in place, and they would be saved so

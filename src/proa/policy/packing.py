@@ -3,8 +3,11 @@
 A packed row says where a sample begins by its positions, which start again from 0. transformers (5.17 to 5.22 read)
 makes of such `position_ids`, where there is neither an attention mask nor a cache, the block-diagonal causal mask
 that the model's attention needs: boolean for sdpa, additive for eager, offsets for flash; a sliding window stays one.
-A mask of our own in four dimensions would serve sdpa alone, and without its windows. That a model does follow its
-positions is seen by trying, once per model.
+A mask of our own in four dimensions would serve sdpa alone, and without its windows.
+
+Flash attention reads offsets from the positions of a batch of one row only, and takes each of several rows for one
+sample. So there all rows go as one. That a model does follow its positions is seen by trying, with several rows of
+several samples, as long as those of training.
 """
 
 from __future__ import annotations
@@ -13,12 +16,15 @@ import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
+from transformers.utils.generic import is_flash_attention_requested
 
-from .log_probs import UnsupportedModelError, decoder_of, hidden_states, token_statistics
+from ..model_trials import trial_length, trial_tokens, vectors_agree
+from .decoder_pass import decoder_of, hidden_states, vocabulary_of
+from .log_probs import UnsupportedModelError, token_statistics
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -107,48 +113,81 @@ def packed_log_probs(model: PreTrainedModel, packed: PackedRows, *, chunk_tokens
 
     Differentiable, in float32 at least, whatever the model's dtype; the logits are never held as a whole.
     """
-    decoder = decoder_of(model)
-    _check_follows_positions(model, decoder)
+    in_one_row = _takes_one_row(model, packed.tokens_RL.shape[1])
     # Nothing follows the last column, so what it would predict is never asked for.
-    hidden_RLH = _packed_hidden_states(decoder, packed.tokens_RL[:, :-1], packed.positions_RL[:, :-1])
+    inputs = (packed.tokens_RL[:, :-1], packed.positions_RL[:, :-1], packed.samples_RL[:, :-1])
+    hidden_RLH = _packed_hidden_states(decoder_of(model), *inputs, in_one_row=in_one_row)
     learned_RL = packed.learned_RL[:, 1:]
     return token_statistics(
         model, hidden_RLH[learned_RL], packed.tokens_RL[:, 1:][learned_RL], chunk_tokens=chunk_tokens
     )[0]
 
 
-def _packed_hidden_states(decoder: nn.Module, tokens_RL: torch.Tensor, positions_RL: torch.Tensor) -> torch.Tensor:
-    hidden_RLH: torch.Tensor = decoder(input_ids=tokens_RL, position_ids=positions_RL, use_cache=False)[0]
-    return hidden_RLH
+def check_packing(model: PreTrainedModel, length: int) -> None:
+    """Refuse a model that gives samples of up to `length` tokens other hidden states in packed rows than alone."""
+    _takes_one_row(model, length)
 
 
-_follow_positions: WeakSet[nn.Module] = WeakSet()
+def _packed_hidden_states(
+    decoder: nn.Module,
+    tokens_RL: torch.Tensor,
+    positions_RL: torch.Tensor,
+    samples_RL: torch.Tensor,
+    *,
+    in_one_row: bool,
+) -> torch.Tensor:
+    if not in_one_row:
+        hidden_RLH: torch.Tensor = decoder(input_ids=tokens_RL, position_ids=positions_RL, use_cache=False)[0]
+        return hidden_RLH
+    real_RL = samples_RL >= 0
+    hidden_NH: torch.Tensor = decoder(
+        input_ids=tokens_RL[real_RL][None], position_ids=positions_RL[real_RL][None], use_cache=False
+    )[0][0]
+    places_N = real_RL.flatten().nonzero()[:, 0]
+    hidden_PH = hidden_NH.new_zeros((real_RL.numel(), hidden_NH.shape[-1]))
+    return hidden_PH.index_copy(0, places_N, hidden_NH).view(*real_RL.shape, -1)
 
 
-def _check_follows_positions(model: PreTrainedModel, decoder: nn.Module) -> None:
-    if model in _follow_positions:
-        return
-    if "position_ids" not in inspect.signature(decoder.forward).parameters or not _alone_and_packed_agree(
-        decoder, model.device
-    ):
-        raise UnsupportedModelError(
-            f"{type(model).__name__} cannot be trained on packed rows: it gives samples that share a row other hidden "
-            "states than each alone. Set packing to False"
-        )
-    _follow_positions.add(model)
+_tried: WeakKeyDictionary[nn.Module, dict[tuple[str, int], bool]] = WeakKeyDictionary()
+"""Whether a model takes its packed rows as one, by its attention and the length that was tried."""
+
+
+def _takes_one_row(model: PreTrainedModel, length: int) -> bool:
+    """Whether packed rows go through the model as one; a model that is right in neither way is refused."""
+    decoder, length = decoder_of(model), trial_length(model.config, length)
+    known, key = _tried.setdefault(model, {}), (model.config._attn_implementation, length)
+    if key in known:
+        return known[key]
+    if "position_ids" in inspect.signature(decoder.forward).parameters:
+        ways = (True,) if is_flash_attention_requested(model.config) else (False, True)
+        for in_one_row in ways:
+            if _alone_and_packed_agree(decoder, length, in_one_row, model.device):
+                known[key] = in_one_row
+                return in_one_row
+    raise UnsupportedModelError(
+        f"{type(model).__name__} cannot be trained on packed rows: it gives samples that share a row other hidden "
+        "states than each alone. Set packing to False"
+    )
 
 
 @torch.no_grad()
-def _alone_and_packed_agree(decoder: nn.Module, device: torch.device) -> bool:
-    samples = [torch.tensor([0, 1, 1, 0]), torch.tensor([1, 0, 1]), torch.tensor([0, 1])]
-    packed = pack(samples, [torch.zeros_like(sample).bool() for sample in samples], [[0, 1, 2]]).to(device)
-    together_LH = _packed_hidden_states(decoder, packed.tokens_RL, packed.positions_RL)[0]
-    alone_LH = torch.cat(
-        [
-            hidden_states(decoder, tokens[None], torch.ones_like(tokens[None]).bool())[0]
-            for tokens in (sample.to(device) for sample in samples)
-        ]
+def _alone_and_packed_agree(decoder: nn.Module, length: int, in_one_row: bool, device: torch.device) -> bool:
+    """Two rows of two samples, one of which is nearly as long as its row, and one row with padding."""
+    length = max(4, length)
+    lengths = [length // 2, length - length // 2 - 1, 2, length - 2]
+    tokens = torch.split(trial_tokens(vocabulary_of(decoder), sum(lengths)), lengths)
+    nothing = [torch.zeros_like(sample).bool() for sample in tokens]
+    packed = pack(tokens, nothing, [[0, 1], [2, 3]]).to(device)
+    alone = [sample[None].to(device) for sample in tokens]
+    try:
+        together_RLH = _packed_hidden_states(
+            decoder, packed.tokens_RL, packed.positions_RL, packed.samples_RL, in_one_row=in_one_row
+        )
+    except (RuntimeError, ValueError, IndexError):  # some have a buffer of masks, which one long row does not fit
+        return False
+    return all(
+        vectors_agree(
+            together_RLH[packed.samples_RL == sample], hidden_states(decoder, row, torch.ones_like(row).bool())[0]
+        )
+        for sample, row in enumerate(alone)
     )
-    tolerance = 0.02 if alone_LH.dtype in (torch.bfloat16, torch.float16) else 1e-4
-    largest = float(alone_LH.abs().nan_to_num().max())
-    return torch.allclose(together_LH, alone_LH, 0.0, tolerance * largest, equal_nan=True)

@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrai
 from ..errors import SettingError
 from ..private_files import private_writing
 from ..spelling import did_you_mean
-from .log_probs import decoder_of, hidden_states
+from .decoder_pass import decoder_of, hidden_states
 from .micro_batches import plan_micro_batches
 from .models import (
     _DTYPES,
@@ -110,10 +110,12 @@ def save_reward_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
         raise ModelError("this reward model has an adapter: merge it before saving")
     tokenizer = _with_padding_of_its_own(tokenizer)
     state, config = model.state_dict(), copy.deepcopy(model.config)
-    config.pad_token_id = int(cast(Any, tokenizer.pad_token_id))
-    if config.pad_token_id >= config.vocab_size:
-        _add_row(state, model, config.pad_token_id + 1)
-        config.vocab_size = config.pad_token_id + 1
+    text: Any = config.get_text_config()  # of a multimodal one the part that reads tokens; else the same object
+    padding = int(cast(Any, tokenizer.pad_token_id))
+    config.pad_token_id = text.pad_token_id = padding
+    if padding >= text.vocab_size:
+        _add_row(state, model, padding + 1)
+        text.vocab_size = padding + 1
     with private_writing(Path(folder)):
         kept, model.config = model.config, config
         try:

@@ -14,20 +14,15 @@ from __future__ import annotations
 import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 
-from .log_probs import (
-    ActionStatistics,
-    UnsupportedModelError,
-    action_statistics,
-    at_places,
-    checked_mask,
-    decoder_of,
-    token_statistics,
-)
+from ..model_shape import context_length
+from ..model_trials import trial_tokens, vectors_agree
+from .decoder_pass import decoder_of, hidden_states, vocabulary_of
+from .log_probs import ActionStatistics, UnsupportedModelError, at_places, checked_mask, token_statistics
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -60,8 +55,8 @@ def shared_prompt_statistics(
 ) -> ActionStatistics:
     """What `action_statistics` says, with the prompt of each group computed once. `groups_B` are indices from 0."""
     mask_BS = checked_mask(sequences_BS, attention_mask_BS, actions)
-    _check_supports(model)
     rows = lay_out(sequences_BS, mask_BS, actions, groups_B)
+    check_shares_prompts(model, rows.tokens_GL.shape[1])
     hidden_NH = _hidden_states(model, rows)[rows.predictors_N]
     mask_BA = mask_BS[:, -actions:]
     statistics_KN = token_statistics(
@@ -167,41 +162,69 @@ def _hidden_states(model: PreTrainedModel, rows: SharedRows) -> torch.Tensor:
             ~mask, torch.finfo(model.dtype).min
         )
     decoder: Any = decoder_of(model)
-    hidden_GLH: torch.Tensor = decoder(
-        input_ids=rows.tokens_GL, position_ids=rows.positions_GL, attention_mask=mask, use_cache=False
-    )[0]
+    try:
+        hidden_GLH: torch.Tensor = decoder(
+            input_ids=rows.tokens_GL, position_ids=rows.positions_GL, attention_mask=mask, use_cache=False
+        )[0]
+    except (RuntimeError, IndexError) as error:
+        length, context = rows.tokens_GL.shape[1], context_length(model.config)
+        if isinstance(error, torch.OutOfMemoryError) or context is None or length <= context:
+            raise
+        raise UnsupportedModelError(
+            f"{type(model).__name__} cannot share prompts here: a prompt with all its completions is {length} tokens, "
+            f"and its layers take no more than its context of {context}. Set optimizer.share_prompts to false"
+        ) from error
     return hidden_GLH
 
 
-_tried: WeakSet[nn.Module] = WeakSet()
+_longest_tried: WeakKeyDictionary[nn.Module, dict[str, int]] = WeakKeyDictionary()
+"""Up to which length a model was seen to be right, by its attention."""
 
 
-def _check_supports(model: PreTrainedModel) -> None:
-    """Refuse a model that does not take a mask of ours as it is: training would be silently wrong."""
-    if model in _tried:
-        return
+def check_shares_prompts(model: PreTrainedModel, length: int) -> None:
+    """Refuse a model that does not take a mask of ours as it is, in rows of `length`: it would be silently wrong.
+
+    A sliding window is refused by its name. One by another name, like GPT-Neo's, is found by trying rows as long as
+    those of training: it counts columns, and the prompt is more of them away from a completion than it was alone.
+    """
     text = model.config.get_text_config()
+    attention = model.config._attn_implementation
+    tried = _longest_tried.setdefault(model, {})
+    length = max(16, length)
+    if length <= tried.get(attention, 0):
+        return
     kinds = set(getattr(text, "layer_types", None) or ()) - {"full_attention"}
     windows = getattr(text, "sliding_window", None) and not getattr(text, "layer_types", None)
-    attention = model.config._attn_implementation
     takes_positions = "position_ids" in inspect.signature(decoder_of(model).forward).parameters
-    if kinds or windows or attention not in ("sdpa", "eager") or not takes_positions or not _agrees(model):
+    known_not_to = kinds or windows or attention not in ("sdpa", "eager") or not takes_positions
+    if known_not_to or not _agrees(model, length):
         raise UnsupportedModelError(
             f"{type(model).__name__} cannot share prompts: its attention ({', '.join(sorted(kinds)) or attention}) "
             "takes no mask as it is. Set optimizer.share_prompts to false"
         )
-    _tried.add(model)
+    tried[attention] = length
 
 
 @torch.no_grad()
-def _agrees(model: PreTrainedModel) -> bool:
-    _tried.add(model)  # for the call below
-    sequences = torch.tensor([[0, 1, 1, 0, 1], [0, 1, 0, 0, 1], [1, 1, 1, 1, 0]], device=model.device)
-    mask, groups = torch.ones_like(sequences).bool(), torch.tensor([0, 0, 1], device=model.device)
-    try:
-        ours = shared_prompt_statistics(model, sequences, mask, 3, groups).log_probs_BA
-    finally:
-        _tried.discard(model)
-    alone = action_statistics(model, sequences, mask, 3).log_probs_BA
-    tolerance = 0.02 if model.dtype in (torch.bfloat16, torch.float16) else 1e-4
-    return torch.allclose(ours, alone, 0.0, tolerance * float(alone.abs().nan_to_num().max()), equal_nan=True)
+def _agrees(model: PreTrainedModel, length: int) -> bool:
+    """A group that takes up about `length` columns, the last of its completions short, and one with a short prompt."""
+    decoder = decoder_of(model)
+    longest = min(length * 3 // 4, context_length(model.config) or length)
+    actions = max(1, longest // 3)
+    first = longest - actions
+    count = max(2, (length - first) // max(1, actions - 1))
+    tokens_BS = trial_tokens(vocabulary_of(decoder), count + 1, longest).to(model.device)
+    tokens_BS[:count, :first] = tokens_BS[0, :first]
+    mask_BS = torch.ones_like(tokens_BS).bool()
+    mask_BS[count - 1, first + (actions + 1) // 2 :] = False
+    mask_BS[count, : first // 2] = False
+    groups_B = torch.tensor([0] * count + [1], device=model.device)
+    rows = lay_out(tokens_BS, mask_BS, actions, groups_B)
+    together_NH = _hidden_states(model, rows)[rows.predictors_N]
+    counts = mask_BS[:, first:].sum(-1).tolist()
+    for tokens_S, mask_S, ours_nH in zip(tokens_BS, mask_BS, torch.split(together_NH, counts), strict=True):
+        row = tokens_S[mask_S][None, :-1]
+        alone_SH = hidden_states(decoder, row, torch.ones_like(row).bool())[0]
+        if not vectors_agree(ours_nH, alone_SH[-len(ours_nH) :]):
+            return False
+    return True

@@ -19,6 +19,7 @@ from ..data.results import EvalResult
 from ..data.sampling import Completion, Sampling
 from ..engines import build_engine
 from ..engines.protocol import Engine, Request
+from ..model_shape import context_length
 from ..policy.whole import whole_weights
 from ..rewards import InlineRewards
 from ..rewards.score import Score
@@ -193,12 +194,12 @@ def _task_id(row: TaskRow, place: int) -> str:
 
 def _room(material: Material, longest: int) -> int:
     """What is left of the context, where nobody says how long completions may be."""
-    context = getattr(material.model.config, "max_position_embeddings", None)
+    context = context_length(material.model.config)
     return DEFAULT_NEW_TOKENS if context is None else max(1, min(DEFAULT_NEW_TOKENS, context - longest))
 
 
 def _check_room(section: EvalSection, material: Material, longest: int) -> None:
-    context = getattr(material.model.config, "max_position_embeddings", None)
+    context = context_length(material.model.config)
     if context is not None and longest > context:
         raise ConfigError(
             f"eval {section.name}: its longest prompt with max_new_tokens is {longest} tokens, and the model's context "

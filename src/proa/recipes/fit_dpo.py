@@ -17,7 +17,7 @@ from ..data.state import LoopState
 from ..lifecycle.manager import Callbacks
 from ..loop import Evaluator, Saver
 from ..maths.preferences import PreferenceLoss, dpo_sigmoid, ipo, log_ratios
-from ..policy.log_probs import action_statistics
+from ..policy.log_probs import action_statistics, check_causal
 from ..policy.optimizer import Optimizer, OptimizerSettings
 from ..spelling import did_you_mean
 from ..tasks.preferences import PreferencePair, TokenisedPair
@@ -84,6 +84,7 @@ def fit_dpo(
         raise SupervisedError("reference_free has no reference: leave out one of the two")
     order = BatchOrder(len(pairs), batch_size, steps, epochs, seed)
     max_length = context_of(model, max_length)
+    check_causal(model)
 
     def loss_over(tokenised: Mapping[int, TokenisedPair]) -> PairLoss:
         known = None if reference_free else ReferenceLogProbs(model, reference, tokenised, token_budget)

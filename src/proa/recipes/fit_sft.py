@@ -17,10 +17,10 @@ from ..data.state import LoopState
 from ..lifecycle.manager import Callbacks
 from ..loop import Evaluator, Saver
 from ..loop.supervised import TrainingStep
-from ..policy.log_probs import action_statistics
+from ..policy.log_probs import action_statistics, check_causal
 from ..policy.micro_batches import plan_micro_batches, take_rows
 from ..policy.optimizer import Optimizer, OptimizerSettings
-from ..policy.packing import pack, pack_lengths, packed_log_probs
+from ..policy.packing import check_packing, pack, pack_lengths, packed_log_probs
 from ..spelling import did_you_mean
 from ..tasks.completions import check_fits, completion_tokens, conversation_tokens
 from ..tasks.task import Task, TaskError, TaskRow
@@ -74,6 +74,9 @@ def fit_sft(
     order = BatchOrder(len(task.rows), batch_size, steps, epochs, seed)
     for row in order.drawn():
         examples[row]  # what cannot be learned from is refused before the first step
+    check_causal(model)
+    if packing:
+        check_packing(model, max(len(examples[row].sequences) for row in order.drawn()))
     if eval_rows is not None:
         held_out = eval_rows if isinstance(eval_rows, Task) else Task("eval_rows", eval_rows)
         score = held_out_loss(model, examples.of(held_out), token_budget)

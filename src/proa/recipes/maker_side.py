@@ -13,6 +13,7 @@ from ..config import ConfigError, RunConfig
 from ..data.sampling import Sampling
 from ..engines import build_engine
 from ..lifecycle.hooks import BaseCallback
+from ..model_shape import context_length
 from ..policy.models import ModelError
 from ..policy.reward_model import check_same_tokenizer, load_reward_model, sequence_scores
 from ..policy.whole import WholeWeights
@@ -80,7 +81,7 @@ def reward_model_for(config: RunConfig, material: Material, longest_prompt: int,
         folder, dtype=own.dtype, device=own.device, trust_remote_code=own.trust_remote_code
     )  # fmt: skip
     check_same_tokenizer(material.tokenizer, load_tokenizer(folder, own.trust_remote_code))
-    context = getattr(model.config, "max_position_embeddings", None)
+    context = context_length(model.config)
     longest = longest_prompt + config.sampling.max_new_tokens
     if context is not None and longest > context:
         raise ModelError(

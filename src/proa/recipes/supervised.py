@@ -21,6 +21,7 @@ from ..lifecycle.manager import Callbacks
 from ..loop import Evaluator, Saver, SupervisedLoop
 from ..loop.supervised import TrainingStep
 from ..maths.preferences import PreferenceLoss
+from ..model_shape import context_length
 from ..policy.micro_batches import plan_micro_batches
 from ..policy.optimizer import Optimizer, OptimizerSettings
 from ..tasks.preferences import PreferencePair, TokenisedPair, tokenise_pair
@@ -82,7 +83,7 @@ class BatchOrder:
 
 def context_of(model: PreTrainedModel, max_length: int | None) -> int | None:
     """How many tokens a sequence may have: as the user says, within what the model was made for."""
-    context: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    context = context_length(model.config)
     if max_length is None or context is None:
         return max_length if context is None else context
     if max_length > context:

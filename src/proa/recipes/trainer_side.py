@@ -16,10 +16,13 @@ from ..data.results import EvalResult
 from ..data.state import LoopState
 from ..lifecycle.hooks import BaseCallback
 from ..lifecycle.manager import CallbackManager
+from ..model_shape import context_length
 from ..policy.critic import Critic, critic_from_reward_model, separate_critic, shared_critic
+from ..policy.log_probs import check_causal
 from ..policy.lora import add_lora, trained_weights
 from ..policy.models import weights_digest
 from ..policy.optimizer import OptimizerSettings
+from ..policy.shared_prompts import check_shares_prompts
 from ..policy.whole import all_parameters
 from ..roles.grpo_trainer import DetachedGRPOTrainer
 from ..roles.lease_book import LeaseBook
@@ -78,6 +81,10 @@ class TrainerSide:
         self.task = load_training_task(config, given)
         self.material = load_material(config, given)
         self.stream = _prompts(config, self.task, self.material)
+        check_causal(self.material.model)
+        if config.optimizer.share_prompts:
+            longest = self.stream.longest + config.sampling.group_size * config.sampling.max_new_tokens
+            check_shares_prompts(self.material.model, min(longest, 2048))  # longer rows when there are some
         self.critic_start = _critic_start(config, self.material, self.stream)
         self.trainer: PolicyTrainer | None = None
         self._driver: Driver | None = None
@@ -285,7 +292,7 @@ def _optimizer_settings(config: RunConfig, **changes: Any) -> OptimizerSettings:
 
 
 def _room_for_prompts(model: PreTrainedModel, max_new_tokens: int) -> int | None:
-    context = getattr(model.config, "max_position_embeddings", None)
+    context = context_length(model.config)
     if context is not None and context <= max_new_tokens:
         raise ConfigError(
             f"sampling.max_new_tokens={max_new_tokens} leaves no room for a prompt in the context of {context} tokens"
