@@ -120,8 +120,8 @@ def test_the_book_of_a_long_run_is_no_larger_than_that_of_a_short_one(tmp_path):
 
 def describe(book):
     return (
-        book._admitted, book._versions, book._next, book._consumed_ahead, sorted(book._open.with_nobody), sorted(book._open.asked),
-        list(book._arrived), book.ledger.as_dict(), book._episode,
+        book._admitted, book._versions, book._next, book._consumed_ahead, sorted(book._open.with_nobody),
+        sorted(book._open.asked), list(book._arrived), book.ledger.as_dict(), book._episode,
     )  # fmt: skip
 
 
