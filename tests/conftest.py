@@ -1,5 +1,7 @@
 """Shared by all tests."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,16 @@ FIRST = ("tests/integration", "tests/chaos", "tests/experiments", "tests/recipes
 @pytest.fixture(scope="session")
 def repository() -> Path:
     return Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="session")
+def bfloat16() -> str:
+    """The dtype, where this processor multiplies matrices of it: some end the whole process instead."""
+    product = "import torch; x = torch.ones(40, 40, dtype=torch.bfloat16, requires_grad=True); (x @ x).sum().backward()"
+    probe = subprocess.run([sys.executable, "-c", product], capture_output=True, timeout=120, check=False)
+    if probe.returncode:
+        pytest.skip(f"this processor cannot multiply matrices in bfloat16 (exit code {probe.returncode})")
+    return "bfloat16"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -351,5 +351,5 @@ def test_a_run_of_no_steps_nothing_to_train_and_float16_are_refused():
         optimizer_of(parameters(), total_steps=0)
     with pytest.raises(OptimizerError, match="no parameter requires a gradient"):
         optimizer_of({"a": torch.nn.Parameter(torch.zeros(1), requires_grad=False)})
-    with pytest.raises(OptimizerError, match="layer.weight is float16, in which epsilon is 0"):
+    with pytest.raises(OptimizerError, match="layer.weight is float16, in which small gradients are 0"):
         optimizer_of(parameters(torch.float16))

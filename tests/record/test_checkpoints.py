@@ -49,6 +49,47 @@ def folders(run: Path) -> list[str]:
     return inside(run / "checkpoints")
 
 
+class CountingDisk(QuickDisk):
+    """Counts the bytes that are read of the manifest."""
+
+    def __init__(self) -> None:
+        self.bytes_read = 0
+
+    def chunks(self, path):
+        for chunk in super().chunks(path):
+            self.bytes_read += len(chunk) if path.suffix == ".jsonl" else 0
+            yield chunk
+
+
+def test_a_save_costs_the_same_however_many_there_were_before(tmp_path):
+    """The manifest names every checkpoint that there ever was: it is not read again for each new one."""
+    disk = CountingDisk()
+    manager = CheckpointManager(tmp_path, keep_last=2, keep_best=("reward", "max"), disk=disk)
+    read = []
+    for step in range(1, 21):
+        manager.save(row(step, metrics={"reward": -step}), write)
+        read.append(disk.bytes_read)
+    assert read[-1] == read[0]
+    assert manager.rows == CheckpointManager(tmp_path).rows
+    assert names(manager) == ["step_1", "step_19", "step_20"]
+
+
+def test_what_somebody_else_wrote_into_the_manifest_is_seen(tmp_path):
+    manager, other = saved(tmp_path, row(1)), manager_of(tmp_path)
+    assert names(other) == ["step_1"]
+    other.save(row(2), write)
+    assert names(manager) == ["step_1", "step_2"]
+    (tmp_path / "checkpoints.jsonl").unlink()
+    assert names(manager) == names(other) == []
+
+
+def test_rows_that_were_asked_for_do_not_change_with_later_ones(tmp_path):
+    manager = saved(tmp_path, row(1, final=True))
+    asked = manager.rows
+    manager.save(row(2), write)
+    assert (asked[0].final, manager.rows[0].final) == (True, False)
+
+
 # What a save leaves.
 
 

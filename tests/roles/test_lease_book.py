@@ -138,13 +138,13 @@ def test_admission_as_in_the_worked_example():
     versions = []
     for episode in range(4):
         book.start_episode(episode)
-        versions.append(list(book._versions))
+        versions.append(dict(book._versions))
         for lease_id in range(2 * episode, 2 * episode + 2):
             lease = book.next_lease("m")
             assert lease.id == lease_id
             book.deliver(fulfil(lease), "m")
         book.settle(book.take_step())
-    assert versions == [[0, 0, 0, 0], [0, 0, 0, 0, 1, 1], [0, 0, 0, 0, 1, 1, 2, 2], [0, 0, 0, 0, 1, 1, 2, 2]]
+    assert versions == [{0: 0, 1: 0, 2: 0, 3: 0}, {2: 0, 3: 0, 4: 1, 5: 1}, {4: 1, 5: 1, 6: 2, 7: 2}, {6: 2, 7: 2}]
 
 
 def test_staleness_zero_is_synchronous():

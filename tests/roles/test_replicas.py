@@ -147,6 +147,24 @@ def test_several_trainers_make_the_steps_that_one_makes(model, name, params, set
         assert all(torch.equal(a, b) for a, b in zip(parameters(first), parameters(other), strict=True))
 
 
+@pytest.mark.parametrize(("name", "settings"), [("grpo", {}), ("ppo", {"critic": "separate"})])
+def test_in_bfloat16_several_trainers_have_the_same_float32_weights_and_the_gradient_of_one(name, settings, bfloat16):
+    """Each pass gives gradients rounded to 2^-9; which rows it has differs, so that is how far they may differ, of the
+    largest. What is added up over micro-batches and trainers is float32, as its numbers show."""
+    half = load_model(CONFIG, dtype=bfloat16, seed=3)
+    steps = [items(5, seed=2)]
+    alone, _ = fit(half, Alone(), steps, build_algorithm(name), **settings)
+    trainers = [future.result()[0] for future in in_threads(3, lambda seat: fit(
+        half, seat, steps, build_algorithm(name), **settings))]  # fmt: skip
+    first, *others = map(parameters, trainers)
+    assert any(not torch.equal(one.grad, one.grad.to(torch.bfloat16).float()) for one in first)
+    for ours, theirs in zip(first, parameters(alone), strict=True):
+        assert ours.dtype == ours.grad.dtype == torch.float32
+        assert (ours.grad - theirs.grad).abs().max() <= 0.05 * max(float(one.grad.abs().max()) for one in first)
+    for other in others:
+        assert all(torch.equal(a, b) and torch.equal(a.grad, b.grad) for a, b in zip(first, other, strict=True))
+
+
 def test_a_batch_with_fewer_groups_than_trainers_is_trained_all_the_same(model):
     """As filtering may leave it: the one without a group adds nothing, and steps with the others."""
     algorithm = build_algorithm("grpo")

@@ -43,7 +43,7 @@ class ConsoleProgress(Callback):
         from ..terminal import JobConsole
 
         self._begun = perf_counter()
-        self._history: list[float] = []
+        self._curve = Curve()
         self._evals: dict[str, str] = {}
         self._last_line = ""
         console = self._console = self._console or JobConsole()
@@ -57,7 +57,7 @@ class ConsoleProgress(Callback):
         if state.exception is not None:
             return
         if "loss" in metrics:
-            self._history.append(float(metrics["loss"]))
+            self._curve.add(float(metrics["loss"]))
         if self._live is not None:
             self._live.update(self._panel(state, metrics))
             return
@@ -98,13 +98,45 @@ class ConsoleProgress(Callback):
         if state.num_steps:
             rows.append(ProgressBar(total=state.num_steps, completed=state.global_step))
         rows.append(Text(self._values(metrics) or "waiting for the first step"))
-        if len(self._history) > 1:
-            rows.append(Text(f"loss {sparkline(self._history)}", style="cyan"))
+        if len(self._curve.points) > 1:
+            rows.append(Text(f"loss {sparkline(self._curve.points)}", style="cyan"))
         rows += [Text(f"eval {in_one_line(name)}: {values}") for name, values in self._evals.items()]
         grid = Table.grid(expand=True)
         for row in rows:
             grid.add_row(row)
         return Panel(grid, title="proa", title_align="left")
+
+
+class Curve:
+    """A run of any length in at most twice `CURVE_POINTS` points, each the mean of as many steps as the others.
+
+    >>> curve = Curve(most=4)
+    >>> for value in (1.0, 3.0, 5.0, 7.0, 9.0): curve.add(value)
+    >>> curve.points
+    [2.0, 6.0, 9.0]
+    """
+
+    def __init__(self, most: int = 2 * CURVE_POINTS) -> None:
+        self._most = most
+        self._steps = 1  # of a point
+        self._points: list[float] = []
+        self._open: list[float] = []
+
+    def add(self, value: float) -> None:
+        self._open.append(value)
+        if len(self._open) < self._steps:
+            return
+        self._points.append(sum(self._open) / len(self._open))
+        self._open = []
+        if len(self._points) == self._most:
+            pairs = zip(self._points[::2], self._points[1::2], strict=True)
+            self._points = [(one + other) / 2 for one, other in pairs]
+            self._steps *= 2
+
+    @property
+    def points(self) -> list[float]:
+        """The last of them is of the steps that have come since the one before."""
+        return self._points + ([sum(self._open) / len(self._open)] if self._open else [])
 
 
 def sparkline(values: Sequence[float], width: int = CURVE_POINTS) -> str:

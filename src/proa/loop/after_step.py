@@ -134,7 +134,7 @@ class AfterStep:
         saver: Saver | None,
         loop_state: LoopStateDict = dict,
     ) -> None:
-        self.rows: list[ManifestRow] = []
+        self._rows: dict[str, ManifestRow] = {}
         self._life = life
         self._state = life.state
         self._evaluators = evaluators
@@ -147,6 +147,11 @@ class AfterStep:
         if saver is not None:
             saver.attach(loop_state)
             self._state.checkpoint_mgr = saver.manager
+
+    @property
+    def rows(self) -> list[ManifestRow]:
+        """Of the checkpoints that this loop has saved, in their order."""
+        return list(self._rows.values())
 
     def state_dict(self) -> dict[str, Any]:
         return {"evaluated_at": dict(self._evaluated_at)}
@@ -272,4 +277,5 @@ class AfterStep:
 
     def _note(self, row: ManifestRow) -> None:
         """A row of a name that is there already takes its place."""
-        self.rows = [other for other in self.rows if other.name != row.name] + [row]
+        self._rows.pop(row.name, None)
+        self._rows[row.name] = row

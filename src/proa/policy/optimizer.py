@@ -1,7 +1,8 @@
-"""AdamW with a schedule and clipping, whose steps a non-finite number can stop but never poison."""
+"""AdamW on float32 weights, with a schedule and clipping; a non-finite number can stop its steps, never poison them."""
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,9 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from ..errors import ProaError, SettingError
 from ..spelling import did_you_mean
+from .master_weights import MasterWeights
+
+log = logging.getLogger("proa.policy")
 
 Schedule: TypeAlias = Literal["constant", "linear", "cosine"]
 
@@ -98,7 +102,16 @@ class StepOutcome:
 
 
 class Optimizer:
-    """AdamW over named parameters. A step whose loss or gradient is not finite changes neither weights nor moments."""
+    """AdamW over named parameters. A step whose loss or gradient is not finite changes neither weights nor moments.
+
+    Weights that are trained, their moments and the sums of their gradients are float32 at least; parameters in less get
+    the weights rounded after each step. So gradients are taken by `backward`, which adds them up:
+
+        optimizer.zero_grad()
+        for part in losses:                 # of micro-batches
+            optimizer.backward(part)
+        optimizer.step()
+    """
 
     def __init__(
         self, parameters: Iterable[tuple[str, nn.Parameter]], settings: OptimizerSettings, total_steps: int
@@ -109,21 +122,34 @@ class Optimizer:
         self.steps = 0
         self.skipped_steps = 0
         self.skipped_in_a_row = 0
-        self._parameters = _trainable(parameters)
+        self._weights = MasterWeights(_trainable(parameters))
+        self._parameters = self._weights.stepped
         self._adam = _adam(list(self._parameters.values()), settings)
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """Those that are trained, in the order of their names' first mention."""
+        """Those that are stepped, with their gradients, in the order of their names' first mention: the model's own, or
+        float32 weights where the model's are less."""
         return list(self._parameters.values())
 
+    @property
+    def masters(self) -> dict[str, torch.Tensor]:
+        """The float32 weights of parameters that are less in the model, by name; empty for a model in float32."""
+        return self._weights.tensors
+
     def zero_grad(self) -> None:
-        self._adam.zero_grad()
+        self._weights.zero_grad()
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Add the gradient of a loss to what is there."""
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._weights.gather_gradients()
 
     def step(self, loss_is_finite: bool = True) -> StepOutcome:
         """One update from the gradients as they are, or none; either way the schedule goes on."""
         learning_rate = learning_rate_at(self.steps, self.settings, self.total_steps)
         self.steps += 1
+        self._weights.gather_gradients()  # of whoever called `loss.backward()` instead
         gradients = [parameter.grad for parameter in self._parameters.values() if parameter.grad is not None]
         norm = get_total_norm(gradients, foreach=False)
         grad_norm = float(norm)
@@ -133,7 +159,9 @@ class Optimizer:
             clip_grads_with_norm_(self._parameters.values(), self.settings.max_grad_norm, norm, foreach=False)
         for group in self._adam.param_groups:
             group["lr"] = learning_rate
+        self._weights.follow_model()
         self._adam.step()
+        self._weights.round_into_model()
         self.skipped_in_a_row = 0
         return StepOutcome(grad_norm, learning_rate, None)
 
@@ -160,7 +188,7 @@ class Optimizer:
     def state_dict(self) -> dict[str, Any]:
         """Everything a resumed run needs to go on bit for bit; settings stay the user's.
 
-        The moments are the optimizer's own, not copies: save them before the next step.
+        Moments and masters are the optimizer's own, not copies: save them before the next step.
         """
         state = self._adam.state_dict()["state"]
         return {
@@ -169,11 +197,23 @@ class Optimizer:
             "skipped_in_a_row": self.skipped_in_a_row,
             "parameters": list(self._parameters),
             "moments": {name: state[index] for name, index in self._indices().items() if index in state},
+            "masters": self.masters,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state, which must be of parameters of the same names and shapes."""
+        """Go on from a saved state, which must be of parameters of the same names, shapes and dtypes.
+
+        A state of version 0.1 has no masters: they begin as the model's weights, which must be loaded before.
+        """
         self._check_fits(state)
+        if "masters" in state:
+            self._weights.load(state["masters"])
+        elif self.masters:
+            log.warning(
+                "this checkpoint was trained in bfloat16 without float32 weights, as version 0.1 did: small steps were "
+                "rounded away. The run goes on from the weights as they are, with float32 weights from here on"
+            )
+            self._weights.copy_model()
         indices = self._indices()
         moments = {
             indices[name]: {key: tensor.clone() for key, tensor in tensors.items()}
@@ -193,6 +233,25 @@ class Optimizer:
                 raise OptimizerError(
                     f"the saved optimizer state does not fit: {name} was {tuple(saved)} and is {tuple(ours)}"
                 )
+        self._check_masters_fit(state.get("masters", self.masters))
+
+    def _check_masters_fit(self, saved: Mapping[str, torch.Tensor]) -> None:
+        if missing := self.masters.keys() - saved.keys():
+            raise OptimizerError(
+                f"the saved optimizer state does not fit: the float32 weights of {min(missing)} are missing, which the "
+                "model has in less now; give model.dtype as it was"
+            )
+        if more := saved.keys() - self.masters.keys():
+            raise OptimizerError(
+                f"the saved optimizer state does not fit: it has float32 weights of {min(more)} beside the model's, "
+                "which was in less then; give model.dtype as it was"
+            )
+        for name, master in self.masters.items():
+            if saved[name].shape != master.shape:
+                raise OptimizerError(
+                    f"the saved optimizer state does not fit: {name} was {tuple(saved[name].shape)} and is "
+                    f"{tuple(master.shape)}"
+                )
 
     def _indices(self) -> dict[str, int]:
         """torch numbers parameters through its groups; names hold whatever the order."""
@@ -208,7 +267,7 @@ def _trainable(parameters: Iterable[tuple[str, nn.Parameter]]) -> dict[str, nn.P
         raise OptimizerError("nothing to train: no parameter requires a gradient")
     for name, parameter in trainable.items():
         if parameter.dtype == torch.float16:
-            raise OptimizerError(f"{name} is float16, in which epsilon is 0; train in bfloat16 or float32")
+            raise OptimizerError(f"{name} is float16, in which small gradients are 0; train in bfloat16 or float32")
     return trainable
 
 

@@ -22,7 +22,8 @@ def whole_weights(model: PreTrainedModel) -> Mapping[str, torch.Tensor]:
 
 
 def all_parameters(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """What the run's digest is over: all weights, and the adapter's beside its base's."""
+    """What the run's digest is over: all weights, and the adapter's beside its base's; those that are trained are there
+    in float32, from the optimizer, where the model has them in less."""
     return {**base_weights(model), **adapter_weights(model)} if has_lora(model) else weights_of(model)
 
 

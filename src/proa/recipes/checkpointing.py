@@ -1,7 +1,7 @@
 """What is in a run's checkpoints, and who writes them.
 
 checkpoints/step_40/model/           the policy, as others load it
-                    state/trainer/   loop, place, open batches, lease book, optimizers, critic
+                    state/trainer/   loop, place, open batches, lease book, optimizers with float32 weights, critic
                     state/weights/   the published versions that open leases may name
                     state/run/       callbacks, random streams, lengths of the record's files, threads, libraries
 """

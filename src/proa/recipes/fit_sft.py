@@ -190,7 +190,7 @@ def sft_step(model: PreTrainedModel, optimizer: Optimizer, token_budget: int, *,
         loss = 0.0
         for log_probs in parts_of(model, experience, token_budget):
             part = -log_probs.sum() / tokens
-            part.backward()  # type: ignore[no-untyped-call]
+            optimizer.backward(part)
             loss += float(part.detach())
         return take_step(optimizer, loss) | {"tokens": float(tokens)}
 

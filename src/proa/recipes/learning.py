@@ -116,6 +116,7 @@ class SupervisedRun:
         self.model: PreTrainedModel = self.material.model
         self.state: LoopState | None = None
         self._driver: DriverSide | None = None
+        self._optimizer: Optimizer | None = None
         self._given = given.evaluators
         self.evaluators = self._generating_evaluators()
         if self.listeners.makers:
@@ -124,7 +125,7 @@ class SupervisedRun:
     def train(self, folder: RunFolder, resumption: Resumption | None, interruption: Interruption) -> TrainState:
         torch.set_num_threads(self.config.threads)
         self._prepare(folder.path, resumption)
-        optimizer = Optimizer(
+        self._optimizer = optimizer = Optimizer(
             self.model.named_parameters(),
             _optimizer_settings(self.config),
             self.config.total_steps * self.config.train_epochs,
@@ -222,11 +223,11 @@ class SupervisedRun:
         return self.state is not None
 
     def summary(self) -> dict[str, Any]:
-        if self.state is None:
+        if self.state is None or self._optimizer is None:
             return {}
         return {
             **state_summary(self.state, [section.name for section in self.config.eval], self.manager.errors),
-            "weights_digest": weights_digest(all_parameters(self.model)),
+            "weights_digest": weights_digest(all_parameters(self.model) | self._optimizer.masters),
         }
 
     # -- the three kinds -----------------------------------------------------------------------------

@@ -214,7 +214,7 @@ def pair_step(optimizer: Optimizer, loss_of: PairLoss, token_budget: int) -> Tra
         sums: dict[str, float] = {}
         for micro in whole.micro_batches(token_budget):
             outcome = loss_of(micro)
-            (outcome.preference.loss_N.sum() / len(whole.pairs)).backward()  # type: ignore[no-untyped-call]
+            optimizer.backward(outcome.preference.loss_N.sum() / len(whole.pairs))
             for name, values_N in _described(outcome).items():
                 sums[name] = sums.get(name, 0.0) + float(values_N.sum())
         means = {name: total / len(whole.pairs) for name, total in sums.items()}

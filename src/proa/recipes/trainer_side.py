@@ -183,7 +183,7 @@ class TrainerSide:
         return {
             **state_summary(self.trainer.state, [section.name for section in self.config.eval], callback_errors),
             "policy_version": self.trainer.state.policy_version,
-            "weights_digest": weights_digest(all_parameters(self.trainer.model)),
+            "weights_digest": weights_digest(all_parameters(self.trainer.model) | self.trainer.optimizer.masters),
             "ledger": self.trainer.source.ledger.as_dict(),
         }
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -42,15 +42,23 @@ class Removal:
 
 
 class Manifest:
-    """The manifest of one run's folder. It is read anew each time: the file is the truth."""
+    """The manifest of one run's folder. The file is the truth: it is read anew whenever somebody else changed it.
+
+    Whoever writes reads it once, and then knows what it added: the hundredth checkpoint costs what the first did.
+    """
 
     def __init__(self, run_folder: Path, disk: Disk) -> None:
         self.path = run_folder / MANIFEST_NAME
         self._disk = disk
+        self._read_as: tuple[int, ...] | None = None
+        """Which state of the file is known: the two below are of this one."""
+        self._live: dict[str, ManifestRow] = {}
+        self._length = 0  # of its whole lines
 
     def rows(self) -> list[ManifestRow]:
         """The checkpoints that there are, in the order in which they were written."""
-        return self._told(with_removed=False)
+        self._read_if_changed()
+        return [replace(row) for row in self._live.values()]
 
     def history(self) -> list[ManifestRow]:
         """Every checkpoint that there ever was, also those that were pruned since; the last of each name."""
@@ -70,12 +78,31 @@ class Manifest:
     def append(self, lines: Iterable[ManifestRow | Removal]) -> None:
         """Add lines, on the disk before this returns. If that fails the file is as it was, as far as it can be."""
         data = b"".join(map(_as_line, lines))
-        length = sum(len(line) for line in self._whole_lines())
+        self._read_if_changed()
+        length, self._read_as = self._length, None  # until the lines are on the disk nothing is known
         try:
             self._disk.append(self.path, data, after=length)
         except Exception:
             self._take_back(length)
             raise
+        for line in data.splitlines():
+            _apply(self._live, _content(line))
+        self._length += len(data)
+        self._read_as = self._state_of_file()
+
+    def _read_if_changed(self) -> None:
+        state = self._state_of_file()
+        if self._read_as is None or state != self._read_as:
+            self._live = {row.name: row for row in self._told(with_removed=False)}
+            self._length = sum(len(line) for line in self._whole_lines())
+            self._read_as = state
+
+    def _state_of_file(self) -> tuple[int, ...]:
+        try:
+            now = self.path.stat()
+        except FileNotFoundError:
+            return ()
+        return now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns
 
     def _take_back(self, length: int) -> None:
         # If even that fails: half a line is passed over, and a whole one names a checkpoint that is whole.

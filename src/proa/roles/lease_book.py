@@ -49,12 +49,13 @@ class LeaseBook:
         self._prompt = prompt
         self._sift = sift
         self._wait_timeout = wait_timeout
-        self._versions: list[int] = []  # of every admitted lease, by id
+        self._admitted = 0  # leases, whose ids are those below
+        self._versions: dict[int, int] = {}  # of the leases that are not done with, by id
         self._open = OpenLeases()  # admitted, not delivered
         self._arrived: dict[int, Delivery] = {}  # delivered, not consumed; in order of arrival
-        self._consumed: set[int] = set()
+        self._consumed_ahead: set[int] = set()  # of those after `_next`
         self._expected_in_vain: set[int] = set()  # with a maker, but too stale by now to be trained on
-        self._next = 0  # the lease that `in_order` consumes next
+        self._next = 0  # the lease that `in_order` consumes next: all before it are consumed
         self._groups: deque[tuple[int, tuple[BufferItem, ...]]] = deque()  # (version, sifted group), not in a batch
         self._at_the_door: set[int] = set()  # made, and waiting for room
         self._dismissed: set[str] = set()
@@ -72,13 +73,14 @@ class LeaseBook:
         """Admit what this episode may admit; the newly admitted carry its version."""
         plan = self.plan
         with self.room as room:
-            if self._versions and episode == self._episode:
+            if self._admitted and episode == self._episode:
                 return  # a run that goes on in the middle of it
             self._episode = episode
             self._drop_stale()
+            self._forget_versions()
             ahead = (1 + plan.max_staleness) * plan.update_steps * plan.leases_per_step
             needed = (plan.total_steps - self._steps_taken) * plan.leases_per_step
-            self._admit(len(self._consumed) + min(ahead, needed) - len(self._versions))
+            self._admit(self._consumed + min(ahead, needed) - self._admitted)
             room.announce()
 
     def _drop_stale(self) -> None:
@@ -92,8 +94,8 @@ class LeaseBook:
         for group in [group for version, group in self._groups if version < oldest]:
             self.ledger.drop(len(group), "stale", tokens=tokens_in(group))
         self._groups = deque(entry for entry in self._groups if entry[0] >= oldest)
-        for lease_id in range(self._next, len(self._versions)):
-            if self._versions[lease_id] < oldest and lease_id not in self._consumed:
+        for lease_id in range(self._next, self._admitted):
+            if lease_id not in self._consumed_ahead and self._versions[lease_id] < oldest:
                 self._discard(lease_id)
 
     def _discard(self, lease_id: int) -> None:
@@ -115,9 +117,18 @@ class LeaseBook:
         self.ledger.lose(self.plan.lease_prompts * self.plan.group_size, "stale")
 
     def _admit(self, count: int) -> None:
-        for _ in range(count):
-            self._open.with_nobody.add(len(self._versions))
-            self._versions.append(self._episode)
+        for lease_id in range(self._admitted, self._admitted + max(0, count)):
+            self._open.with_nobody.add(lease_id)
+            self._versions[lease_id] = self._episode
+            self._admitted += 1
+
+    def _forget_versions(self) -> None:
+        """Of leases that are done with: the book of a long run is as large as that of a short one."""
+        self._versions = {
+            lease_id: version
+            for lease_id, version in self._versions.items()
+            if lease_id in self._open.asked or not self._is_consumed(lease_id)
+        }
 
     # -- makers --------------------------------------------------------------------------------------
 
@@ -218,7 +229,15 @@ class LeaseBook:
         )
 
     def _known(self, lease_id: int) -> bool:
-        return lease_id in self._arrived or lease_id in self._consumed
+        return lease_id in self._arrived or self._is_consumed(lease_id)
+
+    def _is_consumed(self, lease_id: int) -> bool:
+        return 0 <= lease_id < self._next or lease_id in self._consumed_ahead
+
+    @property
+    def _consumed(self) -> int:
+        """How many leases are."""
+        return self._next + len(self._consumed_ahead)
 
     def _may_enter(self, lease_id: int) -> bool:
         """Whether a delivery need not wait. What the trainer waits for is always let in; and if nobody works
@@ -241,7 +260,7 @@ class LeaseBook:
         with self.room as room:
             refill_left = plan.max_refill * plan.leases_per_step
             while (short := plan.prompts_per_step - len(self._groups)) > 0:
-                if len(self._consumed) == len(self._versions):
+                if self._consumed == self._admitted:
                     if not refill_left:
                         break
                     refill = min(refill_left, -(-short // plan.lease_prompts))
@@ -323,8 +342,9 @@ class LeaseBook:
         return delivery
 
     def _mark_consumed(self, lease_id: int) -> None:
-        self._consumed.add(lease_id)
-        while self._next in self._consumed:
+        self._consumed_ahead.add(lease_id)
+        while self._next in self._consumed_ahead:
+            self._consumed_ahead.remove(self._next)
             self._next += 1
 
     # -- what the record is told ----------------------------------------------------------------------
@@ -352,12 +372,15 @@ class LeaseBook:
         """Between two steps, all that does not follow from the seed: what was admitted with which version, what has
         come, what is open, and the ledger."""
         with self.room:
+            self._forget_versions()
             return {
                 "episode": self._episode,
                 "steps_taken": self._steps_taken,
-                "versions": torch.tensor(self._versions, dtype=torch.int64),
+                "admitted": self._admitted,
+                "version_ids": torch.tensor(list(self._versions), dtype=torch.int64),
+                "versions": torch.tensor(list(self._versions.values()), dtype=torch.int64),
                 "next": self._next,
-                "consumed_ahead": sorted(lease_id for lease_id in self._consumed if lease_id > self._next),
+                "consumed_ahead": sorted(self._consumed_ahead),
                 "handed_out": sorted(self._open.asked),
                 "in_vain": sorted(self._expected_in_vain),
                 "arrived": [delivery_tree(delivery) for delivery in self._arrived.values()],
@@ -369,8 +392,11 @@ class LeaseBook:
         """Go on from there. What makers had is with nobody now, and is handed out again."""
         with self.room as room:
             self._episode, self._steps_taken, self._next = saved["episode"], saved["steps_taken"], saved["next"]
-            self._versions = saved["versions"].tolist()
-            self._consumed = {*range(self._next), *saved["consumed_ahead"]}
+            versions = saved["versions"].tolist()
+            self._admitted = saved.get("admitted", len(versions))  # version 0.1 saved the versions of all leases
+            ids = saved["version_ids"].tolist() if "version_ids" in saved else range(len(versions))
+            self._versions = dict(zip(ids, versions, strict=True))
+            self._consumed_ahead = set(saved["consumed_ahead"])
             self._arrived = {one["lease_id"]: delivery_from(one) for one in saved["arrived"]}
             self._groups = deque((one["version"], items_from(one["items"])) for one in saved["groups"])
             self.ledger.load(saved["ledger"])
@@ -379,7 +405,8 @@ class LeaseBook:
                 self._open.ask(self._lease(lease_id), "nobody")
             for lease_id in saved["in_vain"]:
                 self._let_go(lease_id)
-            self._open.with_nobody = set(range(len(self._versions))) - self._consumed - self._arrived.keys()
+            still_to_come = set(range(self._next, self._admitted)) - self._consumed_ahead
+            self._open.with_nobody = still_to_come - self._arrived.keys()
             room.announce()
 
     # -- looking and ending --------------------------------------------------------------------------

@@ -266,7 +266,7 @@ class PolicyTrainer(DetachedTrainer):
         loss = (weights_BA * token_loss.loss_BT).sum()
         described = {name: float(values.sum()) for name, values in token_loss.statistics.items()}
         loss = self._add_to_loss(loss, micro, statistics, weights_BA, described)
-        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.backward(loss)
         return float(loss.detach()), described
 
     def _statistics(

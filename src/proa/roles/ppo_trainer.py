@@ -70,7 +70,6 @@ class DetachedPPOTrainer(PolicyTrainer):
         }
 
     def load_state_dict(self, saved: Mapping[str, Any], row: ManifestRow | None = None) -> None:
-        super().load_state_dict(saved, row)
         own = dict(self.critic.named_parameters())
         if own.keys() != saved["critic"].keys():
             other = min(own.keys() ^ saved["critic"].keys())
@@ -78,6 +77,7 @@ class DetachedPPOTrainer(PolicyTrainer):
         with torch.no_grad():
             for name, tensor in saved["critic"].items():
                 own[name].copy_(tensor)
+        super().load_state_dict(saved, row)  # after the weights that its optimizers may have to begin from
         self.kl_reward_coefficient = saved["kl_reward_coefficient"]
         self._used_coefficient = saved["used_coefficient"]
 
@@ -159,7 +159,7 @@ class DetachedPPOTrainer(PolicyTrainer):
             values_BA = self.critic.values(micro.sequences, attention_mask_of(micro), actions)[:, :-1]
             described: dict[str, float] = {}
             loss = self._value_loss(micro, values_BA, weights_BA[rows, :actions], described)
-            loss.backward()  # type: ignore[no-untyped-call]
+            self.critic_optimizer.backward(loss)
             total += float(loss.detach())
             for name, value in described.items():
                 sums[name] = sums.get(name, 0.0) + value

@@ -1,0 +1,83 @@
+"""Float32 weights behind a model that computes in less: what is trained, of which the model holds a rounded copy.
+
+A bfloat16 has 8 bits of precision. A step of AdamW changes a weight by about the learning rate, and at 1e-5 that is
+below the last of these bits for all but the smallest weights: in bfloat16 it would be rounded away, step after step.
+So the optimizer steps float32 weights (the *masters*) and the model gets them rounded, after each step. Gradients come
+out of a backward pass in the model's dtype and are added up in float32, over micro-batches and over trainers.
+
+    parameter (bfloat16)  ── backward ──►  parameter.grad  ── gather_gradients ──►  master.grad (float32)
+            ▲                                                                            │ AdamW
+            └───────────────────────────── round_into_model ◄───────────────────  master (float32)
+
+A parameter in float32 or more is its own master: for such a model nothing here copies or rounds anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+
+class MasterWeights:
+    """The weights that an optimizer steps, for named parameters of a model."""
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        self.stepped = {name: _master_of(parameter) for name, parameter in parameters.items()}
+        """By name, what is trained: a float32 master, or the parameter itself."""
+        self._rounded = {
+            name: parameter for name, parameter in parameters.items() if self.stepped[name] is not parameter
+        }
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The masters that are not the model's own parameters, by name: themselves, not copies."""
+        self.follow_model()
+        return {name: self.stepped[name].detach() for name in self._rounded}
+
+    def gather_gradients(self) -> None:
+        """Take the gradients out of the model and add them to what the masters have, in float32."""
+        for name, parameter in self._rounded.items():
+            if parameter.grad is None:
+                continue
+            master, gradient = self.stepped[name], parameter.grad.to(torch.float32)
+            master.grad = gradient if master.grad is None else master.grad.add_(gradient)
+            parameter.grad = None
+
+    def zero_grad(self) -> None:
+        for parameter in (*self._rounded.values(), *self.stepped.values()):
+            parameter.grad = None
+
+    @torch.no_grad()
+    def follow_model(self) -> None:
+        """Where somebody changed the model's weights since they were rounded, these are the weights now."""
+        for name, parameter in self._rounded.items():
+            master = self.stepped[name]
+            changed = parameter != master.to(parameter.dtype)
+            if changed.any():
+                master.copy_(torch.where(changed, parameter.to(torch.float32), master))
+
+    @torch.no_grad()
+    def copy_model(self) -> None:
+        """Begin again from the model's weights as they are."""
+        for name, parameter in self._rounded.items():
+            self.stepped[name].copy_(parameter)
+
+    @torch.no_grad()
+    def round_into_model(self) -> None:
+        for name, parameter in self._rounded.items():
+            parameter.copy_(self.stepped[name])
+
+    @torch.no_grad()
+    def load(self, saved: Mapping[str, torch.Tensor]) -> None:
+        """Masters as they were saved, of the same names and shapes; the model gets them rounded."""
+        for name in self._rounded:
+            self.stepped[name].copy_(saved[name])
+        self.round_into_model()
+
+
+def _master_of(parameter: nn.Parameter) -> nn.Parameter:
+    if torch.promote_types(parameter.dtype, torch.float32) == parameter.dtype:
+        return parameter
+    return nn.Parameter(parameter.detach().to(torch.float32))
