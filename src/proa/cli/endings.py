@@ -16,8 +16,6 @@ from ..record.reading import NoRunError
 from ..record.run_folder import RunFolderError
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
-NOBODY_READS = 141
-"""The exit code of a verb whose reader left, as `head` does: what a shell says of others that this ended."""
 
 
 def let_go() -> bool:
@@ -39,7 +37,7 @@ def _reader_is_gone(stream: IO[Any]) -> bool:
     try:
         poll = select.poll()
         poll.register(stream.fileno(), select.POLLOUT)
-        return any(event & select.POLLERR for _, event in poll.poll(0))
+        return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))  # a pipe's, a terminal's
     except (OSError, ValueError):  # a stream without a file
         return False
 

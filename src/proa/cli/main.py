@@ -6,30 +6,50 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from .. import __version__
 from ..spelling import did_you_mean
 
+NOBODY_READS = 141
+"""The exit code of a verb whose reader left, as `head` does: what a shell says of others that this ended."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb. Exit codes: 0 done, 1 failed, 2 wrong use, 130 interrupted, 141 whoever read the output left."""
     try:
-        try:
-            return _run(arguments)
-        finally:
-            if sys.stdout is not None:  # it may be closed
-                sys.stdout.flush()  # here, where it can still be told that nobody reads: `proa runs | head -1`
+        return _flushed(_run(arguments))
+    except SystemExit as leaving:  # argparse has said what there is to say
+        if _flushed(0):
+            return NOBODY_READS
+        raise leaving
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
+        with suppress(OSError):  # Ctrl-C ends the reader of a pipeline as well
+            print("interrupted", file=sys.stderr)
+        return _flushed(130)
     except BrokenPipeError:
-        from .endings import NOBODY_READS, let_go
+        from .endings import let_go
 
         if not let_go():
             raise
         return NOBODY_READS
+
+
+def _flushed(code: int) -> int:
+    """The exit code of a verb that is over, all of whose output is written: `proa runs | head -1` may have no reader."""
+    try:
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:  # it may be closed
+                stream.flush()
+    except OSError:
+        from .endings import let_go
+
+        if not let_go():
+            raise
+        return code or NOBODY_READS
+    return code
 
 
 def _run(arguments: Sequence[str] | None) -> int:

@@ -20,7 +20,7 @@ from ..lifecycle.hooks import BaseCallback, Callback
 from ..lifecycle.policy import ErrorPolicy, Priority
 from ..recipes import run
 from ..record.checkpoints import CheckpointManager
-from ..terminal import JobConsole
+from ..terminal import JobConsole, output_may_be_lost
 from .endings import ending
 from .words import counted, curve, ledger_line, values_of
 
@@ -30,6 +30,7 @@ def train(config: RunConfig) -> int:
     return carry_through(config)
 
 
+@output_may_be_lost()
 def carry_through(config: RunConfig, resume: str | None = None) -> int:
     """Begin a run, or go on with one, and show what comes of it."""
     sys.path.insert(0, str(Path.cwd()))  # so that rewards, tasks and callbacks there can be named

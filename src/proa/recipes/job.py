@@ -14,6 +14,7 @@ from ..errors import ProaError
 from ..loop.interruption import Interruption
 from ..record.run_folder import LOCK_NAME, RunFolder, read_json, refuse_used
 from ..record.run_lock import lock
+from ..terminal import output_may_be_lost
 from .resuming import AUTO, Resumption, begin_again, changes_to, cut_back, find_checkpoint, saved_config, tell_changes
 
 FROM_THE_BEGINNING = "the beginning"
@@ -59,7 +60,7 @@ def carry_out(
         return done
     interruption = interruption or Interruption()
     interruption.grace = config.checkpoint.grace
-    with lock(config.folder, patience), interruption.listening(), _actions_of(interruption):
+    with lock(config.folder, patience), output_may_be_lost(), interruption.listening(), _actions_of(interruption):
         if not there:
             _clear_unborn(config.folder)
             refuse_used(config.folder)
