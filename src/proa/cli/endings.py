@@ -15,7 +15,7 @@ from ..errors import CallbackConfigError, ProaError, SettingError
 from ..record.reading import NoRunError
 from ..record.run_folder import RunFolderError
 
-FULL = (errno.ENOSPC, errno.EDQUOT)
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def let_go() -> bool:
@@ -87,7 +87,7 @@ def told(error: OSError) -> str:
     """
     if error.filename is None:
         return f"something cannot be written: {_why(error)}"
-    return f"{_text(error.filename)} cannot be used: {_why(error)}"
+    return f"{_text(error.filename)} cannot be {'written' if error.errno in FULL else 'used'}: {_why(error)}"
 
 
 def _why(error: OSError) -> str:

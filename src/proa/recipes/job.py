@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -12,10 +13,12 @@ from ..config import RunConfig
 from ..data.state import LoopState, TrainState
 from ..errors import ProaError
 from ..loop.interruption import Interruption
-from ..record.run_folder import LOCK_NAME, RunFolder, read_json, refuse_used
+from ..record.run_folder import LIVE_NAME, LOCK_NAME, RunFolder, read_json, refuse_used
 from ..record.run_lock import lock
 from ..terminal import output_may_be_lost
 from .resuming import AUTO, Resumption, begin_again, changes_to, cut_back, find_checkpoint, saved_config, tell_changes
+
+log = logging.getLogger("proa.recipes")
 
 FROM_THE_BEGINNING = "the beginning"
 _BEFORE_THE_HEADER = {"config.json", ".config.json.new", ".run.json.new"}
@@ -131,9 +134,23 @@ def _ending(job: Job, folder: RunFolder, *, is_new: bool) -> Iterator[None]:
         interrupted = not isinstance(error, Exception)
         reason = "interrupted" if interrupted else f"{type(error).__name__}: {error}"
         ending = {"status": "cancelled" if interrupted else "failed", "stop_reason": reason}
-        folder.update(**job.summary() | ending | {"ended": round(time.time(), 3)})
+        _write_ending(folder, job.summary() | ending | {"ended": round(time.time(), 3)})
         raise
     folder.update(**job.summary() | {"status": "completed", "ended": round(time.time(), 3)})
+
+
+def _write_ending(folder: RunFolder, entries: dict[str, Any]) -> None:
+    """Say in the header how a run ended that did not end well. Where the disk is full, what nobody needs any more makes
+    room for it; and what cannot be written must not hide why the run ended."""
+    try:
+        folder.update(**entries)
+    except OSError:
+        try:
+            (folder.path / LIVE_NAME).unlink(missing_ok=True)
+            folder.update(**entries)
+        except OSError as error:
+            path = folder.path / "run.json"
+            log.error("%s still says running, and the run is over: %s", path, error)
 
 
 def state_summary(state: LoopState, evals: Iterable[str], callback_errors: dict[str, int]) -> dict[str, Any]:

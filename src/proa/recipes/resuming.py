@@ -26,7 +26,8 @@ from ..policy.models import load_model
 from ..policy.random_state import set_random_state
 from ..record.checkpoints import CheckpointError, CheckpointManager
 from ..record.evals import EvalRecord, predictions_path
-from ..record.run_folder import RunFolderError, numbers_back, read_json
+from ..record.durable import Disk
+from ..record.run_folder import BrokenRecordError, RunFolderError, numbers_back, read_json
 from ..record.secrets import redact, redacted_keys
 from ..record.state_files import read_state
 from ..roles.weights import transport_digest
@@ -89,6 +90,11 @@ def find_checkpoint(folder: Path, name: str = AUTO) -> Resumption | None:
             raise CheckpointError(f"{error}{_offer(manager)}") from error
         return _usable(Resumption(folder, row))
     if not rows:
+        if manager.has_unreadable_lines:
+            raise CheckpointError(
+                f"no line of {manager.manifest_path} can be read, so there is no checkpoint to go on from; what is in "
+                f"{manager.folder} is left alone. Put the file back from a copy, or remove it to begin again"
+            )
         return None
     row, passed_over = manager.newest_good()
     for reason in passed_over:
@@ -111,29 +117,57 @@ def _usable(resumption: Resumption) -> Resumption:
 
 
 def cut_back(resumption: Resumption) -> None:
-    """Take out of the record what came after the checkpoint. Files that are appended to were that long."""
+    """Take out of the record what came after the checkpoint. Files that are appended to were that long.
+
+    What is missing of the record before it is reported, and nothing that the run needs.
+    """
     folder, step = resumption.folder, resumption.row.step
+    _refuse_links(folder)  # before the first file is cut
     lengths: dict[str, int] = resumption.part("run")["record"]
-    files = {folder / name: lengths.get(name, 0) for name in RECORD_FILES}
-    for path, length in files.items():  # all of them before the first is cut
-        if path.exists() and path.stat().st_size < length:
-            raise CheckpointError(
-                f"{path} is shorter than it was when checkpoint {resumption.row.name} was written: "
-                f"{path.stat().st_size} bytes, and {length} then"
-            )
-        if length and not path.exists():
-            raise CheckpointError(f"{path} is missing, and had {length} bytes at checkpoint {resumption.row.name}")
-    for path, length in files.items():
-        if path.exists():
-            os.truncate(path, length)
-    known = {predictions_path(result.name, result.step) for result in EvalRecord(folder).read()}
-    for predictions in folder.glob("evals/*/*.jsonl"):
-        if predictions.relative_to(folder) not in known:
-            predictions.unlink()
+    for name in RECORD_FILES:
+        _cut_file(folder / name, lengths.get(name, 0), resumption.row.name)
+    _remove_later_predictions(folder, step)
     for rollouts in folder.glob("rollouts/step_*.jsonl"):
         if int(rollouts.stem.removeprefix("step_")) > step:
             rollouts.unlink()
     CheckpointManager(folder).forget_after(step)
+
+
+def _refuse_links(folder: Path) -> None:
+    """What a link in a run's folder leads to is not the run's to cut or to remove."""
+    names = (*RECORD_FILES, "checkpoints.jsonl", "checkpoints", "evals", "rollouts")
+    for path in (*(folder / name for name in names), *folder.glob("evals/*"), *folder.glob("checkpoints/*")):
+        if path.is_symlink():
+            raise CheckpointError(f"{path} is a link, and links are not followed in a run's folder")
+
+
+def _cut_file(path: Path, length: int, checkpoint: str) -> None:
+    if not path.exists():
+        if length:
+            log.warning("%s is missing, and had %d bytes at checkpoint %s: the run goes on without", path, length, checkpoint)
+        return
+    size = path.stat().st_size
+    if size < length:
+        log.warning(
+            "%s is shorter than it was when checkpoint %s was written, %d bytes and %d then: the run goes on with what "
+            "is left of it", path, checkpoint, size, length,
+        )  # fmt: skip
+        length = path.read_bytes().rfind(b"\n") + 1  # so that the next line begins a line
+    Disk().cut_file(path, length)
+
+
+def _remove_later_predictions(folder: Path, step: int) -> None:
+    """Those of later evals, which come again. What the record has lost stays."""
+    try:
+        known = {predictions_path(result.name, result.step) for result in EvalRecord(folder).read()}
+    except BrokenRecordError as error:
+        log.warning("%s: the run goes on, and no predictions are removed", error)
+        return
+    for predictions in folder.glob("evals/*/*.jsonl"):
+        done = predictions.stem.removeprefix("step_")
+        is_earlier = done.isdecimal() and int(done) <= step
+        if predictions.relative_to(folder) not in known and not is_earlier:
+            predictions.unlink()
 
 
 def begin_again(folder: Path) -> None:

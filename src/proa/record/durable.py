@@ -122,6 +122,9 @@ def opened(path: Path, flags: int) -> Iterator[int]:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode) and not flags & os.O_DIRECTORY:
             raise CheckpointError(f"{path} is no plain file")
         yield descriptor
+    except OSError as error:
+        error.filename = error.filename or str(path)  # the system does not say which file a descriptor is of
+        raise
     finally:
         os.close(descriptor)
 
