@@ -34,7 +34,8 @@ def test_the_best_checkpoint_is_one_whose_own_weights_had_the_score(tmp_path, ca
 
 def test_scores_without_a_checkpoint_are_announced(tmp_path, caplog):
     expected = {
-        (2, 2): "", (4, 2): "", (1, 2): "set checkpoint.save_every to 1", (0, 2): "at the end only", (2, 0): "at the end",
+        (2, 2): "", (4, 2): "", (1, 2): "set checkpoint.save_every to 1", (0, 2): "at the end only",
+        (2, 0): "checkpoints at the end",
     }  # fmt: skip
     for (run_every, save_every), words in expected.items():
         caplog.clear()

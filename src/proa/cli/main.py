@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _flushed(code: int) -> int:
-    """The exit code of a verb that is over, all of whose output is written: `proa runs | head -1` may have no reader."""
+    """The exit code of a verb whose output is written to its end: of `proa runs | head -1` nobody may read that."""
     try:
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:  # it may be closed
@@ -80,11 +80,17 @@ def _parser() -> argparse.ArgumentParser:
     resume = verbs.add_parser(
         "resume",
         help="go on with a run from its newest checkpoint",
-        usage="proa resume RUN_DIR [--checkpoint NAME] [--key value ...]",
+        usage="proa resume RUN_DIR [--checkpoint NAME] [--allow-changes] [--key value ...]",
         epilog="Flags may change what does not change the result, e.g. --makers 4 --runtime ray.",
     )
     resume.add_argument("folder", metavar="RUN_DIR", help="a run's folder, <output_dir>/<name>")
     resume.add_argument("--checkpoint", metavar="NAME", help="that one, e.g. step_40; what came after it is dropped")
+    resume.add_argument(
+        "--allow-changes",
+        "--allow_changes",
+        action="store_true",
+        help="go on though data, rewards, tokenizer or reward model are not those that the run had",
+    )
     resume.set_defaults(run=_resume, takes_flags=True)
     _add_experiment(verbs)
     _add_eval(verbs)
@@ -233,7 +239,7 @@ def _holds(file: str) -> str:
 def _resume(options: argparse.Namespace) -> int:
     from .resume import resume
 
-    return resume(options.folder, options.flags, options.checkpoint)
+    return resume(options.folder, options.flags, options.checkpoint, allow_changes=options.allow_changes)
 
 
 def _replay(options: argparse.Namespace) -> int:

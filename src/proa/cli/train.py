@@ -31,7 +31,7 @@ def train(config: RunConfig) -> int:
 
 
 @output_may_be_lost()
-def carry_through(config: RunConfig, resume: str | None = None) -> int:
+def carry_through(config: RunConfig, resume: str | None = None, *, allow_changes: bool = False) -> int:
     """Begin a run, or go on with one, and show what comes of it."""
     sys.path.insert(0, str(Path.cwd()))  # so that rewards, tasks and callbacks there can be named
     # A progress bar for writing one file would stand among the results.
@@ -45,7 +45,7 @@ def carry_through(config: RunConfig, resume: str | None = None) -> int:
         shown.append(_SayWhence(console))
 
     def work() -> int:
-        run(config, callbacks=shown, resume=resume)
+        run(config, callbacks=shown, resume=resume, allow_changes=allow_changes)
         _show_result(console, config)
         return 0
 

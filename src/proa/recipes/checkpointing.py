@@ -3,7 +3,8 @@
 checkpoints/step_40/model/           the policy, as others load it
                     state/trainer/   loop, place, open batches, lease book, optimizers, critic
                     state/weights/   the published versions that open leases may name
-                    state/run/       callbacks, random streams, lengths of the record's files, threads, libraries
+                    state/run/       callbacks, random streams, lengths of the record's files, threads, libraries,
+                                     the configuration, and digests of what the run works on
 """
 
 from __future__ import annotations
@@ -30,10 +31,11 @@ from ..record.background import BackgroundSaver
 from ..record.checkpoints import CheckpointManager
 from ..record.copied import copied
 from ..record.run_folder import libraries
-from ..record.secrets import remember
+from ..record.secrets import redact, remember
 from ..record.state_files import write_state
 from ..spelling import did_you_mean
 from .driver_side import Driver
+from .inputs import Inputs
 
 log = logging.getLogger("proa.recipes")
 
@@ -50,6 +52,8 @@ class Checkpoints:
     save_model: Callable[[PreTrainedModel, Path], None]
     """Writes a model as others load it: this one, or a snapshot of it."""
     driver: Driver
+    inputs: Inputs
+    """What the run works on: whoever goes on from a checkpoint must have the same."""
     asked_to_leave: Callable[[], str] = str
     more: Callable[[], dict[str, Tree]] = dict
     """Parts of the state beside the loop's own, by name."""
@@ -113,7 +117,14 @@ class Checkpoints:
         return {
             "trainer": self._loop_state(),
             **self.more(),
-            "run": {**told, **self.of_this_process(), "threads": torch.get_num_threads(), "libraries": libraries()},
+            "run": {
+                **told,
+                **self.of_this_process(),
+                "threads": torch.get_num_threads(),
+                "libraries": libraries(),
+                "config": redact(self.config.model_dump(mode="json")),
+                "inputs": self.inputs.as_dict(),
+            },
         }
 
     def _write(self, into: Path, model: PreTrainedModel, parts: Mapping[str, Tree]) -> None:
@@ -165,7 +176,9 @@ def _warn_of_scores_without_checkpoint(config: RunConfig) -> None:
     if section is None:
         return
     if section.run_every == 0:
-        log.warning("checkpoint.best: eval %s comes at the end only, and so no other checkpoint has a score", section.name)
+        log.warning(
+            "checkpoint.best: eval %s comes at the end only, and so no other checkpoint has a score", section.name
+        )
     elif every == 0 or section.run_every % every:
         log.warning(
             "checkpoint.best: eval %s comes every %d steps and checkpoints %s: the best is found among the checkpoints "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from ..record.run_folder import read_json
 from ..record.secrets import redact
 from . import job_of
 from .given import Given
-from .job import carry_out
+from .job import beginning_of, carry_out
 from .placing import place_callbacks
 from .resuming import changes_to, config_in, saved_config
 
@@ -95,7 +96,8 @@ def replay(
         raise ConfigError(f"until {until}: the record of {original} has steps 1 to {last}")
     entries = Journal(original).read()
     with place_callbacks(config, [*show, _StopAfter(until or last)]) as listeners:
-        state = carry_out(config, lambda: job_of(config, Given(), listeners, entries))
+        build = partial(job_of, config, Given(), listeners, entries)
+        state = carry_out(config, build, now=beginning_of(original))
     compared, missing = _compared(original, config.folder, state)
     unchanged = _written(original, changed) if flags else changed.model_dump(mode="json")
     return Replay(

@@ -6,7 +6,9 @@ import logging
 import os
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +27,14 @@ from ..policy.lora import has_lora, trained_weights
 from ..policy.models import load_model
 from ..policy.random_state import set_random_state
 from ..record.checkpoints import CheckpointError, CheckpointManager
-from ..record.evals import EvalRecord, predictions_path
 from ..record.durable import Disk
-from ..record.run_folder import BrokenRecordError, RunFolderError, numbers_back, read_json
+from ..record.evals import EvalRecord, predictions_path
+from ..record.run_folder import BrokenRecordError, RunFolderError, libraries, numbers_back, read_json
 from ..record.secrets import redact, redacted_keys
 from ..record.state_files import read_state
 from ..roles.weights import transport_digest
 from .driver_side import RECORD_FILES
+from .inputs import Inputs
 
 log = logging.getLogger("proa.recipes")
 
@@ -58,6 +61,12 @@ class Resumption:
     def part(self, name: str) -> dict[str, Any]:
         """One part of what was saved."""
         return read_state(self._path / "state" / name)
+
+    @cached_property
+    def bound_to(self) -> tuple[dict[str, Any], Inputs] | None:
+        """The configuration and what the run worked on when it was written; None if it is of a version without."""
+        run = self.part("run")
+        return (run["config"], Inputs.from_dict(run["inputs"])) if "inputs" in run else None
 
     def loop(self) -> Resumed:
         return Resumed(self.part("trainer"), self.row)
@@ -144,7 +153,9 @@ def _refuse_links(folder: Path) -> None:
 def _cut_file(path: Path, length: int, checkpoint: str) -> None:
     if not path.exists():
         if length:
-            log.warning("%s is missing, and had %d bytes at checkpoint %s: the run goes on without", path, length, checkpoint)
+            log.warning(
+                "%s is missing, and had %d bytes at checkpoint %s: the run goes on without", path, length, checkpoint
+            )
         return
     size = path.stat().st_size
     if size < length:
@@ -263,20 +274,46 @@ def saved_config_in(folder: Path, flags: Sequence[str] = ()) -> RunConfig:
     return restore_run_config(_found_again(saved, str(saved.get("output_dir")), str(parent)) | where, flags)
 
 
-def changes_to(saved: dict[str, Any], config: RunConfig) -> dict[str, tuple[Any, Any]]:
+def changes_to(
+    saved: dict[str, Any], config: RunConfig, bound: dict[str, Any] | None = None
+) -> dict[str, tuple[Any, Any]]:
     """What a configuration changes in a run that goes on, as {key: (before, now)}. What would change what is
-    learned is refused. The folder that the run lies in may have been moved."""
+    learned is refused. The folder that the run lies in may have been moved.
+
+    `saved` is what the run's folder says, which anybody may have edited, and `bound` what the checkpoint says: that
+    counts for all that decides what is learned.
+    """
     now = config.model_dump(mode="json")
-    here = _moved_along(saved, now, str(saved.get("output_dir")), now["output_dir"])
-    changes = _differences(here, now)
+    changes = _changes(saved, now)
+    if bound is not None:
+        free = {key: pair for key, pair in changes.items() if _is_in(key, _FREE)}
+        redacted = redact(now)  # as it stands in the checkpoint
+        changes = free | {key: pair for key, pair in _changes(bound, redacted).items() if not _is_in(key, _FREE)}
     refused = {key: pair for key, pair in changes.items() if not _is_in(key, (*_FREE, *_LAST_BITS))}
     if refused:
         told = "; ".join(_told(key, before, now) for key, (before, now) in refused.items())
         raise ConfigError(
-            f"this run cannot go on with another configuration: {told}. "
+            f"this run cannot go on with another configuration: {told}. Give it as it was. "
             f"To train on with other settings, begin a new run whose model.path is one of its checkpoints"
         )
     return changes
+
+
+def _changes(saved: dict[str, Any], now: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """All that differs. Keys that a newer version added were at their defaults."""
+    with suppress(ConfigError):
+        saved = restore_run_config(saved).model_dump(mode="json")
+    return _differences(_moved_along(saved, now, str(saved.get("output_dir")), now["output_dir"]), now)
+
+
+def tell_libraries(resumption: Resumption) -> None:
+    """Say which libraries are others than those that the checkpoint was made with."""
+    before = resumption.part("run").get("libraries", {})
+    for name, now in libraries().items():
+        if before.get(name, now) != now:
+            log.warning(
+                "%s was %s and is %s; results may differ in their last bits from here on", name, before[name], now
+            )
 
 
 def tell_changes(changes: dict[str, tuple[Any, Any]]) -> None:

@@ -29,11 +29,13 @@ from ..roles.ppo_trainer import DetachedPPOTrainer
 from ..roles.replicas import Alone, Replicas, SharedSource
 from ..roles.weights import WeightStore
 from ..tasks import PromptStream, Task
+from ..tasks.prompts import CHECKED_ROWS
 from .checkpointing import Checkpoints
 from .driver_side import Driver
 from .evaluation import evaluator_for
 from .fit_sft import fit_sft
 from .given import Given
+from .inputs import Inputs, Rows, architecture_of, row_tokens, tokenizer_digest
 from .job import state_summary
 from .maker_side import reward_model_for, sampling_of
 from .material import (
@@ -78,6 +80,16 @@ class TrainerSide:
         self.task = load_training_task(config, given)
         self.material = load_material(config, given)
         self.stream = _prompts(config, self.task, self.material)
+        self.inputs = Inputs(
+            rows=Rows.of(
+                row_tokens(self.stream.row_tokens, self.task.rows, CHECKED_ROWS),
+                (row.columns for row in self.task.rows),
+                len(self.task.rows),
+            ),
+            tokenizer=tokenizer_digest(self.material.tokenizer),
+            architecture=architecture_of(self.material.model),
+        )
+        """What checkpoints are bound to; makers have rewards to add."""
         self.critic_start = _critic_start(config, self.material, self.stream)
         self.trainer: PolicyTrainer | None = None
         self._driver: Driver | None = None
@@ -148,6 +160,7 @@ class TrainerSide:
             self.material.model,
             lambda model, into: save_policy(self.config, replace(self.material, model=model), around.folder, into),
             around.driver,
+            self.inputs,
             asked_to_leave=around.asked_to_leave,
             more=more,
             of_this_process=lambda: {**around.of_this_process(), "start_digest": self._start_digest},

@@ -6,8 +6,8 @@ over when reading and cut off before the next line is added. Rewriting the file 
 with a second copy, a rename and a folder to be synced, each of them one more thing that can fail.
 
 A line is a row, or `{"name": …, "removed": true}`. The last line of a name counts. A whole line that cannot be read, a
-bad block's say, is reported and passed over, and stays where it is: it costs its own checkpoint and no other. While there
-is one, folders that no line names are left alone, because it may be the line that names them.
+bad block's say, is reported and passed over, and stays where it is: it costs its own checkpoint and no other. While
+there is one, folders that no line names are left alone, because it may be the line that names them.
 """
 
 from __future__ import annotations

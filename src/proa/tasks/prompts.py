@@ -12,6 +12,8 @@ from .task import Task, TaskError, TaskRow
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+CHECKED_ROWS = 20_000
+"""Rows that are tokenised before a run begins."""
 KEPT_PASSES = 3
 """Orders held in memory: leases that are open at once lie in neighbouring passes."""
 
@@ -45,7 +47,12 @@ class PromptStream:
         row = self._task.rows[index]
         return Prompt(ordinal, tokens, row.prompt, row.columns)
 
-    def check(self, most: int = 20_000) -> None:
+    def row_tokens(self, index: int) -> tuple[int, ...]:
+        """The tokens of the task's row at that place."""
+        with self._lock:
+            return self._tokens_of(index)
+
+    def check(self, most: int = CHECKED_ROWS) -> None:
         """Tokenise every row now, or that many, so that a prompt that cannot be used is refused before the run."""
         with self._lock:
             for index in range(min(most, len(self._task.rows))):

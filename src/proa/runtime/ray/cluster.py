@@ -59,8 +59,8 @@ def cluster(address: str | None, namespace: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _hangup_held_back() -> Iterator[None]:
-    """Processes that are started inside never see a terminal close, as Ray holds Ctrl-C back from them: the kernel tells
-    the whole group, and a cluster that is gone could not save the run."""
+    """Processes that are started inside never hear of a terminal that closes, as Ray holds Ctrl-C back from them: the
+    kernel tells the whole group, and a cluster that is gone could not save the run."""
     if not hasattr(signal, "SIGHUP"):
         yield
         return
