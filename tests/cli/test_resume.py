@@ -229,3 +229,9 @@ def test_the_last_room_is_the_headers(run, monkeypatch):
     monkeypatch.setattr("proa.record.spans.SpanRecord.append", fail_from_now_on)
     assert main(["resume", str(run), "--checkpoint", "step_1"]) == 1
     assert header(run)["status"] == "failed"
+
+
+def test_a_replay_shows_the_digest_that_the_run_showed(finished, tmp_path, capsys):
+    assert main(["replay", str(finished), "--into", str(tmp_path / "again"), "--json"]) == 0
+    last = json.loads(capsys.readouterr().out)["compared"][-1]
+    assert (last["recorded"], last["replayed"]) == (header(finished)["weights_digest"],) * 2

@@ -408,12 +408,13 @@ def test_all_that_is_refused_is_told_at_once():
         changes_to(saved(), of(seed=3, total_steps=5, threads=2))
 
 
-def test_a_key_that_an_older_version_did_not_have_is_a_change():
+def test_a_key_that_an_older_version_did_not_have_was_at_its_default():
     older = saved()
     del older["optimizer"]["warmup_steps"]
     del older["checkpoint"]["grace"]
-    with pytest.raises(ConfigError, match=r"optimizer.warmup_steps was None and is 0\."):
-        changes_to(older, of())
+    assert changes_to(older, of()) == {}
+    with pytest.raises(ConfigError, match=r"optimizer.warmup_steps was 0 and is 5\."):
+        changes_to(older, of(**{"optimizer.warmup_steps": 5}))
 
 
 def test_a_secret_that_is_given_again_is_told_nowhere(caplog):

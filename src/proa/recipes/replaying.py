@@ -30,7 +30,10 @@ LEFT_OUT = ("callbacks", "eval")
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The weights after so many steps, as they were recorded and as they came out again."""
+    """The weights after so many steps, as they were recorded and as they came out again.
+
+    The digests are of a checkpoint's files, and of final weights the `weights_digest` of the runs.
+    """
 
     step: int
     name: str
@@ -173,14 +176,25 @@ def _learns_otherwise(unchanged: dict[str, Any], config: RunConfig) -> bool:
 def _compared(original: Path, replayed: Path, state: TrainState) -> tuple[list[Comparison], list[str]]:
     """The checkpoints that both have, and the names of those that the replay has not."""
     again = {row.step: row for row in CheckpointManager(replayed).history}
+    finals = _final_digest(original), _final_digest(replayed)
     compared: list[Comparison] = []
     missing: list[str] = []
     for row in CheckpointManager(original).history:
         if row.step in again:
-            compared.append(Comparison(row.step, row.name, _weights_of(row), _weights_of(again[row.step])))
+            digests = _weights_of(row), _weights_of(again[row.step])
+            if all(step == row.step for step, _ in finals):  # the same as `proa train` showed
+                digests = finals[0][1], finals[1][1]
+            compared.append(Comparison(row.step, row.name, *digests))
         elif row.step <= state.global_step:
             missing.append(row.name)
     return compared, missing
+
+
+def _final_digest(folder: Path) -> tuple[int, str]:
+    """After how many steps a run was complete, and the digest of its weights then."""
+    header = read_json(folder / "run.json")
+    is_complete = header.get("status") == "completed" and "weights_digest" in header
+    return (int(header["steps_run"]), str(header["weights_digest"])) if is_complete else (-1, "")
 
 
 def _weights_of(row: ManifestRow) -> str:

@@ -19,7 +19,7 @@ from ..config.run_config import GIVEN
 from ..data.loop import ManifestRow
 from ..data.state import LoopState
 from ..lifecycle.manager import CallbackManager
-from ..lifecycle.saved_state import stateful
+from ..lifecycle.saved_state import FIRINGS, stateful
 from ..loop import Resumed
 from ..loop.after_step import go_on_with
 from ..policy.adapter_folder import load_adapter
@@ -225,7 +225,7 @@ def restore_process(
     states = {**run["callbacks"], **run.get("trainer_callbacks", {})}
     if partly:
         here = stateful(manager.callbacks)
-        states = {key: state for key, state in states.items() if key in here}
+        states = {key: state for key, state in states.items() if key in here or key == FIRINGS}
     manager.load_state_dict(states)
     set_random_state(run.get(random, run["random"]))
 
