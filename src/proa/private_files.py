@@ -40,8 +40,12 @@ def open_private(path: Path, mode: Literal["w", "a"]) -> IO[str]:
 
 def write_private(path: Path, text: str) -> None:
     """Write a text file."""
-    with open_private(path, "w") as file:
-        file.write(text)
+    try:
+        with open_private(path, "w") as file:
+            file.write(text)
+    except OSError as error:
+        error.filename = error.filename or str(path)  # which the system does not say of a file that is open
+        raise
 
 
 @contextmanager

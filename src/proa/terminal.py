@@ -6,10 +6,12 @@ model wrote cannot reach the terminal as escape sequences.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
-from collections.abc import Iterable
-from typing import Any
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any, TextIO
 
 import rich.console
 from rich.segment import Segment
@@ -60,3 +62,50 @@ class JobConsole(_TextConsole):
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
+
+
+@contextlib.contextmanager
+def output_may_be_lost() -> Iterator[None]:
+    """Inside, a `print` that cannot be written is lost, and whoever printed goes on: the reader of a pipe has left, the
+    terminal was closed, or a log file has no room. No run is worth less than its output."""
+    before = sys.stdout, sys.stderr
+    guarded = [_MayBeLost(stream) if _has_a_file(stream) else stream for stream in before]
+    sys.stdout, sys.stderr = guarded
+    try:
+        yield
+    finally:
+        if sys.stdout is guarded[0]:  # else somebody inside has put another in its place
+            sys.stdout = before[0]
+        if sys.stderr is guarded[1]:
+            sys.stderr = before[1]
+
+
+class _MayBeLost:
+    """A stream whose writing never fails. All else is the stream's own."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def writelines(self, lines: Any) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.writelines(lines)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.flush()
+
+
+def _has_a_file(stream: TextIO | None) -> bool:
+    """Whether it is a file of the system's: not closed from the start (`>&-`), nor an object in memory."""
+    try:
+        return stream is not None and stream.fileno() >= 0
+    except (AttributeError, OSError, ValueError):
+        return False

@@ -136,6 +136,29 @@ def test_the_end_of_the_grace_period_leaves_at_once_with_the_last_checkpoint(nur
     left_at_once(nursery, undisturbed, tmp_path, run)
 
 
+@pytest.mark.parametrize("settings", [DETACHED, SUPERVISED], ids=["detached", "supervised"])
+def test_a_signal_to_a_run_whose_reader_is_gone_saves_all_the_same(nursery, tmp_path, settings):
+    marker = tmp_path / "held_up"
+    holds_up = {"kind": "holds_up", "params": {"marker": str(marker), "moment": "step_start", "step": 1}}
+    run = begin(nursery, tmp_path, settings, callbacks=[{"kind": "loses_its_reader"}, holds_up])
+    run.wait_until(marker.exists)
+    run.send(signal.SIGINT)
+    let_go(tmp_path)
+    assert run.wait() == 130, run.printed
+    told = header_of(tmp_path)
+    assert (told["status"], told["stop_reason"], told["steps_run"]) == ("cancelled", "interrupted", 2)
+    assert newest_checkpoint(tmp_path).step == 2
+
+
+def test_a_closed_terminal_is_a_stop_request_however_often_it_is_said(nursery, tmp_path):
+    run = held_up(nursery, tmp_path, DETACHED, "step_start", 3)
+    for _ in range(3):  # the kernel says it, and a shell may too
+        run.send(signal.SIGHUP)
+    let_go(tmp_path)
+    assert run.wait() == 130, run.printed
+    assert newest_checkpoint(tmp_path).step == 4
+
+
 HANGS_ONCE = """\
 import time
 from pathlib import Path

@@ -1,5 +1,6 @@
 """Callbacks that hold a run up at a moment, so that a signal can meet it there. Each does so once in a run's life."""
 
+import os
 import time
 from pathlib import Path
 
@@ -26,6 +27,21 @@ class HoldsUp(EveryMoment):
                 time.sleep(0.02)
 
 
+class LosesItsReader(EveryMoment):
+    """At the start of training whoever reads the output leaves, as `tee` does at Ctrl-C; and then it prints."""
+
+    uses_asyncio = False
+
+    def on_moment(self, event, payload):
+        if event == "train_start":
+            reading, writing = os.pipe()
+            os.close(reading)
+            for output in (1, 2):
+                os.dup2(writing, output)
+        print("a line that nobody reads", flush=True)
+
+
 def register():
-    """As `kind: holds_up` in a configuration."""
+    """As `kind: holds_up` and `kind: loses_its_reader` in a configuration."""
     register_callback("holds_up", HoldsUp)
+    register_callback("loses_its_reader", LosesItsReader)

@@ -11,7 +11,8 @@ from tests.cli.looked_at import make_run, rows
 from tests.small import MODEL
 
 from proa.cli import endings
-from proa.cli.endings import NOBODY_READS, ending
+from proa.cli.endings import ending
+from proa.cli.main import NOBODY_READS
 
 BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
 

@@ -1,5 +1,6 @@
 """`proa resume`: words and exit codes for what goes on, and for what cannot."""
 
+import errno
 import json
 import os
 import shutil
@@ -162,3 +163,73 @@ def test_the_folder_may_be_named_as_one_stands(finished, tmp_path, spelling, mon
     monkeypatch.chdir(tmp_path / stand)
     assert main(["resume", spelling]) == 0
     assert "is complete" in capsys.readouterr().err
+
+
+# A full disk.
+
+
+def fill_disk(monkeypatch, is_full):
+    """From now on nothing can be written to files of which `is_full(name)` is true."""
+    write, open_file = os.write, os.open
+    opened = {}
+
+    def opening(path, *rest, **options):
+        descriptor = open_file(path, *rest, **options)
+        opened[descriptor] = os.path.basename(path)  # noqa: PTH119
+        return descriptor
+
+    def writing(descriptor, data):
+        if is_full(opened.get(descriptor, "")):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(descriptor, data)
+
+    monkeypatch.setattr(os, "open", opening)
+    monkeypatch.setattr(os, "write", writing)
+
+
+def test_a_disk_that_is_full_outside_a_checkpoint_is_told_in_one_sentence_with_the_path(run, capsys, monkeypatch):
+    fill_disk(monkeypatch, lambda name: name == "spans.jsonl")
+    assert main(["resume", str(run), "--checkpoint", "step_1"]) == 1
+    said = capsys.readouterr().err
+    assert f"{run / 'spans.jsonl'} cannot be written: no space left on device\n" in said
+    assert "Traceback" not in said
+    assert header(run)["status"] == "failed"
+    assert "No space left on device" in header(run)["stop_reason"]
+    assert "spans.jsonl" in header(run)["stop_reason"]
+
+
+def test_a_disk_too_full_for_the_header_does_not_hide_why_the_run_failed(run, capsys, monkeypatch, caplog):
+    fill_disk(monkeypatch, lambda name: name == "spans.jsonl" or (name == ".run.json.new" and full_for_headers))
+    full_for_headers = []
+    monkeypatch.setattr("proa.record.spans.SpanRecord.append", lambda self, spans: fail_from_now_on())
+
+    def fail_from_now_on():
+        full_for_headers.append(True)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(run / "spans.jsonl"))
+
+    assert main(["resume", str(run), "--checkpoint", "step_1"]) == 1
+    said = capsys.readouterr().err
+    assert f"{run / 'spans.jsonl'} cannot be written: no space left on device\n" in said
+    assert "Traceback" not in said + caplog.text
+    assert f"{run / 'run.json'} still says running" in caplog.text
+
+
+def test_the_last_room_is_the_headers(run, monkeypatch):
+    """A look at the run is given up for a header that says how it ended."""
+    fill_disk(monkeypatch, lambda name: name == ".run.json.new" and (run / "live.json").exists() and failed)
+    failed = []
+
+    def fail_from_now_on(self, spans):
+        (run / "live.json").write_text("{}")
+        failed.append(True)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(run / "spans.jsonl"))
+
+    monkeypatch.setattr("proa.record.spans.SpanRecord.append", fail_from_now_on)
+    assert main(["resume", str(run), "--checkpoint", "step_1"]) == 1
+    assert header(run)["status"] == "failed"
+
+
+def test_a_replay_shows_the_digest_that_the_run_showed(finished, tmp_path, capsys):
+    assert main(["replay", str(finished), "--into", str(tmp_path / "again"), "--json"]) == 0
+    last = json.loads(capsys.readouterr().out)["compared"][-1]
+    assert (last["recorded"], last["replayed"]) == (header(finished)["weights_digest"],) * 2

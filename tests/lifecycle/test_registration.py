@@ -5,7 +5,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from proa import Callback, CallbackManager, LogContext, MakerCallback, TrainerCallback, TrainState
+from proa import Callback, CallbackManager, LogContext, LoopState, MakerCallback, TrainerCallback, TrainState
 from proa.errors import EventError, HookError
 from proa.lifecycle import BaseCallback, Role
 
@@ -244,6 +244,50 @@ def test_every_at_step_start_names_the_same_steps_as_at_step_end():
         manager.fire("step_start", TrainState(global_step=step_idx))
         manager.fire("step_end", TrainState(global_step=step_idx + 1))
     assert starts == ends == [2, 5]
+
+
+def fires_twelve_times(manager, first=0, last=12):
+    """Two epochs in each of six episodes, as a trainer fires them; from the middle, as after a resume."""
+    for place in range(first, last):
+        episode, epoch = divmod(place, 2)
+        state = LoopState(episode=episode, epoch=epoch, num_epochs=2)
+        if epoch == 0 or place == first:  # the starts of what is open come again
+            manager.fire("episode_start", state, episode)
+        manager.fire("epoch_start", state, epoch)
+        manager.fire("eval_end", state, 0, "quiz", {})
+        manager.fire("epoch_end", state, epoch)
+        if epoch == 1:
+            manager.fire("update_start", state, episode + 1)
+            manager.fire("update_end", state, episode + 1)
+            manager.fire("episode_end", state, episode)
+
+
+COUNTED = ("episode_start", "episode_end", "epoch_start", "epoch_end", "update_start", "update_end", "eval_end")
+
+
+def listening(heard):
+    manager = CallbackManager()
+    for event in COUNTED:
+        manager.on(event, every=3)(lambda state, event=event: heard.append((event, state.episode, state.epoch)))
+    return manager
+
+
+def test_every_counts_on_after_a_resume_wherever_that_is():
+    whole = []
+    fires_twelve_times(listening(whole))
+    assert {event for event, *_ in whole} == set(COUNTED)
+    for cut in range(1, 12):
+        parts = []
+        first = listening(parts)
+        fires_twelve_times(first, last=cut)
+        second = listening(parts)
+        second.load_state_dict(first.state_dict())
+        fires_twelve_times(second, first=cut)
+        again = [one for one in parts if one[0] == "episode_start"]  # of the open episode, whose start comes again
+        assert [one for one in parts if one[0] != "episode_start"] == [
+            one for one in whole if one[0] != "episode_start"
+        ]
+        assert [episode for _, episode, _ in dict.fromkeys((e, n, 0) for e, n, _ in again)] == [2, 5]
 
 
 def test_what_is_removed_is_not_called_again():

@@ -37,6 +37,69 @@ def test_the_first_signal_asks_and_says_what_a_second_does(number, capfd):
     assert "saving a checkpoint after this step; once more to leave at once" in capfd.readouterr().err
 
 
+def test_a_reader_that_is_gone_does_not_turn_a_request_into_an_error():
+    """The handler would raise in the middle of a step, and the run would fail."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    stderr = os.dup(2)
+    os.dup2(writing, 2)
+    try:
+        interruption = Interruption()
+        with interruption.listening():
+            send()
+    finally:
+        os.dup2(stderr, 2)
+        for descriptor in (stderr, writing):
+            os.close(descriptor)
+    assert (interruption.reason, interruption.at_once) == ("SIGINT", False)
+
+
+def test_a_reader_that_reads_no_more_does_not_hold_the_handler_up():
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with pytest.raises(BlockingIOError):
+        while True:
+            os.write(writing, b"full" * 1024)
+    os.set_blocking(writing, True)
+    stderr = os.dup(2)
+    os.dup2(writing, 2)
+    try:
+        interruption = Interruption()
+        with interruption.listening():
+            send()
+    finally:
+        os.dup2(stderr, 2)
+        for descriptor in (stderr, writing, reading):
+            os.close(descriptor)
+    assert interruption.reason == "SIGINT"
+
+
+def test_a_closed_terminal_asks_and_never_counts_as_the_second_signal(capfd):
+    """The kernel tells the group of a terminal that closes, and the shell may tell its jobs too."""
+    interruption = Interruption()
+    with interruption.listening():
+        for number in (signal.SIGHUP, signal.SIGHUP, signal.SIGTERM):
+            if number == signal.SIGTERM:
+                with pytest.raises(KeyboardInterrupt, match="SIGHUP"):
+                    send(number)
+            else:
+                send(number)
+                assert (interruption.reason, interruption.at_once) == ("SIGHUP", False)
+
+
+def test_under_nohup_a_closed_terminal_stays_ignored(capfd):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        interruption = Interruption()
+        with interruption.listening():
+            interruption.listen_again()
+            send(signal.SIGHUP)
+        assert interruption.reason == ""
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_the_second_signal_leaves_at_once(capfd):
     interruption = Interruption()
     with interruption.listening():
@@ -113,7 +176,7 @@ def test_the_handlers_that_were_there_are_there_again(capfd):
             assert heard == []
             for number in module.SIGNALS:
                 send(number)
-            assert heard == ["mine", "mine"]
+            assert heard == ["mine"] * len(module.SIGNALS)
             heard.clear()
     finally:
         for number, handler in before.items():

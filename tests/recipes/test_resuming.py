@@ -210,18 +210,41 @@ def test_every_file_that_is_appended_to_is_cut_back(run, name, monkeypatch):
     }
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "evals.jsonl"])
-def test_a_file_that_lost_something_is_refused_before_anything_is_cut(run, name):
-    resumption = find_checkpoint(run, "step_2")
-    (run / name).write_bytes((run / name).read_bytes()[:10])
-    before = all_files(run)
-    words = f"{name} is shorter than it was when checkpoint step_2 was written: 10 bytes, and"
-    with pytest.raises(CheckpointError, match=words):
-        cut_back(resumption)
-    (run / name).unlink()
-    with pytest.raises(CheckpointError, match=f"{name} is missing, and had .* bytes at checkpoint step_2"):
-        cut_back(resumption)
-    assert all_files(run) == {other: content for other, content in before.items() if other != name}
+def test_a_record_that_lost_something_is_reported_and_the_run_goes_on_to_the_same_weights(run, finished, caplog):
+    digest, losses = header(finished)["weights_digest"], {"metrics.jsonl": 30, "evals.jsonl": None, "spans.jsonl": 0}
+    for name, left in losses.items():
+        if left is None:
+            (run / name).unlink()
+        else:
+            (run / name).write_bytes((run / name).read_bytes()[:left])
+    state = again(run, resume="step_2")
+    assert (state.resumed_from, header(run)["weights_digest"]) == ("step_2", digest)
+    assert "metrics.jsonl is shorter than it was when checkpoint step_2 was written, 30 bytes and" in caplog.text
+    assert "evals.jsonl is missing, and had" in caplog.text
+    assert steps_in(run) == [[2, 2, 3, 3], [2, 3]]  # whole lines, though the one before them was torn
+    assert (run / "evals" / "held_out" / "step_1.jsonl").exists()  # what is not in the record any more is still there
+
+
+LINKED = ["metrics.jsonl", "journal.jsonl", "evals.jsonl", "spans.jsonl", "evals", "evals/held_out", "rollouts"]
+
+
+def test_links_are_refused_before_anything_is_cut(run):
+    resumption, outside = find_checkpoint(run, "step_2"), run.parent / "outside"
+    for name in LINKED:
+        linked, kept = run / name, run.parent / "kept"
+        if linked.exists():
+            linked.rename(kept)
+        outside.mkdir()
+        (outside / "step_4.jsonl").write_text("precious")
+        linked.symlink_to(outside if "." not in name else outside / "step_4.jsonl")
+        before = all_files(run) | all_files(outside)
+        with pytest.raises(CheckpointError, match=f"{name} is a link, and links are not followed"):
+            cut_back(resumption)
+        assert all_files(run) | all_files(outside) == before
+        linked.unlink()
+        if kept.exists():
+            kept.rename(linked)
+        shutil.rmtree(outside)
 
 
 def test_a_run_that_had_no_checkpoint_begins_without_what_it_left(run):
@@ -382,12 +405,13 @@ def test_all_that_is_refused_is_told_at_once():
         changes_to(saved(), of(seed=3, total_steps=5, threads=2))
 
 
-def test_a_key_that_an_older_version_did_not_have_is_a_change():
+def test_a_key_that_an_older_version_did_not_have_was_at_its_default():
     older = saved()
     del older["optimizer"]["warmup_steps"]
     del older["checkpoint"]["grace"]
-    with pytest.raises(ConfigError, match=r"optimizer.warmup_steps was None and is 0\."):
-        changes_to(older, of())
+    assert changes_to(older, of()) == {}
+    with pytest.raises(ConfigError, match=r"optimizer.warmup_steps was 0 and is 5\."):
+        changes_to(older, of(**{"optimizer.warmup_steps": 5}))
 
 
 def test_a_secret_that_is_given_again_is_told_nowhere(caplog):

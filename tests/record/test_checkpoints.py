@@ -14,7 +14,7 @@ from tests.record.faulty_disk import QuickDisk, inside
 
 from proa import ManifestRow
 from proa.errors import SettingError
-from proa.record.checkpoints import BrokenManifestError, CheckpointError, CheckpointManager
+from proa.record.checkpoints import CheckpointError, CheckpointManager
 
 OLD_MANIFEST = Path(__file__).parent / "fixtures" / "manifest_of_0_1.jsonl"
 
@@ -180,13 +180,13 @@ def test_a_link_among_the_files_is_refused(tmp_path):
 @pytest.mark.parametrize(
     "name", ["", "..", "a/b", "../x", "/x", ".new-a", "a..b", "step 4", "a\n", "a~2", "-a", "é", "x" * 300, "a\0"]
 )
-def test_a_name_that_could_lead_elsewhere_is_refused(name, tmp_path):
+def test_a_name_that_could_lead_elsewhere_is_refused(name, tmp_path, caplog):
     with pytest.raises(CheckpointError, match="cannot name a checkpoint"):
         manager_of(tmp_path).save(row(4, name=name), write)
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "checkpoints.jsonl").write_text(json.dumps(row(4, name=name).as_dict()) + "\n")
-    with pytest.raises(BrokenManifestError, match="line 1: .* cannot name a checkpoint"):
-        _ = manager_of(tmp_path).rows
+    assert manager_of(tmp_path).rows == []
+    assert "cannot be read at line 1, which is passed over: " in caplog.text
 
 
 def test_a_name_is_not_given_twice(tmp_path):
@@ -493,7 +493,7 @@ def test_the_newest_good_one_is_found_and_the_others_are_explained(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "torn", [b'{"name": "step_', b'{"name": "step_9", "batch": 8, "epoch": 0}', b"\0\0\0\0}\n", b"\xff"]
+    "torn", [b'{"name": "step_', b'{"name": "step_9", "batch": 8, "epoch": 0}', b"\0\0\0\0}", b"\xff"]
 )
 def test_a_torn_last_line_is_passed_over_and_cut_off(torn, tmp_path):
     manager = saved(tmp_path, row(2))
@@ -505,28 +505,42 @@ def test_a_torn_last_line_is_passed_over_and_cut_off(torn, tmp_path):
     assert [json.loads(line)["name"] for line in manager.manifest_path.read_text().splitlines()] == ["step_2", "step_4"]
 
 
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ('{"name": "st', "line 2: "),
-        ("[1]", "line 2: it holds a list"),
-        ("{}", "line 2: it has no name"),
-        ('{"name": "a", "epoch": 0}', "line 2: it has no batch"),
-        ('{"name": "a", "batch": "b", "epoch": 0}', "line 2: batch cannot be 'b'"),
-        ('{"name": 5}', "line 2: name cannot be 5"),
-        ("[" * 100_000, "line 2: "),
-    ],
-)
-def test_a_broken_line_in_the_middle_is_an_error_that_names_it(line, words, tmp_path):
+UNREADABLE = {
+    '{"name": "st': "line 2, ",
+    "\0\0\0\0}": "line 2, ",
+    "[1]": "it holds a list",
+    "{}": "it has no name",
+    '{"name": "a", "epoch": 0}': "it has no batch",
+    '{"name": "a", "batch": "b", "epoch": 0}': "batch cannot be 'b'",
+    '{"name": 5}': "name cannot be 5",
+    "[" * 100_000: "line 2, ",
+}
+
+
+def test_a_line_that_cannot_be_read_is_reported_and_costs_no_other_checkpoint(tmp_path, caplog):
+    for number, (line, words) in enumerate(UNREADABLE.items()):
+        run = tmp_path / str(number)
+        run.mkdir()
+        manager = saved(run, row(2), row(4))
+        first, second = manager.manifest_path.read_text().splitlines()
+        manager.manifest_path.write_text("\n".join([first, line, second, ""]))
+        caplog.clear()
+        assert names(manager) == names(manager) == ["step_2", "step_4"]
+        assert [words in record.message for record in caplog.records] == [True]  # once
+        assert "line 2, which is passed over" in caplog.text
+        saved(run, row(6))
+        assert names(manager) == ["step_2", "step_4", "step_6"]
+        assert line in manager.manifest_path.read_text().splitlines()  # somebody may be able to read it
+
+
+def test_a_checkpoint_whose_line_cannot_be_read_is_not_removed(tmp_path, caplog):
     manager = saved(tmp_path, row(2), row(4))
-    first, second = manager.manifest_path.read_text().splitlines()
-    manager.manifest_path.write_text("\n".join([first, line, second, ""]))
-    with pytest.raises(BrokenManifestError) as caught:
-        _ = manager.rows
-    assert words in str(caught.value)
-    with pytest.raises(BrokenManifestError):
-        manager_of(tmp_path).save(row(6), write)
-    assert folders(tmp_path) == ["step_2", "step_4"]
+    manager.manifest_path.write_text(manager.manifest_path.read_text().replace('"name": "step_4"', '"nam'))
+    (tmp_path / "checkpoints" / ".new-step_5").mkdir()
+    manager.forget_after(2)
+    saved(tmp_path, row(6), row(8), keep_last=1)
+    assert names(manager) == ["step_8"]
+    assert folders(tmp_path) == ["step_4", "step_8"]  # what was pruned or half written is gone
 
 
 def test_rows_of_an_older_version_are_read_and_written_as_they_are(tmp_path):

@@ -44,7 +44,7 @@ def test_what_is_no_run_is_wrong_use_and_what_is_there_is_named(tmp_path, capsys
     assert "did you mean 'one'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "spans.jsonl", "run.json", "evals.jsonl", "checkpoints.jsonl"])
+@pytest.mark.parametrize("name", ["metrics.jsonl", "spans.jsonl", "run.json", "evals.jsonl"])
 def test_a_broken_record_is_named_and_nothing_is_written(tmp_path, capsys, name):
     folder = records.write_run(tmp_path / "run", steps=2)
     (folder / name).write_text("garbage\n" * 2)

@@ -16,9 +16,7 @@ from ..record.reading import NoRunError
 from ..record.run_folder import RunFolderError
 from ..visible import print_visible
 
-FULL = (errno.ENOSPC, errno.EDQUOT)
-NOBODY_READS = 141
-"""The exit code of a verb whose reader left, as `head` does: what a shell says of others that this ended."""
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def let_go() -> bool:
@@ -40,7 +38,7 @@ def _reader_is_gone(stream: IO[Any]) -> bool:
     try:
         poll = select.poll()
         poll.register(stream.fileno(), select.POLLOUT)
-        return any(event & select.POLLERR for _, event in poll.poll(0))
+        return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))  # a pipe's, a terminal's
     except (OSError, ValueError):  # a stream without a file
         return False
 
@@ -94,7 +92,7 @@ def told(error: OSError) -> str:
     """
     if error.filename is None:
         return f"something cannot be written: {_why(error)}"
-    return f"{_text(error.filename)} cannot be used: {_why(error)}"
+    return f"{_text(error.filename)} cannot be {'written' if error.errno in FULL else 'used'}: {_why(error)}"
 
 
 def _why(error: OSError) -> str:

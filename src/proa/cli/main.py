@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -13,24 +14,43 @@ from .. import __version__
 from ..spelling import did_you_mean
 from ..visible import print_visible, visible
 
+NOBODY_READS = 141
+"""The exit code of a verb whose reader left, as `head` does: what a shell says of others that this ended."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb. Exit codes: 0 done, 1 failed, 2 wrong use, 130 interrupted, 141 whoever read the output left."""
     try:
-        try:
-            return _run(arguments)
-        finally:
-            if sys.stdout is not None:  # it may be closed
-                sys.stdout.flush()  # here, where it can still be told that nobody reads: `proa runs | head -1`
+        return _flushed(_run(arguments))
+    except SystemExit as leaving:  # argparse has said what there is to say
+        if _flushed(0):
+            return NOBODY_READS
+        raise leaving
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
+        with suppress(OSError):  # Ctrl-C ends the reader of a pipeline as well
+            print("interrupted", file=sys.stderr)
+        return _flushed(130)
     except BrokenPipeError:
-        from .endings import NOBODY_READS, let_go
+        from .endings import let_go
 
         if not let_go():
             raise
         return NOBODY_READS
+
+
+def _flushed(code: int) -> int:
+    """The exit code of a verb whose output is written to its end: of `proa runs | head -1` nobody may read that."""
+    try:
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:  # it may be closed
+                stream.flush()
+    except OSError:
+        from .endings import let_go
+
+        if not let_go():
+            raise
+        return code or NOBODY_READS
+    return code
 
 
 def _run(arguments: Sequence[str] | None) -> int:
@@ -68,11 +88,17 @@ def _parser() -> argparse.ArgumentParser:
     resume = verbs.add_parser(
         "resume",
         help="go on with a run from its newest checkpoint",
-        usage="proa resume RUN_DIR [--checkpoint NAME] [--key value ...]",
+        usage="proa resume RUN_DIR [--checkpoint NAME] [--allow-changes] [--key value ...]",
         epilog="Flags may change what does not change the result, e.g. --makers 4 --runtime ray.",
     )
     resume.add_argument("folder", metavar="RUN_DIR", help="a run's folder, <output_dir>/<name>")
     resume.add_argument("--checkpoint", metavar="NAME", help="that one, e.g. step_40; what came after it is dropped")
+    resume.add_argument(
+        "--allow-changes",
+        "--allow_changes",
+        action="store_true",
+        help="go on though data, rewards, tokenizer or reward model are not those that the run had",
+    )
     resume.set_defaults(run=_resume, takes_flags=True)
     _add_experiment(verbs)
     _add_eval(verbs)
@@ -220,7 +246,7 @@ def _holds(file: str) -> str:
 def _resume(options: argparse.Namespace) -> int:
     from .resume import resume
 
-    return resume(options.folder, options.flags, options.checkpoint)
+    return resume(options.folder, options.flags, options.checkpoint, allow_changes=options.allow_changes)
 
 
 def _replay(options: argparse.Namespace) -> int:

@@ -15,7 +15,7 @@ from .endings import told
 from .train import carry_through
 
 
-def resume(folder: str, flags: Sequence[str], checkpoint: str | None) -> int:
+def resume(folder: str, flags: Sequence[str], checkpoint: str | None, *, allow_changes: bool = False) -> int:
     """Exit code: 0 done, 1 failed, 2 wrong use."""
     path = Path(folder)
     try:
@@ -33,7 +33,7 @@ def resume(folder: str, flags: Sequence[str], checkpoint: str | None) -> int:
         return 2
     if header.get("status") == "completed" and checkpoint is None:
         print_visible(f"{path} is complete: there is nothing to go on with", file=sys.stderr)
-    return carry_through(config, resume=checkpoint or AUTO)
+    return carry_through(config, resume=checkpoint or AUTO, allow_changes=allow_changes)
 
 
 def _refuse_what_is_no_run(path: Path) -> None:

@@ -21,7 +21,7 @@ from ..lifecycle.hooks import BaseCallback, Callback
 from ..lifecycle.policy import ErrorPolicy, Priority
 from ..recipes import run
 from ..record.checkpoints import CheckpointManager
-from ..terminal import JobConsole
+from ..terminal import JobConsole, output_may_be_lost
 from ..visible import print_visible
 from .endings import ending
 from .words import counted, curve, ledger_line, values_of
@@ -32,7 +32,8 @@ def train(config: RunConfig) -> int:
     return carry_through(config)
 
 
-def carry_through(config: RunConfig, resume: str | None = None) -> int:
+@output_may_be_lost()
+def carry_through(config: RunConfig, resume: str | None = None, *, allow_changes: bool = False) -> int:
     """Begin a run, or go on with one, and show what comes of it."""
     sys.path.insert(0, str(Path.cwd()))  # so that rewards, tasks and callbacks there can be named
     # A progress bar for writing one file would stand among the results.
@@ -46,7 +47,7 @@ def carry_through(config: RunConfig, resume: str | None = None) -> int:
         shown.append(_SayWhence(console))
 
     def work() -> int:
-        run(config, callbacks=shown, resume=resume)
+        run(config, callbacks=shown, resume=resume, allow_changes=allow_changes)
         _show_result(console, config)
         return 0
 

@@ -101,9 +101,19 @@ def _call(moment: Moment, i: int, listener: Listener, *, profiling: bool) -> lis
     if profiling:
         lines = ["since = perf_counter()", *lines, f"listener_{i}.profiled_seconds += perf_counter() - since"]
     if listener.every > 1:
-        count = f"({moment.index} + 1)" if moment.index else f"next(listener_{i}.firings)"
-        lines = [f"if not {count} % {listener.every}:", *(f"    {line}" for line in lines)]
+        lines = [f"if not {_count(moment, i)} % {listener.every}:", *(f"    {line}" for line in lines)]
     return lines
+
+
+def _count(moment: Moment, i: int) -> str:
+    """The expression for which firing this is, counted from 1."""
+    firings = f"next(listener_{i}.firings)"
+    if moment.index is None:
+        return firings
+    item = next((item for item in moment.payload if item in moment.index.split()), None)
+    if item is None or defaults_from_state(item) is not None:
+        return f"({moment.index} + 1)"
+    return f"({firings} if {item} is None else {moment.index} + 1)"
 
 
 def _stop_clock(*, profiling: bool) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -88,6 +87,17 @@ class Registration:
         return self.seat is Seat.of(owner)
 
 
+@dataclass(slots=True)
+class Firings:
+    """How often a moment fired, for one listener that is called at each n-th firing."""
+
+    count: int = 0
+
+    def __next__(self) -> int:
+        self.count += 1
+        return self.count
+
+
 @dataclass(eq=False, slots=True)
 class Listener:
     """One call that a moment makes."""
@@ -99,7 +109,7 @@ class Listener:
     """Source fragments over the payload's names, e.g. `state` or `step=step`."""
     name: str
     every: int = 1
-    firings: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    firings: Firings = field(default_factory=lambda: Firings())
     uses_asyncio: bool = False
     errors: int = 0
     failures_in_a_row: int = 0

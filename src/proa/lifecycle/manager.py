@@ -213,12 +213,22 @@ class CallbackManager:
     # -- saving --------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of every callback that has one, by its `state_key`."""
-        return saved_state.save(self.callbacks)
+        """The state of every callback that has one, by its `state_key`, and what functions with `every=` counted."""
+        counted = {key: listener.firings.count for key, listener in self._counting().items()}
+        return saved_state.save(self.callbacks) | ({saved_state.FIRINGS: counted} if counted else {})
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Restore each callback's state into the same object; what matches nothing is said in the log."""
-        saved_state.load(self.callbacks, saved)
+        saved_state.load(self.callbacks, {key: saved[key] for key in saved if key != saved_state.FIRINGS})
+        for key, listener in self._counting().items():
+            listener.firings.count = saved.get(saved_state.FIRINGS, {}).get(key, 0)
+
+    def _counting(self) -> dict[str, Listener]:
+        """The functions that count firings, by their name and their moment's."""
+        listeners = [listener for registration in self._registrations for listener in registration.listeners]
+        return {
+            f"{one.name} at {one.moment.name}": one for one in listeners if one.every > 1 and one.moment.index is None
+        }  # fmt: skip
 
     # -- building ------------------------------------------------------------------------------------
 

@@ -69,7 +69,8 @@ class Moment:
     teardown: bool
     """Outer teardown: callbacks hear it in reverse order of registration within their band."""
     index: str | None
-    """The expression that `every=` counts by; None counts how often the moment fired."""
+    """The expression that `every=` counts by, so that a run that goes on counts as before; None counts how often the
+    moment fired, and so does an item of it that is None, because whoever fired the moment gave the state alone."""
 
 
 Declared = TypeVar("Declared", bound=Callable[..., None])
@@ -89,6 +90,7 @@ def _moment(scope: Scope, *, teardown: bool = False, index: str | None = None) -
 
 
 MOMENTS: dict[str, Moment] = {}
+_EPOCHS = "getattr(state, 'episode', 0) * state.num_epochs + epoch"  # they begin anew in every episode
 
 
 class Moments:
@@ -106,19 +108,19 @@ class Moments:
     def train_end(self, state: LoopState, artifacts: LoopArtifacts | None) -> None:
         """Training is over, after the final checkpoint. Fires on every way out."""
 
-    @_moment(Scope.TRAINER)
+    @_moment(Scope.TRAINER, index="episode")
     def episode_start(self, state: LoopState, episode: int) -> None:
         """An episode begins: `update_steps` fresh batches, then one push of weights."""
 
-    @_moment(Scope.TRAINER)
+    @_moment(Scope.TRAINER, index="episode")
     def episode_end(self, state: LoopState, episode: int) -> None:
         """An episode is over, its weights pushed."""
 
-    @_moment(Scope.TRAINER)
+    @_moment(Scope.TRAINER, index=_EPOCHS)
     def epoch_start(self, state: LoopState, epoch: int) -> None:
         """A pass over the batches begins; in an episode, epoch 0 takes fresh experience."""
 
-    @_moment(Scope.TRAINER)
+    @_moment(Scope.TRAINER, index=_EPOCHS)
     def epoch_end(self, state: LoopState, epoch: int) -> None:
         """A pass over the batches is over."""
 
@@ -137,11 +139,11 @@ class Moments:
     ) -> None:
         """The optimizer step is done. After a step that was cut short, `metrics` is empty."""
 
-    @_moment(Scope.TRAINER)
+    @_moment(Scope.TRAINER, index="version - 1")
     def update_start(self, state: LoopState, version: int) -> None:
         """The push of weights `version` to the makers begins."""
 
-    @_moment(Scope.TRAINER)
+    @_moment(Scope.TRAINER, index="version - 1")
     def update_end(self, state: LoopState, version: int) -> None:
         """The push is over."""
 

@@ -12,6 +12,9 @@ from .hooks import BaseCallback
 
 log = logging.getLogger("proa.lifecycle")
 
+FIRINGS = "firings counted by every="
+"""Among the states of callbacks, what functions counted that have none of their own."""
+
 
 @runtime_checkable
 class Stateful(Protocol):

@@ -1,7 +1,10 @@
-"""Ctrl-C and SIGTERM as requests: the run saves a checkpoint at its next boundary and leaves.
+"""Ctrl-C, SIGTERM and a closed terminal as requests: the run saves a checkpoint at its next boundary and leaves.
 
 The first signal asks. The loop sees it between two steps, saves, and raises `KeyboardInterrupt`. The second signal, or
 the end of the grace period, raises `KeyboardInterrupt` wherever the main thread is; then the last checkpoint counts.
+
+A terminal that closes says so more than once (the kernel to its foreground group, a shell to its jobs), so SIGHUP never
+counts as the second signal; and under `nohup`, which has it ignored from the start, it stays ignored.
 
 A handler that does more than note the signal can meet a lock that its own thread holds, so what is to be done at once
 (waking a trainer that waits) is done by a thread of its own.
@@ -10,14 +13,15 @@ A handler that does more than note the signal can meet a lock that its own threa
 from __future__ import annotations
 
 import os
+import select
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from time import monotonic
 from typing import Any
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))
 LOOK_SECONDS = 0.05
 HOLD_ON = b"\ninterrupted: saving a checkpoint after this step; once more to leave at once\n"
 
@@ -33,7 +37,7 @@ class Interruption:
         """The signal's name, once there was one."""
         self.at_once = False
         """Whether there was a second signal, or the grace period is over."""
-        self._listens = False
+        self._listens_to: list[signal.Signals] = []
         self._since = 0.0
         self._actions: list[Callable[[str], None]] = []
 
@@ -58,18 +62,18 @@ class Interruption:
     def listening(self) -> Iterator[None]:
         """Inside, signals ask; within itself it changes nothing. Outside the main thread Python has no signals, and
         nobody asks by one."""
-        if self._listens or threading.current_thread() is not threading.main_thread():
+        if self._listens_to or threading.current_thread() is not threading.main_thread():
             yield
             return
         over = threading.Event()
         watcher = threading.Thread(target=self._watch, args=(over,), name="proa interruption", daemon=True)
-        before = [(number, signal.signal(number, self._note)) for number in SIGNALS]
-        self._listens = True
+        self._listens_to = [number for number in SIGNALS if not _is_ignored_hangup(number)]
+        before = [(number, signal.signal(number, self._note)) for number in self._listens_to]
         watcher.start()
         try:
             yield
         finally:
-            self._listens = False
+            self._listens_to = []
             for number, handler in before:
                 signal.signal(number, handler)
             over.set()
@@ -77,18 +81,19 @@ class Interruption:
 
     def listen_again(self) -> None:
         """Take the signals back from a library that took them: Ray takes SIGTERM when a driver connects."""
-        if self._listens and threading.current_thread() is threading.main_thread():
-            for number in SIGNALS:
+        if threading.current_thread() is threading.main_thread():
+            for number in self._listens_to:
                 signal.signal(number, self._note)
 
     def _note(self, number: int, _frame: Any) -> None:
-        if self.reason:
+        name = signal.Signals(number).name
+        if not self.reason:
+            self.ask(name)
+            _print_in_handler(HOLD_ON)
+        elif name != "SIGHUP":
             self.at_once = True
-            if self.polled:
-                return
-            raise KeyboardInterrupt(self.reason)
-        self.ask(signal.Signals(number).name)
-        os.write(2, HOLD_ON)  # the one way to print that a handler may use
+            if not self.polled:
+                raise KeyboardInterrupt(self.reason)
 
     def _watch(self, over: threading.Event) -> None:
         acted = 0
@@ -103,3 +108,15 @@ class Interruption:
                 if main is not None:
                     signal.pthread_kill(main, signal.SIGINT)  # as the second signal; it also ends a wait
                 return
+
+
+def _is_ignored_hangup(number: signal.Signals) -> bool:
+    return number.name == "SIGHUP" and signal.getsignal(number) is signal.SIG_IGN
+
+
+def _print_in_handler(line: bytes) -> None:
+    """Write to stderr if it takes the line at once: the reader of a pipe may be gone (Ctrl-C ends `tee` as well) or
+    asleep, and a handler must neither raise nor wait."""
+    with suppress(OSError, ValueError):
+        if select.select([], [2], [], 0)[1]:
+            os.write(2, line)

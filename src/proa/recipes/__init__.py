@@ -32,9 +32,12 @@ __all__ = [
 ]  # fmt: skip
 
 
-def run(config: RunConfig, *, callbacks: Callbacks = None, resume: str | None = None) -> TrainState:
-    """The recipe of the algorithm that the configuration names; `resume` as in `detached`."""
-    return (learn if config.is_supervised else detached)(config, callbacks=callbacks, resume=resume)
+def run(
+    config: RunConfig, *, callbacks: Callbacks = None, resume: str | None = None, allow_changes: bool = False
+) -> TrainState:
+    """The recipe of the algorithm that the configuration names; `resume` and `allow_changes` as in `detached`."""
+    recipe = learn if config.is_supervised else detached
+    return recipe(config, callbacks=callbacks, resume=resume, allow_changes=allow_changes)
 
 
 def job_of(config: RunConfig, given: Given, listeners: Listeners, journal: Sequence[Mapping[str, Any]] = ()) -> Job:

@@ -3,7 +3,8 @@
 checkpoints/step_40/model/           the policy, as others load it
                     state/trainer/   loop, place, open batches, lease book, optimizers with float32 weights, critic
                     state/weights/   the published versions that open leases may name
-                    state/run/       callbacks, random streams, lengths of the record's files, threads, libraries
+                    state/run/       callbacks, random streams, lengths of the record's files, threads, libraries,
+                                     the configuration, and digests of what the run works on
 """
 
 from __future__ import annotations
@@ -30,10 +31,11 @@ from ..record.background import BackgroundSaver
 from ..record.checkpoints import CheckpointManager
 from ..record.copied import copied
 from ..record.run_folder import libraries
-from ..record.secrets import remember
+from ..record.secrets import redact, remember
 from ..record.state_files import write_state
 from ..spelling import did_you_mean
 from .driver_side import Driver
+from .inputs import Inputs
 
 log = logging.getLogger("proa.recipes")
 
@@ -50,6 +52,8 @@ class Checkpoints:
     save_model: Callable[[PreTrainedModel, Path], None]
     """Writes a model as others load it: this one, or a snapshot of it."""
     driver: Driver
+    inputs: Inputs
+    """What the run works on: whoever goes on from a checkpoint must have the same."""
     asked_to_leave: Callable[[], str] = str
     more: Callable[[], dict[str, Tree]] = dict
     """Parts of the state beside the loop's own, by name."""
@@ -63,6 +67,7 @@ class Checkpoints:
         self._loop_state: LoopStateDict = dict
         self._complained = False
         self._background = BackgroundSaver(self.manager) if self.config.checkpoint.background else None
+        _warn_of_scores_without_checkpoint(self.config)
 
     def saver(self, resumed: Resumed | None = None) -> Saver:
         """For a loop."""
@@ -81,17 +86,17 @@ class Checkpoints:
 
     def save(self, name: str, state: LoopState) -> ManifestRow | None:
         """Write a checkpoint, or begin to; its row, if it is there already."""
+        self._look_for_best(state.metrics)
+        parts = self._parts()
         row = ManifestRow(
             name,
             state.global_step - 1,
             state.epoch,
             step=state.global_step,
             policy_version=state.policy_version,
-            metrics=dict(state.metrics),
+            metrics=_without_other_steps(state.metrics, parts["trainer"], state.global_step),
             final=name == "final",
         )
-        self._look_for_best(row.metrics)
-        parts = self._parts()
         if self._background is not None:
             model, parts = snapshot_of(self.model), copied(parts)
             self._background.save(row, lambda into: self._write(into, model, parts))
@@ -112,7 +117,14 @@ class Checkpoints:
         return {
             "trainer": self._loop_state(),
             **self.more(),
-            "run": {**told, **self.of_this_process(), "threads": torch.get_num_threads(), "libraries": libraries()},
+            "run": {
+                **told,
+                **self.of_this_process(),
+                "threads": torch.get_num_threads(),
+                "libraries": libraries(),
+                "config": redact(self.config.model_dump(mode="json")),
+                "inputs": self.inputs.as_dict(),
+            },
         }
 
     def _write(self, into: Path, model: PreTrainedModel, parts: Mapping[str, Tree]) -> None:
@@ -129,7 +141,8 @@ class Checkpoints:
         return rows
 
     def _mark_final(self, name: str, metrics: dict[str, Any]) -> ManifestRow:
-        row = self.manager.mark_final(name, metrics)
+        step = self.manager.row(name).step
+        row = self.manager.mark_final(name, _without_other_steps(metrics, self._loop_state(), step))
         self._offer(row)
         return row
 
@@ -147,6 +160,31 @@ class Checkpoints:
             shutil.copytree(self.folder / row.sampler_path, beside, copy_function=_link)
         shutil.rmtree(place, ignore_errors=True)
         beside.rename(place)
+
+
+def _without_other_steps(metrics: Mapping[str, Any], loop: Tree, step: int) -> dict[str, Any]:
+    """Metrics without the scores of evals whose last was at another step: those are of other weights than these."""
+    evaluated_at: Mapping[str, int] = loop.get("after", {}).get("evaluated_at", {})
+    others = tuple(f"{name}." for name, at in evaluated_at.items() if at != step)
+    return {name: value for name, value in metrics.items() if not name.startswith(others)}
+
+
+def _warn_of_scores_without_checkpoint(config: RunConfig) -> None:
+    """The best of a metric can only be one that was saved: say so where evals come at steps that are not."""
+    best, every = config.checkpoint.best, config.checkpoint.save_every
+    section = next((one for one in config.eval if best is not None and best.startswith(f"{one.name}.")), None)
+    if section is None:
+        return
+    if section.run_every == 0:
+        log.warning(
+            "checkpoint.best: eval %s comes at the end only, and so no other checkpoint has a score", section.name
+        )
+    elif every == 0 or section.run_every % every:
+        log.warning(
+            "checkpoint.best: eval %s comes every %d steps and checkpoints %s: the best is found among the checkpoints "
+            "whose own weights were evaluated. For a checkpoint at each eval, set checkpoint.save_every to %d",
+            section.name, section.run_every, f"every {every}" if every else "at the end only", section.run_every,
+        )  # fmt: skip
 
 
 def manager_for(config: RunConfig, folder: Path) -> CheckpointManager:

@@ -33,16 +33,20 @@ def detached(
     *,
     callbacks: Callbacks = None,
     resume: str | None = None,
+    allow_changes: bool = False,
     **changes: Any,
 ) -> TrainState:
     """Run detached RL as configured (a `RunConfig`, a YAML file, or keywords alone) and return the final state.
 
     The run folder `<output_dir>/<name>` holds the record, and the final weights in `model/`. With `resume="auto"` a
-    run that is there goes on from its newest checkpoint, and with a checkpoint's name from that one.
+    run that is there goes on from its newest checkpoint, and with a checkpoint's name from that one. It is refused if
+    its data, rewards or models have changed since, unless `allow_changes`.
     """
     settled, given = configured(config, its_algorithm, changes)
     with place_callbacks(settled, callbacks) as listeners:
-        return carry_out(settled, lambda: detached_job(settled, given, listeners), resume=resume)
+        return carry_out(
+            settled, lambda: detached_job(settled, given, listeners), resume=resume, allow_changes=allow_changes
+        )
 
 
 def detached_job(
@@ -75,6 +79,7 @@ class DetachedRun:
             material=self.trainer_side.material,
             longest_prompt=self.trainer_side.stream.longest,
         )
+        self.inputs = self.trainer_side.inputs = self.maker_side.add_to(self.trainer_side.inputs)
 
     def train(self, folder: RunFolder, resumption: Resumption | None, interruption: Interruption) -> TrainState:
         config, store = self.config, WeightStore(wait_timeout=self.config.wait_timeout)

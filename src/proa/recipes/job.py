@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,9 +14,24 @@ from ..config import RunConfig
 from ..data.state import LoopState, TrainState
 from ..errors import ProaError
 from ..loop.interruption import Interruption
-from ..record.run_folder import LOCK_NAME, RunFolder, read_json, refuse_used
+from ..record.run_folder import LIVE_NAME, LOCK_NAME, RunFolder, read_json, refuse_used
 from ..record.run_lock import lock
-from .resuming import AUTO, Resumption, begin_again, changes_to, cut_back, find_checkpoint, saved_config, tell_changes
+from ..tasks.template_date import pinned, pinned_to
+from ..terminal import output_may_be_lost
+from .inputs import Inputs
+from .resuming import (
+    AUTO,
+    Resumption,
+    begin_again,
+    changes_to,
+    cut_back,
+    find_checkpoint,
+    saved_config,
+    tell_changes,
+    tell_libraries,
+)
+
+log = logging.getLogger("proa.recipes")
 
 FROM_THE_BEGINNING = "the beginning"
 _BEFORE_THE_HEADER = {"config.json", ".config.json.new", ".run.json.new"}
@@ -23,6 +40,10 @@ _BEFORE_THE_HEADER = {"config.json", ".config.json.new", ".run.json.new"}
 
 class Job(Protocol):
     """A run put together and ready to go."""
+
+    @property
+    def inputs(self) -> Inputs:
+        """What it works on."""
 
     @property
     def began(self) -> bool:
@@ -46,28 +67,40 @@ def carry_out(
     after_training: AfterTraining | None = None,
     interruption: Interruption | None = None,
     patience: float = 0.0,
+    allow_changes: bool = False,
+    now: datetime | None = None,
 ) -> TrainState:
     """Put the run together, make its folder, train in it, and leave a header that says how it ended.
 
     `resume` is `"auto"` or a checkpoint's name: a run that is there is gone on with, and one that is complete is left
     as it is, unless something comes `after_training`. What can be wrong with a configuration is found before training
     starts; no folder is left then. `interruption` is that of whoever runs several; `patience` is how many seconds to
-    wait for another process to leave the folder.
+    wait for another process to leave the folder. With `allow_changes` a run goes on though its data, rewards or models
+    are not those that it had. `now` is what chat templates take for now, by default when the run began.
     """
     there = resume is not None and (config.folder / "run.json").exists()
     if there and resume == AUTO and after_training is None and (done := _complete(config)) is not None:
         return done
     interruption = interruption or Interruption()
     interruption.grace = config.checkpoint.grace
-    with lock(config.folder, patience), interruption.listening(), _actions_of(interruption):
+    with (
+        lock(config.folder, patience),
+        output_may_be_lost(),
+        interruption.listening(),
+        _actions_of(interruption),
+        pinned_to(now or beginning_of(config.folder)),
+    ):
         if not there:
             _clear_unborn(config.folder)
             refuse_used(config.folder)
         saved = saved_config(config.folder) if there else {}
         resumption = find_checkpoint(config.folder, resume or AUTO) if there else None
         # Without a checkpoint it begins again, and may begin otherwise.
-        changes = {} if resumption is None else changes_to(saved, config)
+        bound = None if resumption is None else resumption.bound_to
+        changes = {} if resumption is None else changes_to(saved, config, bound[0] if bound is not None else None)
         job = build()
+        if resumption is not None:
+            _compare_inputs(resumption, job.inputs, allow_changes)
         folder = _reopened(config, resumption, changes) if there else _fresh(config)
         with _ending(job, folder, is_new=not there):
             interruption.leave_if_asked()  # while it was put together
@@ -75,6 +108,37 @@ def carry_out(
             if after_training is not None:
                 after_training(folder, state)
         return state
+
+
+BEGAN = "template_time"
+"""The header's key of what chat templates take for now: local time, as templates write it."""
+
+
+def beginning_of(folder: Path) -> datetime:
+    """When the run in a folder began, in the local time of where that was; now, if there is none yet."""
+    try:
+        header = read_json(folder / "run.json")
+        if isinstance(header.get(BEGAN), str):
+            return datetime.fromisoformat(header[BEGAN])
+        return datetime.fromtimestamp(float(header["started"]))  # as version 0.1 wrote it
+    except (FileNotFoundError, KeyError, TypeError, ValueError):
+        return datetime.now()
+
+
+def _compare_inputs(resumption: Resumption, now: Inputs, allow_changes: bool) -> None:
+    """Refuse to go on with other data, rewards or models than the checkpoint's, or say so where that is allowed."""
+    tell_libraries(resumption)
+    if resumption.bound_to is None:
+        log.warning(
+            "checkpoint %s is of a version that did not note what a run works on: whether data, rewards and models are "
+            "still the same cannot be told", resumption.row.name,
+        )  # fmt: skip
+        return
+    _, before = resumption.bound_to
+    if not allow_changes:
+        before.refuse_differences(now)
+    for line in before.differences(now):
+        log.warning("%s; this was allowed, and from here on it is another run than it would have been", line)
 
 
 @contextmanager
@@ -104,7 +168,9 @@ def _complete(config: RunConfig) -> TrainState | None:
 
 
 def _fresh(config: RunConfig) -> RunFolder:
-    return RunFolder.create(config.folder, config.model_dump(mode="json"))
+    began = pinned()
+    assert began is not None, "carry_out pins it"
+    return RunFolder.create(config.folder, config.model_dump(mode="json"), **{BEGAN: began.isoformat()})
 
 
 def _reopened(config: RunConfig, resumption: Resumption | None, changes: dict[str, tuple[Any, Any]]) -> RunFolder:
@@ -130,9 +196,23 @@ def _ending(job: Job, folder: RunFolder, *, is_new: bool) -> Iterator[None]:
         interrupted = not isinstance(error, Exception)
         reason = "interrupted" if interrupted else f"{type(error).__name__}: {error}"
         ending = {"status": "cancelled" if interrupted else "failed", "stop_reason": reason}
-        folder.update(**job.summary() | ending | {"ended": round(time.time(), 3)})
+        _write_ending(folder, job.summary() | ending | {"ended": round(time.time(), 3)})
         raise
     folder.update(**job.summary() | {"status": "completed", "ended": round(time.time(), 3)})
+
+
+def _write_ending(folder: RunFolder, entries: dict[str, Any]) -> None:
+    """Say in the header how a run ended that did not end well. Where the disk is full, what nobody needs any more makes
+    room for it; and what cannot be written must not hide why the run ended."""
+    try:
+        folder.update(**entries)
+    except OSError:
+        try:
+            (folder.path / LIVE_NAME).unlink(missing_ok=True)
+            folder.update(**entries)
+        except OSError as error:
+            path = folder.path / "run.json"
+            log.error("%s still says running, and the run is over: %s", path, error)
 
 
 def state_summary(state: LoopState, evals: Iterable[str], callback_errors: dict[str, int]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,14 +30,16 @@ from ..record.run_folder import RunFolder
 from ..spelling import did_you_mean
 from ..tasks import Task, load_task
 from ..tasks.builtin import BUILTIN, builtin_task
-from ..tasks.preferences import load_preferences
+from ..tasks.preferences import load_preferences, tokenise_pair
+from ..tasks.task import TaskError
 from .checkpointing import Checkpoints
 from .driver_side import DriverSide
 from .evaluation import eval_source, evaluator_for
 from .fit_dpo import fit_dpo
 from .fit_reward_model import fit_reward_model
-from .fit_sft import fit_sft
+from .fit_sft import Examples, fit_sft
 from .given import Given, configured
+from .inputs import Inputs, Rows, architecture_of, row_tokens, tokenizer_digest
 from .job import carry_out, state_summary
 from .material import BASE_NAME, load_material, load_training_task, prepare_lora, save_policy
 from .placing import Listeners, place_callbacks
@@ -78,15 +80,20 @@ def learn(
     *,
     callbacks: Callbacks = None,
     resume: str | None = None,
+    allow_changes: bool = False,
     **changes: Any,
 ) -> TrainState:
-    """Run a supervised recipe as configured (a `RunConfig`, a YAML file, or keywords alone); `resume` as in
-    `detached`."""
+    """Run a supervised recipe as configured (a `RunConfig`, a YAML file, or keywords alone); `resume` and
+    `allow_changes` as in `detached`."""
     settled, given = configured(config, its_algorithm, changes)
     with place_callbacks(settled, callbacks) as listeners:
-        return carry_out(settled, lambda: SupervisedRun(settled, given, listeners), resume=resume)
+        return carry_out(
+            settled, lambda: SupervisedRun(settled, given, listeners), resume=resume, allow_changes=allow_changes
+        )
 
 
+TRIED_ROWS = 256
+"""Rows that a checkpoint is bound to as tokens; the others as they are written, beside the tokenizer."""
 _TEXT, _YES_OR_NO, _NUMBER, _WHOLE = "a text", "true or false", "a number", "a whole number above 0"
 _SETTINGS = {
     "sft": {
@@ -114,6 +121,7 @@ class SupervisedRun:
         self.eval_section, self.eval_data = _held_out(config, self.kind)
         self.material = load_material(config, given)
         self.model: PreTrainedModel = self.material.model
+        self.inputs = self._inputs()
         self.state: LoopState | None = None
         self._driver: DriverSide | None = None
         self._optimizer: Optimizer | None = None
@@ -150,6 +158,31 @@ class SupervisedRun:
         }
         return _FITS[self.kind](self, common)
 
+    def _inputs(self) -> Inputs:
+        rows: Sequence[Any] = self.data.rows if isinstance(self.data, Task) else self.data
+        return Inputs(
+            rows=Rows.of(row_tokens(self._row_tokens(), rows, TRIED_ROWS), rows, len(rows)),
+            tokenizer=tokenizer_digest(self.material.tokenizer),
+            architecture=architecture_of(self.model),
+        )
+
+    def _row_tokens(self) -> Callable[[int], Any]:
+        """Makes tokens of the row at a place, as training will; what is wrong with one is told there."""
+        tokenizer, params = self.material.tokenizer, self.config.algorithm.params
+        if self.kind == "sft":
+            chosen = {name: params[name] for name in ("answer_column", "every_answer") if name in params}
+            examples = Examples(self.data, tokenizer, **chosen)
+
+        def tokens(place: int) -> Any:
+            try:
+                if self.kind == "sft":
+                    return [examples[place].sequences, examples[place].action_mask]
+                return tokenise_pair(self.data[place], tokenizer, where="")
+            except TaskError as error:
+                return str(error)
+
+        return tokens
+
     def _saver(
         self,
         folder: Path,
@@ -166,6 +199,7 @@ class SupervisedRun:
             self.model,
             lambda model, into: self._save(folder, model, into),
             driver,
+            self.inputs,
             asked_to_leave=asked_to_leave,
             more=lambda: {"optimizer": optimizer.state_dict(), **self._trained()},
             of_this_process=lambda: {"start_digest": start},

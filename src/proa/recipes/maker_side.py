@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,13 +15,16 @@ from ..data.sampling import Sampling
 from ..engines import build_engine
 from ..lifecycle.hooks import BaseCallback
 from ..model_shape import context_length
-from ..policy.models import ModelError
+from ..policy.models import ModelError, weights_digest
 from ..policy.reward_model import check_same_tokenizer, load_reward_model, sequence_scores
 from ..policy.whole import WholeWeights
 from ..rewards import InlineRewards, RewardWorkers
+from ..rewards.function import load_rewards
+from ..rewards.identity import identity
 from ..roles.maker import ExperienceMakerHolder, ModelReward
 from ..tasks import Task
 from .given import Given
+from .inputs import Inputs
 from .material import Material, load_tokenizer
 
 
@@ -33,7 +37,12 @@ class MakerSide:
         self.config = config
         self.material = material
         self.scorer = _scorer(config, given, task)
-        self.model_reward = _model_reward(config, material, longest_prompt)
+        self.model_reward, self.reward_model_digest = _model_reward(config, material, longest_prompt)
+        self.reward_identities = _reward_identities(config, given, task)
+
+    def add_to(self, inputs: Inputs) -> Inputs:
+        """What a run works on, with its rewards."""
+        return replace(inputs, rewards=self.reward_identities, reward_model=self.reward_model_digest)
 
     def make(
         self, name: str, scorer: Any, callbacks: Sequence[BaseCallback], whole_weights: WholeWeights | None
@@ -60,10 +69,11 @@ def sampling_of(config: RunConfig) -> Sampling:
     return Sampling(**config.sampling.model_dump())
 
 
-def _model_reward(config: RunConfig, material: Material, longest_prompt: int) -> ModelReward | None:
+def _model_reward(config: RunConfig, material: Material, longest_prompt: int) -> tuple[ModelReward | None, str]:
+    """The reward model that is configured, and the digest of its weights."""
     section = config.reward.model
     if section is None:
-        return None
+        return None, ""
     model = reward_model_for(config, material, longest_prompt, section.path).requires_grad_(False)
 
     def score(sequences: Any) -> list[float]:
@@ -71,7 +81,7 @@ def _model_reward(config: RunConfig, material: Material, longest_prompt: int) ->
             scores: list[float] = sequence_scores(model, sequences, token_budget=section.token_budget).tolist()
         return scores
 
-    return ModelReward(score, section.weight)
+    return ModelReward(score, section.weight), weights_digest(model.state_dict())
 
 
 def reward_model_for(config: RunConfig, material: Material, longest_prompt: int, folder: str) -> PreTrainedModel:
@@ -99,6 +109,12 @@ def rewards_for(config: RunConfig, given: Given, task: Task) -> Any:
     if not rewards:
         raise ConfigError(f"the task {task.name} brings no reward: give reward.functions, or a reward.model")
     return list(rewards) if isinstance(rewards, tuple) else rewards
+
+
+def _reward_identities(config: RunConfig, given: Given, task: Task) -> dict[str, str]:
+    """Of each function by its name, whether it is still the same."""
+    rewards = rewards_for(config, given, task)
+    return {} if rewards is None else {one.name: identity(one.function) for one in load_rewards(rewards)}
 
 
 def _scorer(config: RunConfig, given: Given, task: Task) -> AbstractContextManager[Any]:

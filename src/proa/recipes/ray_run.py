@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,10 @@ from ..runtime.ray.link import AskDriver
 from ..runtime.ray.makers import Limits
 from ..runtime.ray.places import RaySettings, check_options
 from ..runtime.ray.trainer_host import TrainerParts, TrainerTies
+from ..tasks.template_date import pin, pinned
 from .driver_side import DriverSide, StepRecord
 from .given import Given
+from .inputs import Inputs
 from .job import FROM_THE_BEGINNING
 from .maker_side import MakerSide
 from .material import Material, load_material, load_training_task, lora_settings
@@ -65,7 +68,8 @@ class RayRun:
         _check_devices(config)
         here = config.model_copy(update={"model": config.model.model_copy(update={"device": "cpu"})})
         side = TrainerSide(here, given)
-        MakerSide(here, given, task=side.task, material=side.material, longest_prompt=side.stream.longest)
+        makers = MakerSide(here, given, task=side.task, material=side.material, longest_prompt=side.stream.longest)
+        self.inputs = makers.add_to(side.inputs)
         travelling = [*self.listeners.makers, *self.listeners.trainer, *self.listeners.every_trainer]
         refuse_unportable(travelling, pickled)
         self._runtime: RayRuntime | None = None
@@ -123,8 +127,10 @@ class RayRun:
                 tuple(listeners.every_trainer),
                 there,
                 self.journal,
+                self.inputs,
+                pinned(),
             ),
-            _BuildMaker(absolute, self.given, tuple(listeners.makers)),
+            _BuildMaker(absolute, self.given, tuple(listeners.makers), pinned()),
             makers=config.makers,
             trainers=config.trainers,
             manager=listeners.manager,
@@ -214,9 +220,15 @@ class _BuildTrainer:
     of_every_rank: tuple[Any, ...]
     resumption: Resumption | None
     journal: tuple[Mapping[str, Any], ...]
+    inputs: Inputs
+    began: datetime | None
 
     def __call__(self, ties: TrainerTies) -> TrainerParts:
+        pin(self.began)
         side = TrainerSide(self.config, self.given)
+        # Read again here: what was edited since the driver read it, or lies otherwise on this machine, is refused.
+        self.inputs.refuse_differences(side.inputs)
+        side.inputs = self.inputs
         everywhere = [fresh(callback) for callback in self.of_every_rank]
         if ties.replicas.rank == 0:
             self._check_folder()
@@ -268,10 +280,12 @@ class _BuildMaker:
     config: RunConfig
     given: Given
     callbacks: tuple[Any, ...]
+    began: datetime | None
 
     @contextmanager
     def __call__(self, name: str, store: Store, link: BaseCallback | None) -> Iterator[ExperienceMakerHolder]:
         config = self.config
+        pin(self.began)
         torch.set_num_threads(config.threads)
         material = load_material(config, self.given)
         side = MakerSide(config, self.given, task=load_training_task(config, self.given), material=material)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from ..record.run_folder import read_json
 from ..record.secrets import redact
 from . import job_of
 from .given import Given
-from .job import carry_out
+from .job import beginning_of, carry_out
 from .placing import place_callbacks
 from .resuming import changes_to, config_in, saved_config
 
@@ -29,7 +30,10 @@ LEFT_OUT = ("callbacks", "eval")
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The weights after so many steps, as they were recorded and as they came out again."""
+    """The weights after so many steps, as they were recorded and as they came out again.
+
+    The digests are of a checkpoint's files, and of final weights the `weights_digest` of the runs.
+    """
 
     step: int
     name: str
@@ -95,7 +99,8 @@ def replay(
         raise ConfigError(f"until {until}: the record of {original} has steps 1 to {last}")
     entries = Journal(original).read()
     with place_callbacks(config, [*show, _StopAfter(until or last)]) as listeners:
-        state = carry_out(config, lambda: job_of(config, Given(), listeners, entries))
+        build = partial(job_of, config, Given(), listeners, entries)
+        state = carry_out(config, build, now=beginning_of(original))
     compared, missing = _compared(original, config.folder, state)
     unchanged = _written(original, changed) if flags else changed.model_dump(mode="json")
     return Replay(
@@ -171,14 +176,25 @@ def _learns_otherwise(unchanged: dict[str, Any], config: RunConfig) -> bool:
 def _compared(original: Path, replayed: Path, state: TrainState) -> tuple[list[Comparison], list[str]]:
     """The checkpoints that both have, and the names of those that the replay has not."""
     again = {row.step: row for row in CheckpointManager(replayed).history}
+    finals = _final_digest(original), _final_digest(replayed)
     compared: list[Comparison] = []
     missing: list[str] = []
     for row in CheckpointManager(original).history:
         if row.step in again:
-            compared.append(Comparison(row.step, row.name, _weights_of(row), _weights_of(again[row.step])))
+            digests = _weights_of(row), _weights_of(again[row.step])
+            if all(step == row.step for step, _ in finals):  # the same as `proa train` showed
+                digests = finals[0][1], finals[1][1]
+            compared.append(Comparison(row.step, row.name, *digests))
         elif row.step <= state.global_step:
             missing.append(row.name)
     return compared, missing
+
+
+def _final_digest(folder: Path) -> tuple[int, str]:
+    """After how many steps a run was complete, and the digest of its weights then."""
+    header = read_json(folder / "run.json")
+    is_complete = header.get("status") == "completed" and "weights_digest" in header
+    return (int(header["steps_run"]), str(header["weights_digest"])) if is_complete else (-1, "")
 
 
 def _weights_of(row: ManifestRow) -> str:

@@ -6,7 +6,9 @@ import logging
 import os
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from ..config.run_config import GIVEN
 from ..data.loop import ManifestRow
 from ..data.state import LoopState
 from ..lifecycle.manager import CallbackManager
-from ..lifecycle.saved_state import stateful
+from ..lifecycle.saved_state import FIRINGS, stateful
 from ..loop import Resumed
 from ..loop.after_step import go_on_with
 from ..policy.adapter_folder import load_adapter
@@ -25,12 +27,14 @@ from ..policy.lora import has_lora, trained_weights
 from ..policy.models import load_model
 from ..policy.random_state import set_random_state
 from ..record.checkpoints import CheckpointError, CheckpointManager
+from ..record.durable import Disk
 from ..record.evals import EvalRecord, predictions_path
-from ..record.run_folder import RunFolderError, numbers_back, read_json
+from ..record.run_folder import BrokenRecordError, RunFolderError, libraries, numbers_back, read_json
 from ..record.secrets import redact, redacted_keys
 from ..record.state_files import read_state
 from ..roles.weights import transport_digest
 from .driver_side import RECORD_FILES
+from .inputs import Inputs
 
 log = logging.getLogger("proa.recipes")
 
@@ -57,6 +61,12 @@ class Resumption:
     def part(self, name: str) -> dict[str, Any]:
         """One part of what was saved."""
         return read_state(self._path / "state" / name)
+
+    @cached_property
+    def bound_to(self) -> tuple[dict[str, Any], Inputs] | None:
+        """The configuration and what the run worked on when it was written; None if it is of a version without."""
+        run = self.part("run")
+        return (run["config"], Inputs.from_dict(run["inputs"])) if "inputs" in run else None
 
     def loop(self) -> Resumed:
         return Resumed(self.part("trainer"), self.row)
@@ -89,6 +99,11 @@ def find_checkpoint(folder: Path, name: str = AUTO) -> Resumption | None:
             raise CheckpointError(f"{error}{_offer(manager)}") from error
         return _usable(Resumption(folder, row))
     if not rows:
+        if manager.has_unreadable_lines:
+            raise CheckpointError(
+                f"no line of {manager.manifest_path} can be read, so there is no checkpoint to go on from; what is in "
+                f"{manager.folder} is left alone. Put the file back from a copy, or remove it to begin again"
+            )
         return None
     row, passed_over = manager.newest_good()
     for reason in passed_over:
@@ -111,29 +126,59 @@ def _usable(resumption: Resumption) -> Resumption:
 
 
 def cut_back(resumption: Resumption) -> None:
-    """Take out of the record what came after the checkpoint. Files that are appended to were that long."""
+    """Take out of the record what came after the checkpoint. Files that are appended to were that long.
+
+    What is missing of the record before it is reported, and nothing that the run needs.
+    """
     folder, step = resumption.folder, resumption.row.step
+    _refuse_links(folder)  # before the first file is cut
     lengths: dict[str, int] = resumption.part("run")["record"]
-    files = {folder / name: lengths.get(name, 0) for name in RECORD_FILES}
-    for path, length in files.items():  # all of them before the first is cut
-        if path.exists() and path.stat().st_size < length:
-            raise CheckpointError(
-                f"{path} is shorter than it was when checkpoint {resumption.row.name} was written: "
-                f"{path.stat().st_size} bytes, and {length} then"
-            )
-        if length and not path.exists():
-            raise CheckpointError(f"{path} is missing, and had {length} bytes at checkpoint {resumption.row.name}")
-    for path, length in files.items():
-        if path.exists():
-            os.truncate(path, length)
-    known = {predictions_path(result.name, result.step) for result in EvalRecord(folder).read()}
-    for predictions in folder.glob("evals/*/*.jsonl"):
-        if predictions.relative_to(folder) not in known:
-            predictions.unlink()
+    for name in RECORD_FILES:
+        _cut_file(folder / name, lengths.get(name, 0), resumption.row.name)
+    _remove_later_predictions(folder, step)
     for rollouts in folder.glob("rollouts/step_*.jsonl"):
         if int(rollouts.stem.removeprefix("step_")) > step:
             rollouts.unlink()
     CheckpointManager(folder).forget_after(step)
+
+
+def _refuse_links(folder: Path) -> None:
+    """What a link in a run's folder leads to is not the run's to cut or to remove."""
+    names = (*RECORD_FILES, "checkpoints.jsonl", "checkpoints", "evals", "rollouts")
+    for path in (*(folder / name for name in names), *folder.glob("evals/*"), *folder.glob("checkpoints/*")):
+        if path.is_symlink():
+            raise CheckpointError(f"{path} is a link, and links are not followed in a run's folder")
+
+
+def _cut_file(path: Path, length: int, checkpoint: str) -> None:
+    if not path.exists():
+        if length:
+            log.warning(
+                "%s is missing, and had %d bytes at checkpoint %s: the run goes on without", path, length, checkpoint
+            )
+        return
+    size = path.stat().st_size
+    if size < length:
+        log.warning(
+            "%s is shorter than it was when checkpoint %s was written, %d bytes and %d then: the run goes on with what "
+            "is left of it", path, checkpoint, size, length,
+        )  # fmt: skip
+        length = path.read_bytes().rfind(b"\n") + 1  # so that the next line begins a line
+    Disk().cut_file(path, length)
+
+
+def _remove_later_predictions(folder: Path, step: int) -> None:
+    """Those of later evals, which come again. What the record has lost stays."""
+    try:
+        known = {predictions_path(result.name, result.step) for result in EvalRecord(folder).read()}
+    except BrokenRecordError as error:
+        log.warning("%s: the run goes on, and no predictions are removed", error)
+        return
+    for predictions in folder.glob("evals/*/*.jsonl"):
+        done = predictions.stem.removeprefix("step_")
+        is_earlier = done.isdecimal() and int(done) <= step
+        if predictions.relative_to(folder) not in known and not is_earlier:
+            predictions.unlink()
 
 
 def begin_again(folder: Path) -> None:
@@ -180,7 +225,7 @@ def restore_process(
     states = {**run["callbacks"], **run.get("trainer_callbacks", {})}
     if partly:
         here = stateful(manager.callbacks)
-        states = {key: state for key, state in states.items() if key in here}
+        states = {key: state for key, state in states.items() if key in here or key == FIRINGS}
     manager.load_state_dict(states)
     set_random_state(run.get(random, run["random"]))
 
@@ -229,22 +274,48 @@ def saved_config_in(folder: Path, flags: Sequence[str] = ()) -> RunConfig:
     return restore_run_config(_found_again(saved, str(saved.get("output_dir")), str(parent)) | where, flags)
 
 
-def changes_to(saved: dict[str, Any], config: RunConfig) -> dict[str, tuple[Any, Any]]:
+def changes_to(
+    saved: dict[str, Any], config: RunConfig, bound: dict[str, Any] | None = None
+) -> dict[str, tuple[Any, Any]]:
     """What a configuration changes in a run that goes on, as {key: (before, now)}. What would change what is
-    learned is refused. The folder that the run lies in may have been moved."""
+    learned is refused. The folder that the run lies in may have been moved.
+
+    `saved` is what the run's folder says, which anybody may have edited, and `bound` what the checkpoint says: that
+    counts for all that decides what is learned.
+    """
     now = config.model_dump(mode="json")
-    here = _moved_along(saved, now, str(saved.get("output_dir")), now["output_dir"])
-    changes = {
-        key: (old, new) for key, (old, new) in _differences(here, now).items() if redact({key: new}) != {key: old}
-    }  # what was a secret is given again
+    changes = _changes(saved, now)
+    if bound is not None:
+        free = {key: pair for key, pair in changes.items() if _is_in(key, _FREE)}
+        redacted = redact(now)  # as it stands in the checkpoint
+        changes = free | {key: pair for key, pair in _changes(bound, redacted).items() if not _is_in(key, _FREE)}
     refused = {key: pair for key, pair in changes.items() if not _is_in(key, (*_FREE, *_LAST_BITS))}
     if refused:
         told = "; ".join(_told(key, before, now) for key, (before, now) in refused.items())
         raise ConfigError(
-            f"this run cannot go on with another configuration: {told}. "
+            f"this run cannot go on with another configuration: {told}. Give it as it was. "
             f"To train on with other settings, begin a new run whose model.path is one of its checkpoints"
         )
     return changes
+
+
+def _changes(saved: dict[str, Any], now: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """All that differs. Keys that a newer version added were at their defaults."""
+    with suppress(ConfigError):
+        saved = restore_run_config(saved).model_dump(mode="json")
+    found = _differences(_moved_along(saved, now, str(saved.get("output_dir")), now["output_dir"]), now)
+    given_again = {key for key, (before, now_) in found.items() if redact({key: now_}) == {key: before}}  # secrets
+    return {key: pair for key, pair in found.items() if key not in given_again}
+
+
+def tell_libraries(resumption: Resumption) -> None:
+    """Say which libraries are others than those that the checkpoint was made with."""
+    before = resumption.part("run").get("libraries", {})
+    for name, now in libraries().items():
+        if before.get(name, now) != now:
+            log.warning(
+                "%s was %s and is %s; results may differ in their last bits from here on", name, before[name], now
+            )
 
 
 def tell_changes(changes: dict[str, tuple[Any, Any]]) -> None:

@@ -32,11 +32,13 @@ from ..roles.ppo_trainer import DetachedPPOTrainer
 from ..roles.replicas import Alone, Replicas, SharedSource
 from ..roles.weights import WeightStore
 from ..tasks import PromptStream, Task
+from ..tasks.prompts import KEPT_ROWS
 from .checkpointing import Checkpoints
 from .driver_side import Driver
 from .evaluation import evaluator_for
 from .fit_sft import fit_sft
 from .given import Given
+from .inputs import Inputs, Rows, architecture_of, row_tokens, tokenizer_digest
 from .job import state_summary
 from .maker_side import reward_model_for, sampling_of
 from .material import (
@@ -85,6 +87,16 @@ class TrainerSide:
         if config.optimizer.share_prompts:
             longest = self.stream.longest + config.sampling.group_size * config.sampling.max_new_tokens
             check_shares_prompts(self.material.model, min(longest, 2048))  # longer rows when there are some
+        self.inputs = Inputs(
+            rows=Rows.of(
+                row_tokens(self.stream.row_tokens, self.task.rows, KEPT_ROWS),
+                (row.columns for row in self.task.rows),
+                len(self.task.rows),
+            ),
+            tokenizer=tokenizer_digest(self.material.tokenizer),
+            architecture=architecture_of(self.material.model),
+        )
+        """What checkpoints are bound to; makers have rewards to add."""
         self.critic_start = _critic_start(config, self.material, self.stream)
         self.trainer: PolicyTrainer | None = None
         self._driver: Driver | None = None
@@ -155,6 +167,7 @@ class TrainerSide:
             self.material.model,
             lambda model, into: save_policy(self.config, replace(self.material, model=model), around.folder, into),
             around.driver,
+            self.inputs,
             asked_to_leave=around.asked_to_leave,
             more=more,
             of_this_process=lambda: {**around.of_this_process(), "start_digest": self._start_digest},

@@ -29,13 +29,12 @@ from .background import BackgroundSaver
 from .checkpoint_files import FOLDER_NAME, check_name, described, fresh_place, is_ours, place_of, read_back, seal
 from .checkpoint_files import verify as verify_files
 from .durable import CheckpointError, Disk, DiskFullError, bytes_below, explained, in_words
-from .manifest import BrokenManifestError, Manifest, Removal
+from .manifest import Manifest, Removal
 from .run_folder import as_json_line
 from .run_lock import RunLockedError, lock
 
 __all__ = [
     "BackgroundSaver",
-    "BrokenManifestError",
     "CheckpointError",
     "CheckpointManager",
     "DiskFullError",
@@ -90,6 +89,11 @@ class CheckpointManager:
     def history(self) -> list[ManifestRow]:
         """The rows of all that there ever were, whose files may be gone."""
         return self._manifest.history()
+
+    @property
+    def has_unreadable_lines(self) -> bool:
+        """Whether the manifest has lines that cannot be read, each of which may have named a checkpoint."""
+        return self._manifest.has_unreadable_lines
 
     def row(self, name: str) -> ManifestRow:
         rows = {row.name: row for row in self.rows}
@@ -235,11 +239,14 @@ class CheckpointManager:
         if self.folder.is_symlink() or not self.folder.is_dir():
             return
         named = {place for row in self.rows if (place := _place_or_none(row))}
+        dropped = {place for row in self.history if (place := _place_or_none(row))} - named
+        any_may_be_named = self.has_unreadable_lines
         with os.scandir(self.folder) as entries:
             unnamed = [
                 Path(entry.path)
                 for entry in entries
                 if entry.name not in named and is_ours(entry.name) and entry.is_dir(follow_symlinks=False)
+                if not any_may_be_named or entry.name in dropped or entry.name.startswith(fresh_place(""))
             ]
         for path in unnamed:
             try:

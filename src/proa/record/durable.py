@@ -63,13 +63,13 @@ class Disk:
 
     def write_file(self, path: Path, data: bytes) -> None:
         """Write a new file."""
-        with opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as descriptor:
+        with opened_to_write(path, os.O_CREAT | os.O_EXCL) as descriptor:
             self._write_all(descriptor, data)
 
     def replace_file(self, path: Path, data: bytes) -> None:
         """Write a file so that a reader sees the old one or the new one, never half of one."""
         beside = path.with_name(f".{path.name}.new")
-        with opened(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as descriptor:
+        with opened_to_write(beside, os.O_CREAT | os.O_TRUNC) as descriptor:
             self.restrict(descriptor, 0o600)  # one that a crash left may have other rights
             self._write_all(descriptor, data)
             self.sync(descriptor)
@@ -78,7 +78,7 @@ class Disk:
 
     def append(self, path: Path, data: bytes, after: int) -> None:
         """Add to a file behind its first so many bytes, on the disk before this returns; the rest is cut off."""
-        with opened(path, os.O_WRONLY | os.O_CREAT) as descriptor:
+        with opened_to_write(path, os.O_CREAT) as descriptor:
             if os.fstat(descriptor).st_size != after:
                 self.cut(descriptor, after)
             os.lseek(descriptor, after, os.SEEK_SET)
@@ -124,6 +124,17 @@ def opened(path: Path, flags: int) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def opened_to_write(path: Path, flags: int) -> Iterator[int]:
+    """The same for writing: what fails inside is told with the path, which the system does not say of a descriptor."""
+    with opened(path, os.O_WRONLY | flags) as descriptor:
+        try:
+            yield descriptor
+        except OSError as error:
+            error.filename = error.filename or str(path)
+            raise
 
 
 def bytes_below(path: Path) -> int:

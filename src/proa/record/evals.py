@@ -12,7 +12,7 @@ from typing import Any
 
 from ..data.results import EvalResult
 from ..private_files import make_private_folder, write_private
-from .durable import opened
+from .durable import opened_to_write
 from .run_folder import BrokenRecordError, numbers_back, quoted, scores_line, spelt
 from .secrets import redact_values
 
@@ -38,7 +38,7 @@ class EvalRecord:
         """Write one down: its predictions first, so that a row never names a file that is not there."""
         write_predictions(self.folder / predictions_path(result.name, result.step), predictions)
         line = scores_line(asdict(result)).encode("utf-8")
-        with opened(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND) as descriptor:
+        with opened_to_write(self.path, os.O_CREAT | os.O_APPEND) as descriptor:
             while line:
                 line = line[os.write(descriptor, line) :]
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from .durable import opened
+from .durable import opened_to_write
 from .run_folder import BrokenRecordError, as_json_line
 
 JOURNAL_NAME = "journal.jsonl"
@@ -30,7 +30,7 @@ class Journal:
         """Add entries, for a reader to see at once. They are forced to the disk with the next checkpoint."""
         data = "".join(map(as_json_line, entries)).encode("utf-8")
         if data:
-            with opened(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND) as descriptor:
+            with opened_to_write(self.path, os.O_CREAT | os.O_APPEND) as descriptor:
                 while data:
                     data = data[os.write(descriptor, data) :]
 

@@ -117,7 +117,8 @@ class LiveFile:
         except Exception as error:
             if type(error) not in self._complaints:
                 self._complaints.add(type(error))
-                log.warning("%s is not up to date, and the run goes on: %s", self.path, error, exc_info=error)
+                own = None if isinstance(error, OSError) else error  # what the system says needs no traceback
+                log.warning("%s is not up to date, and the run goes on: %s", self.path, error, exc_info=own)
 
     @staticmethod
     def read(folder: Path) -> LiveView | None:

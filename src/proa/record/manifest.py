@@ -5,12 +5,15 @@ that was true once, and a crash can only leave one of them, with perhaps a piece
 over when reading and cut off before the next line is added. Rewriting the file for every change would be as safe only
 with a second copy, a rename and a folder to be synced, each of them one more thing that can fail.
 
-A line is a row, or `{"name": …, "removed": true}`. The last line of a name counts.
+A line is a row, or `{"name": …, "removed": true}`. The last line of a name counts. A whole line that cannot be read, a
+bad block's say, is reported and passed over, and stays where it is: it costs its own checkpoint and no other. While
+there is one, folders that no line names are left alone, because it may be the line that names them.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -21,14 +24,14 @@ from typing import Any
 from ..data.loop import ManifestRow
 from .checkpoint_files import check_name
 from .durable import CheckpointError, Disk
-from .run_folder import BrokenRecordError, readable
+from .run_folder import readable
 from .secrets import redact_metrics
 
+log = logging.getLogger("proa.record")
+
 MANIFEST_NAME = "checkpoints.jsonl"
-
-
-class BrokenManifestError(CheckpointError, BrokenRecordError):
-    """A line of the manifest, other than one that was just being written, cannot be read."""
+_reported: set[tuple[Path, int]] = set()
+"""Lines that this process has complained about: a manifest is read many times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +54,10 @@ class Manifest:
         self.path = run_folder / MANIFEST_NAME
         self._disk = disk
         self._read_as: tuple[int, ...] | None = None
-        """Which state of the file is known: the two below are of this one."""
+        """Which state of the file is known: the three below are of this one."""
         self._live: dict[str, ManifestRow] = {}
         self._length = 0  # of its whole lines
+        self._unreadable = False  # one of them at least
 
     def rows(self) -> list[ManifestRow]:
         """The checkpoints that there are, in the order in which they were written."""
@@ -64,16 +68,25 @@ class Manifest:
         """Every checkpoint that there ever was, also those that were pruned since; the last of each name."""
         return self._told(with_removed=True)
 
+    @property
+    def has_unreadable_lines(self) -> bool:
+        self._read_if_changed()
+        return self._unreadable
+
     def _told(self, *, with_removed: bool) -> list[ManifestRow]:
         rows: dict[str, ManifestRow] = {}
         for number, line in enumerate(self._whole_lines(), start=1):
-            try:
-                content = _content(line)
-                if not (with_removed and content.get("removed") is True):
-                    _apply(rows, content)
-            except (ValueError, TypeError, RecursionError) as error:
-                raise BrokenManifestError(f"{self.path} is broken at line {number}: {error}") from error
+            content = _content_or_error(line)
+            if isinstance(content, Exception):
+                self._report(number, content)
+            elif not (with_removed and content.get("removed") is True):
+                _apply(rows, content)
         return list(rows.values())
+
+    def _report(self, number: int, error: Exception) -> None:
+        if (self.path, number) not in _reported:
+            _reported.add((self.path, number))
+            log.warning("%s cannot be read at line %d, which is passed over: %s", self.path, number, error)
 
     def append(self, lines: Iterable[ManifestRow | Removal]) -> None:
         """Add lines, on the disk before this returns. If that fails the file is as it was, as far as it can be."""
@@ -94,7 +107,9 @@ class Manifest:
         state = self._state_of_file()
         if self._read_as is None or state != self._read_as:
             self._live = {row.name: row for row in self._told(with_removed=False)}
-            self._length = sum(len(line) for line in self._whole_lines())
+            lines = self._whole_lines()
+            self._unreadable = any(isinstance(_content_or_error(line), Exception) for line in lines)
+            self._length = sum(map(len, lines))
             self._read_as = state
 
     def _state_of_file(self) -> tuple[int, ...]:
@@ -115,8 +130,6 @@ class Manifest:
         except FileNotFoundError:
             return []
         *lines, _torn = data.split(b"\n")  # what follows the last line break was not written to its end
-        if lines and not _is_json(lines[-1]):  # a crash may leave the end of a line without its beginning, too
-            lines.pop()
         return [line + b"\n" for line in lines]
 
 
@@ -127,12 +140,11 @@ def _as_line(line: ManifestRow | Removal) -> bytes:
     return json.dumps(readable(content), allow_nan=False).encode("ascii") + b"\n"
 
 
-def _is_json(line: bytes) -> bool:
+def _content_or_error(line: bytes) -> dict[str, Any] | Exception:
     try:
-        json.loads(line)
-    except (ValueError, RecursionError):
-        return False
-    return True
+        return _content(line)
+    except (ValueError, TypeError, RecursionError) as error:
+        return error
 
 
 def _content(line: bytes) -> dict[str, Any]:
@@ -145,6 +157,9 @@ def _content(line: bytes) -> dict[str, Any]:
     if "name" not in content:
         raise TypeError("it has no name")
     check_name(content["name"])
+    missing = [key for key in ("batch", "epoch") if key not in content]
+    if missing and content.get("removed") is not True:
+        raise TypeError(f"it has no {' and no '.join(missing)}")
     return content
 
 
@@ -159,9 +174,6 @@ def _apply(live: dict[str, ManifestRow], content: dict[str, Any]) -> None:
     if content.get("removed") is True:
         live.pop(content["name"], None)
         return
-    missing = [key for key in ("batch", "epoch") if key not in content]
-    if missing:
-        raise TypeError(f"it has no {' and no '.join(missing)}")
     row = ManifestRow.from_dict({"step": content["batch"] + 1} | content)
     another = not _is_same_checkpoint(live.get(row.name), row)
     if another or row.final:

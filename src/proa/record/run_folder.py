@@ -48,8 +48,8 @@ class RunFolder:
         self._header: dict[str, Any] = {}
 
     @classmethod
-    def create(cls, path: Path, config: dict[str, Any]) -> RunFolder:
-        """Make the folder for a new run; one that was used is refused."""
+    def create(cls, path: Path, config: dict[str, Any], **entries: Any) -> RunFolder:
+        """Make the folder for a new run; one that was used is refused. `entries` are more that its header says."""
         refuse_used(path)
         path.parent.mkdir(parents=True, exist_ok=True)  # where runs lie is the user's to share or not
         make_private_folder(path)
@@ -57,7 +57,7 @@ class RunFolder:
         remember(config)
         folder = cls(path)
         folder.write_json("config.json", config)
-        folder.update(started=round(time.time(), 3), **_here())
+        folder.update(started=round(time.time(), 3), **entries, **_here())
         return folder
 
     @classmethod

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from .durable import opened
+from .durable import opened_to_write
 from .run_folder import BrokenRecordError
 
 SPANS_NAME = "spans.jsonl"
@@ -24,7 +24,7 @@ class SpanRecord:
     def append(self, spans: Iterable[dict[str, Any]]) -> None:
         data = "".join(json.dumps(_rounded(span)) + "\n" for span in spans).encode("ascii")
         if data:
-            with opened(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND) as descriptor:
+            with opened_to_write(self.path, os.O_CREAT | os.O_APPEND) as descriptor:
                 while data:
                     data = data[os.write(descriptor, data) :]
 

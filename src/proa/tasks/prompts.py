@@ -49,6 +49,11 @@ class PromptStream:
         row = self._task.rows[index]
         return Prompt(ordinal, tokens, row.prompt, row.columns)
 
+    def row_tokens(self, index: int) -> tuple[int, ...]:
+        """The tokens of the task's row at that place."""
+        with self._lock:
+            return self._tokens_of(index)
+
     def check(self) -> None:
         """Tokenise every row now: a prompt that cannot be used is refused before the run, never in its middle.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,15 +33,16 @@ def cluster(address: str | None, namespace: str) -> Iterator[None]:
     # Actors import what the driver can: rewards and tasks beside the configuration too.
     paths = os.pathsep.join(dict.fromkeys([path or str(Path.cwd()) for path in sys.path]))
     try:
-        ray.init(
-            address=address or "local",  # not one that happens to be there
-            namespace=namespace,
-            include_dashboard=None if address else False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            # c10d would tell of every look at a store.
-            runtime_env={"env_vars": {"PYTHONPATH": paths, "TORCH_CPP_LOG_LEVEL": "ERROR"}},
-        )
+        with _hangup_held_back():
+            ray.init(
+                address=address or "local",  # not one that happens to be there
+                namespace=namespace,
+                include_dashboard=None if address else False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                # c10d would tell of every look at a store.
+                runtime_env={"env_vars": {"PYTHONPATH": paths, "TORCH_CPP_LOG_LEVEL": "ERROR"}},
+            )
     except ray.exceptions.AuthenticationError as error:
         raise refused_token(address) from error
     except ConnectionError as error:
@@ -51,3 +53,17 @@ def cluster(address: str | None, namespace: str) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+@contextlib.contextmanager
+def _hangup_held_back() -> Iterator[None]:
+    """Processes that are started inside never hear of a terminal that closes, as Ray holds Ctrl-C back from them: the
+    kernel tells the whole group, and a cluster that is gone could not save the run."""
+    if not hasattr(signal, "SIGHUP"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

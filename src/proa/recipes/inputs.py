@@ -1,0 +1,163 @@
+"""What a run works on beside its configuration, as digests: its data as tokens, tokenizer, rewards, models.
+
+A checkpoint holds those of its run, and a run that goes on must work on the same: an edited file or function would
+otherwise give other weights, and nobody would notice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..config import ConfigError
+
+MOST_DIGESTS = 1024
+"""Of rows; with more rows than these, one digest is of several neighbours, so that checkpoints stay small."""
+
+
+class ChangedInputsError(ConfigError):
+    """A run cannot go on with other data, rewards or models than it had."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Digests of rows in their order, one for each or one for each `together`."""
+
+    count: int = 0
+    together: int = 1
+    tokens: list[str] = field(default_factory=list)
+    columns: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, tokens: Iterable[Any], columns: Iterable[Any], count: int) -> Rows:
+        """Of so many rows: what the model reads of each, and the rest of it, which rewards get."""
+        together = max(1, -(-count // MOST_DIGESTS))
+        return cls(count, together, _digests(tokens, together), _digests(columns, together))
+
+    def differences(self, now: Rows) -> list[str]:
+        """In words: how many rows there were, and the first that is another."""
+        found = [] if self.count == now.count else [f"the data had {self.count} rows and has {now.count}"]
+        if self.together != now.together:
+            return found
+        pairs = {"what the model reads": (self.tokens, now.tokens), "its columns": (self.columns, now.columns)}
+        for part, (before, after) in pairs.items():
+            places = [place for place, (a, b) in enumerate(zip(before, after, strict=False)) if a != b]
+            if places:
+                first, last = places[0] * self.together, min(places[0] * self.together + self.together, now.count) - 1
+                rows = f"row {first}" if first == last else f"one of the rows {first} to {last}"
+                found.append(f"{rows} is another than it was ({part})")
+        return found
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Digests of all that a run works on; empty where there is none, or none could be had."""
+
+    rows: Rows = Rows()
+    tokenizer: str = ""
+    architecture: dict[str, Any] = field(default_factory=dict)
+    """The model's configuration."""
+    rewards: dict[str, str] = field(default_factory=dict)
+    """By name."""
+    reward_model: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, saved: Mapping[str, Any]) -> Inputs:
+        """As it was saved; what this version does not know is left out, and what it has not is empty."""
+        known = {one.name: saved[one.name] for one in fields(cls) if one.name in saved}
+        return cls(**known | {"rows": Rows(**known.get("rows", {}))})
+
+    def differences(self, now: Inputs) -> list[str]:
+        """What is another now, in words."""
+        found = self.rows.differences(now.rows)
+        if self.tokenizer and now.tokenizer and self.tokenizer != now.tokenizer:
+            found.append("the tokenizer is another than it was (its files, or its chat template)")
+        for key in sorted(self.architecture.keys() & now.architecture.keys()):  # a newer version adds some
+            before, after = self.architecture[key], now.architecture[key]
+            if before != after:
+                found.append(f"the model's configuration: {key} was {before!r} and is {after!r}")
+        for name in sorted(self.rewards.keys() & now.rewards.keys()):
+            if _differ(self.rewards[name], now.rewards[name]):
+                found.append(f"the reward {name} is another function than it was (it, or what it calls, was edited)")
+        if self.reward_model and now.reward_model and self.reward_model != now.reward_model:
+            found.append("the reward model has other weights than it had")
+        return found
+
+    def refuse_differences(self, now: Inputs) -> None:
+        if found := self.differences(now):
+            raise ChangedInputsError(
+                f"this run cannot go on with other inputs than it had: {'; '.join(found)}. Put back what was there, or "
+                f"begin a new run whose model.path is one of its checkpoints. To go on nevertheless, as a run that "
+                f"nobody can repeat: --allow-changes, or allow_changes=True in Python"
+            )
+
+
+def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Of what turns text into tokens and back."""
+    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        content: Any = json.loads(backend.to_str())
+        for used in ("truncation", "padding"):  # set by whoever called it last
+            content.pop(used, None)
+    else:
+        content = sorted(tokenizer.get_vocab().items())
+    ends = [tokenizer.bos_token_id, tokenizer.eos_token_id]
+    return _digest([content, getattr(tokenizer, "chat_template", None), ends])
+
+
+def architecture_of(model: PreTrainedModel) -> dict[str, Any]:
+    """What of a model's configuration decides what it computes."""
+    content: dict[str, Any] = json.loads(model.config.to_json_string(use_diff=False))
+    return {key: value for key, value in content.items() if key not in _NOT_COMPUTED}
+
+
+_NOT_COMPUTED = {
+    "_name_or_path", "architectures", "dtype", "id2label", "label2id", "num_labels", "pad_token_id", "problem_type",
+    "torch_dtype", "transformers_version", "use_cache",
+}  # fmt: skip
+
+
+def row_tokens(tokens_of: Callable[[int], Any], rows: Sequence[Any], most: int) -> Iterable[Any]:
+    """What the model reads of each row: its tokens, and of rows after the first so many what they are made of."""
+    return (tokens_of(place) if place < most else row for place, row in enumerate(rows))
+
+
+def _digests(values: Iterable[Any], together: int) -> list[str]:
+    found, part, size = [], hashlib.blake2b(digest_size=8), 0
+    for value in values:
+        part.update(_as_text(value).encode("utf-8", "surrogatepass"))
+        size += 1
+        if size == together:
+            found.append(part.hexdigest())
+            part, size = hashlib.blake2b(digest_size=8), 0
+    return [*found, part.hexdigest()] if size else found
+
+
+def _digest(content: Any) -> str:
+    return hashlib.blake2b(_as_text(content).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+def _as_text(value: Any) -> str:
+    return json.dumps(value, default=_plain, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    """What JSON has no form for, so that it is the same in every process: an object's address is not."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if hasattr(value, "__dataclass_fields__"):
+        return {name: getattr(value, name) for name in value.__dataclass_fields__}
+    return repr(value) if isinstance(value, bytes | complex) else type(value).__qualname__
+
+
+def _differ(before: str, now: str) -> bool:
+    """Whether both are known, in the same way, and are not the same."""
+    return before.partition(":")[0] == now.partition(":")[0] and before != now

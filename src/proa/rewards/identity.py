@@ -1,0 +1,93 @@
+"""Whether a reward is still the same function: a digest of what it says, as far as that can be had."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import inspect
+import sys
+import textwrap
+from types import CodeType, FunctionType, MethodType
+from typing import Any
+
+_OWN = __name__.partition(".")[0]
+
+
+def identity(function: Any) -> str:
+    """A digest of a function's source and of the functions of its module that it calls, without comments and layout;
+    of its bytecode where there is no source. Empty where neither can be had, and for what comes with Proa, whose
+    version says it. Two digests can be compared if what stands before the colon is the same.
+    """
+    found: dict[str, str] = {}
+    try:
+        _collect(function, found)
+    except Exception:  # whatever a user's object does when it is looked at: that nothing is known refuses nobody
+        return ""
+    if not found:
+        return ""
+    kind = "source" if all(text.startswith("source") for text in found.values()) else "bytecode"
+    version = "" if kind == "source" else f"-{sys.version_info[0]}.{sys.version_info[1]}"
+    digest = hashlib.blake2b(repr(sorted(found.items())).encode("utf-8", "replace"), digest_size=16)
+    return f"{kind}{version}:{digest.hexdigest()}"
+
+
+def _collect(thing: Any, found: dict[str, str]) -> None:
+    """What a function says, under its name, and the same for what it calls in its own module."""
+    if isinstance(thing, functools.partial):
+        found[f"partial of {len(found)}"] = f"source {_plain([thing.args, sorted(thing.keywords.items())])}"
+        return _collect(thing.func, found)
+    if isinstance(thing, MethodType):
+        thing = thing.__func__
+    thing = inspect.unwrap(thing) if isinstance(thing, FunctionType) else thing
+    if not isinstance(thing, FunctionType | type):
+        return _collect(type(thing), found)  # an object: what its class says
+    name = f"{thing.__module__}.{thing.__qualname__}"
+    if name in found or thing.__module__.partition(".")[0] in (_OWN, "builtins"):
+        return None
+    found[name] = _said_by(thing)
+    functions = [thing] if isinstance(thing, FunctionType) else _methods(thing)
+    used = {key: value for one in functions for key, value in _used_by(one.__code__, one.__globals__).items()}
+    for key, value in used.items():
+        if isinstance(value, FunctionType | type) and value.__module__ == thing.__module__:
+            _collect(value, found)
+        elif key.isupper() and isinstance(value, str | int | float | tuple):  # a constant: others may be counted up
+            found[f"{thing.__module__}.{key}"] = f"source {_plain(value)}"
+    return None
+
+
+def _methods(kind: type) -> list[FunctionType]:
+    return [value for value in vars(kind).values() if isinstance(value, FunctionType)]
+
+
+def _used_by(code: CodeType, names: dict[str, Any]) -> dict[str, Any]:
+    """What of its module a function mentions, by name; in functions within it too."""
+    used = {name: names[name] for name in code.co_names if name in names}
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            used |= _used_by(constant, names)
+    return used
+
+
+def _said_by(thing: Any) -> str:
+    try:
+        if getattr(thing, "__name__", "") == "<lambda>":
+            raise OSError  # its source is the line that it stands in
+        return f"source {ast.unparse(ast.parse(textwrap.dedent(inspect.getsource(thing))))}"
+    except (OSError, TypeError, SyntaxError, ValueError):
+        functions = [thing] if isinstance(thing, FunctionType) else _methods(thing)
+        return f"bytecode {[_compiled(function.__code__) for function in functions]}"
+
+
+def _compiled(code: CodeType) -> list[Any]:
+    constants = [_compiled(one) if isinstance(one, CodeType) else _plain(one) for one in code.co_consts]
+    return [code.co_code.hex(), constants, list(code.co_names), list(code.co_varnames)]
+
+
+def _plain(value: Any) -> str:
+    """As text if that is the same in every process."""
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(map(_plain, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key!r}: {_plain(inner)}' for key, inner in value.items())}}}"
+    return repr(value) if isinstance(value, str | int | float | bool | bytes | None) else type(value).__qualname__

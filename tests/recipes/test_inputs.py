@@ -1,0 +1,284 @@
+"""A checkpoint is bound to what its run works on: data, tokenizer, rewards, models, and its configuration."""
+
+import importlib
+import json
+import os
+import shutil
+import sys
+from datetime import datetime
+
+import pytest
+import torch
+
+from proa import Callback
+from proa.cli.main import main
+from proa.config import load_run_config
+from proa.policy.models import load_model, save_model
+from proa.policy.reward_model import reward_model_from, save_reward_model
+from proa.recipes import dpo, grpo, sft
+from proa.recipes.inputs import MOST_DIGESTS, ChangedInputsError, Rows
+from proa.recipes.replaying import replay
+from proa.recipes.resuming import changes_to, find_checkpoint
+from proa.rewards.identity import identity
+from proa.tasks import template_date
+from proa.tasks.builtin.characters import tokenizer as characters
+
+MODEL = {
+    "model_type": "llama", "vocab_size": 16, "hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 24,
+}  # fmt: skip
+COMMON = {"total_steps": 3, "train_batch_size": 4, "checkpoint": {"save_every": 1, "keep": None}}
+GRPO = {"sampling": {"group_size": 2, "max_new_tokens": 3}, "reward": {"workers": 0}, "wait_timeout": 60.0}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    torch.set_num_threads(1)
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """Where a user works: a model with its tokenizer, data, a reward."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    save_model(load_model(MODEL), characters(), tmp_path / "model")
+    write_rows(tmp_path / "rows.jsonl", [{"prompt": f"{n}>", "answer": str(n)} for n in range(8)])
+    pairs = [{"prompt": f"{n}>", "chosen": str(n), "rejected": str(n + 1)} for n in range(8)]
+    write_rows(tmp_path / "pairs.jsonl", pairs)
+    write_reward(tmp_path, "return len(completion) / 3")
+    yield tmp_path
+    sys.modules.pop("judge_of_test", None)
+
+
+def write_rows(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def write_reward(folder, line, comment="", scale="1.0"):
+    code = f"SCALE = {scale}\ndef helper(completion):\n    {comment}\n    {line}\n\n"
+    code += "def judge(prompts, completions, **columns):\n    return [SCALE * helper(text) for text in completions]\n"
+    (folder / "judge_of_test.py").write_text(code)
+    sys.modules.pop("judge_of_test", None)
+    importlib.invalidate_caches()
+    shutil.rmtree(folder / "__pycache__", ignore_errors=True)
+
+
+def started(recipe, folder, **settings):
+    """A run that was cut off after its second step."""
+    state = recipe(**COMMON | settings, output_dir=folder, callbacks=[StopsAfter(2)])
+    assert state.global_step == 2
+    header = json.loads((folder / "run" / "run.json").read_text())
+    (folder / "run" / "run.json").write_text(json.dumps(header | {"status": "running"}))
+    return lambda **more: recipe(**COMMON | settings, output_dir=folder, resume="step_1", **more)
+
+
+class StopsAfter(Callback):
+    def __init__(self, steps):
+        self.steps = steps
+
+    def on_step_end(self, state, step_idx, batch, metrics):
+        if state.global_step == self.steps:
+            state.stop_training("enough")
+
+
+def all_files(folder):
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
+    return {path: path.read_bytes() for path in files}
+
+
+# Data.
+
+EDITS = {
+    "halved": (lambda lines: lines[:4], "the data had 8 rows and has 4"),
+    "an answer": (lambda lines: [*lines[:5], lines[5].replace('"5"', '"6"'), *lines[6:]], "row 5 is another"),
+    "a prompt": (lambda lines: [lines[0].replace("0>", "9>"), *lines[1:]], "row 0 is another than it was (what the"),
+    "another order": (lambda lines: lines[::-1], "row 0 is another"),
+}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "data", "settings"),
+    [(sft, "rows.jsonl", {}), (grpo, "rows.jsonl", {**GRPO, "reward.functions": ["judge_of_test:judge"]})],
+    ids=["sft", "grpo"],
+)
+def test_edited_data_is_refused_with_the_first_row_that_differs_and_nothing_is_touched(place, recipe, data, settings):
+    resume = started(recipe, place, model="model", task=data, **settings)
+    lines = (place / data).read_text().splitlines(keepends=True)
+    before = all_files(place / "run")
+    for name, (edit, words) in EDITS.items():
+        (place / data).write_text("".join(edit(lines)))
+        with pytest.raises(ChangedInputsError) as caught:
+            resume()
+        assert words in str(caught.value), name
+        assert "Put back what was there" in str(caught.value)
+    assert all_files(place / "run") == before
+    (place / data).write_text("".join(lines))
+    assert resume().global_step == 3
+
+
+def test_edited_pairs_are_refused(place):
+    resume = started(dpo, place, model="model", task="pairs.jsonl")
+    text = (place / "pairs.jsonl").read_text()
+    (place / "pairs.jsonl").write_text(text.replace('"rejected": "4"', '"rejected": "7"'))
+    with pytest.raises(ChangedInputsError, match="row 3 is another"):
+        resume()
+
+
+def test_data_that_is_edited_after_the_start_is_not_taken_for_what_was_trained_on(place):
+    rows = place / "rows.jsonl"
+
+    class Edits(Callback):
+        def on_train_start(self, state):
+            rows.write_text(rows.read_text().replace('"0"', '"1"'))
+
+    state = sft(**COMMON, model="model", task="rows.jsonl", output_dir=place, callbacks=[Edits(), StopsAfter(1)])
+    assert state.global_step == 1
+    with pytest.raises(ChangedInputsError, match="row 0 is another"):
+        sft(**COMMON, model="model", task="rows.jsonl", output_dir=place, resume="step_1")
+
+
+def test_other_inputs_can_be_allowed_and_are_then_what_the_run_is_bound_to(place, caplog):
+    resume = started(sft, place, model="model", task="rows.jsonl")
+    (place / "rows.jsonl").write_text((place / "rows.jsonl").read_text().replace('"0"', '"1"'))
+    assert resume(allow_changes=True).global_step == 3
+    assert "row 0 is another than it was" in caplog.text
+    assert "this was allowed" in caplog.text
+    found = find_checkpoint(place / "run", "step_3").bound_to[1]
+    assert found.differences(found) == []
+    sft(**COMMON, model="model", task="rows.jsonl", output_dir=place, resume="step_2")  # written with what is there now
+
+
+def test_many_rows_have_few_digests(tmp_path):
+    count = 10 * MOST_DIGESTS + 3
+    before = Rows.of(range(count), [None] * count, count)
+    now = Rows.of([-1 if n == 5000 else n for n in range(count)], [None] * count, count)
+    assert len(before.tokens) <= MOST_DIGESTS
+    assert before.differences(now) == ["one of the rows 4994 to 5004 is another than it was (what the model reads)"]
+
+
+# Rewards.
+
+
+def test_an_edited_reward_is_refused_and_an_edited_comment_is_not(place):
+    reward = {**GRPO["reward"], "functions": ["judge_of_test:judge"]}
+    resume = started(grpo, place, model="model", task="rows.jsonl", **GRPO | {"reward": reward})
+    write_reward(place, "return len(completion) / 3", comment="# longer is better")
+    assert resume().global_step == 3
+    for line, scale in (("return -len(completion) / 3", "1.0"), ("return len(completion) / 3", "2.0")):
+        write_reward(place, line, scale=scale)
+        with pytest.raises(ChangedInputsError, match="the reward judge is another function than it was"):
+            resume()
+
+
+def counted(completions, **_):
+    counted.calls += 1
+    return [1.0] * len(completions)
+
+
+counted.calls = 0
+
+
+class Judge:
+    def __init__(self, weight):
+        self.weight = weight
+
+    def __call__(self, completions, **_):
+        return [self.weight] * len(completions)
+
+
+def test_a_reward_is_the_same_as_long_as_it_says_the_same():
+    before = identity(counted)
+    counted([])
+    assert before == identity(counted) != ""
+    assert identity(Judge(1.0)) == identity(Judge(2.0)) != ""  # what an object holds cannot be told
+    assert identity(lambda x: x + 1).startswith("bytecode")
+    assert identity(lambda x: x + 1) != identity(lambda x: x + 2)
+    assert identity(len) == ""  # nothing is known, and nobody is refused for it
+
+
+# Tokenizer and models.
+
+
+def test_another_tokenizer_architecture_or_reward_model_is_refused(place):
+    save_reward_model(reward_model_from(load_model(MODEL), seed=1), characters(), place / "judge")
+    settings = {**GRPO, "reward": {"workers": 0, "model": {"path": "judge"}}, "model": "model", "task": "rows.jsonl"}
+    resume = started(grpo, place, **settings)
+    shutil.copytree(place / "judge", place / "kept")
+    shutil.rmtree(place / "judge")
+    save_reward_model(reward_model_from(load_model(MODEL), seed=2), characters(), place / "judge")
+    with pytest.raises(ChangedInputsError, match="the reward model has other weights"):
+        resume()
+    shutil.rmtree(place / "judge")
+    (place / "kept").rename(place / "judge")
+
+    config = json.loads((place / "model" / "config.json").read_text())
+    other = config | {"rms_norm_eps": 0.5}
+    (place / "model" / "config.json").write_text(json.dumps(other))
+    with pytest.raises(ChangedInputsError, match="configuration: rms_norm_eps was 1e-06 and is 0.5"):
+        resume()
+    (place / "model" / "config.json").write_text(json.dumps(config))
+
+    (place / "model" / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    with pytest.raises(ChangedInputsError, match="the tokenizer is another"):
+        resume()
+
+
+# The configuration.
+
+
+def test_an_edited_configuration_is_wrong_use(place, capsys):
+    started(sft, place, model="model", task="rows.jsonl")
+    path = place / "run" / "config.json"
+    config = json.loads(path.read_text())
+    edits = {
+        "seed was 0 and is 7": {"seed": 7},
+        "optimizer.learning_rate was 1e-05 and is 0.1": {"optimizer": config["optimizer"] | {"learning_rate": 0.1}},
+    }
+    for words, edit in edits.items():
+        path.write_text(json.dumps(config | edit))
+        before = all_files(place / "run")
+        assert main(["resume", str(place / "run"), "--checkpoint", "step_1"]) == 2
+        assert words in capsys.readouterr().err
+        assert all_files(place / "run") == before
+
+
+def test_keys_that_a_newer_version_adds_were_at_their_defaults():
+    config = load_run_config(**COMMON, model={"config": MODEL}, task="sort_digits", algorithm="sft")
+    older = config.model_dump(mode="json")
+    del older["record"], older["optimizer"]["warmup_steps"], older["sampling"]
+    assert changes_to(older, config, older) == {}
+
+
+# Dates.
+
+DATED = "{{ strftime_now('%d') }}{% for message in messages %}{{ message.content }}{% endfor %}>"
+
+
+def test_a_template_that_writes_the_date_writes_that_of_the_runs_beginning(place, monkeypatch):
+    (place / "model" / "chat_template.jinja").write_text(DATED)
+    rows = [{"prompt": [{"role": "user", "content": str(n)}], "answer": str(n)} for n in range(8)]
+    write_rows(place / "rows.jsonl", rows)
+    reward = {**GRPO["reward"], "functions": ["judge_of_test:judge"]}
+    settings = {"model": "model", "task": "rows.jsonl", **GRPO | {"reward": reward}}
+    today = [datetime(2031, 5, 17)]
+    monkeypatch.setattr("proa.recipes.job.datetime", type("Clock", (datetime,), {"now": lambda: today[0]}))
+    resume = started(grpo, place, **settings)
+    whole = grpo(**COMMON | settings, output_dir=place, name="whole")
+    today[0] = datetime(2031, 5, 18)
+    assert resume().global_step == 3
+    digests = [json.loads((place / name / "run.json").read_text())["weights_digest"] for name in ("run", "whole")]
+    assert digests[0] == digests[1]
+    assert whole.global_step == 3
+    assert replay(place / "whole").same
+    assert template_date.pinned() is None
+    with pytest.raises(ChangedInputsError, match="row 0 is another"):  # as it would be without
+        monkeypatch.setattr("proa.recipes.job.beginning_of", lambda folder: today[0])
+        resume()
+
+
+def test_a_run_of_a_version_that_noted_nothing_goes_on_with_a_warning(place, caplog, monkeypatch):
+    monkeypatch.setattr("proa.recipes.resuming.Resumption.bound_to", None)
+    resume = started(sft, place, model="model", task="rows.jsonl")
+    assert resume().global_step == 3
+    assert "of a version that did not note what a run works on" in caplog.text
