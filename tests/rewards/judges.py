@@ -1,6 +1,7 @@
 """Reward functions for the tests, at top level so that worker processes can import them."""
 
 import asyncio
+import ctypes
 import math
 import os
 import re
@@ -124,6 +125,31 @@ def starts_a_child_and_hangs(completions):
     child = subprocess.Popen(["sleep", "60"])
     Path(completions[0]).write_text(str(child.pid))
     time.sleep(60)
+
+
+def forks(completions):
+    """Leaves two processes behind in the same call, as `multiprocessing` used wrongly does; both of them answer."""
+    if "fork" in completions:
+        os.fork()
+    if "fork in C" in completions:  # Python is not told of this one
+        ctypes.CDLL(None).fork()
+    return [float(len(text)) for text in completions]
+
+
+def writes_into_its_channel(completions):
+    """As a library does that writes to a descriptor which is no longer its own."""
+    for descriptor in own_sockets():
+        os.write(descriptor, completions[0].encode())
+    return [1.0] * len(completions)
+
+
+def inheritable_sockets(completions):
+    return [float(sum(map(os.get_inheritable, own_sockets())))] * len(completions)
+
+
+def own_sockets():
+    names = [name for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")]
+    return [int(name) for name in names if os.readlink(f"/proc/self/fd/{name}").startswith("socket:")]
 
 
 def starts_a_thread(completions):
