@@ -17,6 +17,7 @@ from ..data.state import LoopState
 from ..engines.protocol import Engine, Request
 from ..lifecycle.manager import CallbackManager, Callbacks
 from ..lifecycle.roles import Role
+from ..numerics import Numerics
 from ..rewards.score import Score, add_part
 from .activity import Activity, Doing
 from .concurrency import concurrency_group
@@ -105,6 +106,7 @@ class ExperienceMakerHolder:
         self._version = -1
         self._doubt = self._answered = object()
         self._turn = 0
+        self._numerics: Numerics | None = None
 
     # -- leased work ---------------------------------------------------------------------------------
 
@@ -243,10 +245,13 @@ class ExperienceMakerHolder:
         moments.maker_make_experience_start(state)
         experience = None
         try:
+            if self._numerics is not None:
+                self._numerics.put_back(f"a callback of {self.name}")
             requests = [Request(prompt.tokens, tuple(own)) for prompt, own in zip(prompts, seeds, strict=True)]
             with self._engine_in_use, self.activity.doing("generate", f"generating {what}"):
                 version = self._version
                 groups = self.engine.generate(requests, self.sampling)
+                self._numerics = Numerics()
             with self.activity.doing("score", f"scoring {what}"):
                 scores = self._score(prompts, groups)
             self.tokens_made += sum(len(completion) for group in groups for completion in group)

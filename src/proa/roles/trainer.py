@@ -25,6 +25,7 @@ from ..lifecycle.roles import Role
 from ..lifecycle.spans import Lifecycle
 from ..loop.after_step import AfterStep, Evaluator, Resumed, Saver, go_on_with
 from ..loop.supervised import artifacts_of
+from ..numerics import Numerics
 from .activity import Activity
 from .buffer import DetachedReplayBuffer
 from .concurrency import concurrency_group
@@ -105,6 +106,7 @@ class DetachedTrainer(ABC):
         self._after: AfterStep | None = None
         self._resumed: Resumed | None = None
         self._interrupted_by = ""
+        self._numerics: Numerics | None = None
         self.batch_in_step: Experience | None = None
         """What the last step was taken on."""
 
@@ -281,8 +283,11 @@ class DetachedTrainer(ABC):
         self, life: Lifecycle, after: AfterStep, experience: Experience, settling: Sequence[BufferItem] = ()
     ) -> None:
         with life.step() as step:
+            if self._numerics is not None:
+                self._numerics.put_back("a callback or an evaluator")
             self.batch_in_step = step.experience = experience
             step.metrics = self.training_step(experience)
+            self._numerics = Numerics()  # what was set before the first step, or by the step itself, is meant
             if isinstance(step.metrics, dict):
                 step.metrics = {**step.metrics, **self._where_time_went(), **(self.source.made if settling else {})}
             if settling:
@@ -359,7 +364,7 @@ class DetachedTrainer(ABC):
 
     def _new_state(self, total_steps: int, train_epochs: int) -> LoopState:
         self.state = self._first_state(self.state.output_dir)
-        self._place, self._batches, self._empty_in_a_row = Place(), [], 0
+        self._place, self._batches, self._empty_in_a_row, self._numerics = Place(), [], 0, None
         self.state.num_epochs = train_epochs
         self.state.max_steps = self.state.num_steps = total_steps * train_epochs
         return self.state
