@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -18,13 +19,15 @@ from ..engines.protocol import Engine, Request
 from ..lifecycle.manager import CallbackManager, Callbacks
 from ..lifecycle.roles import Role
 from ..numerics import Numerics
-from ..rewards.score import Score, add_part
+from ..rewards.score import Score, add_part, fault_of
 from .activity import Activity, Doing
 from .concurrency import concurrency_group
 from .finding import find_actor
 from .lease_plan import group_by_id
 from .waiting import ClosedError, LeaseFailedError, WaitTimeoutError
 from .weights import Weights
+
+log = logging.getLogger("proa.maker")
 
 
 class Scorer(Protocol):
@@ -107,6 +110,7 @@ class ExperienceMakerHolder:
         self._doubt = self._answered = object()
         self._turn = 0
         self._numerics: Numerics | None = None
+        self._told_of_failure = False
 
     # -- leased work ---------------------------------------------------------------------------------
 
@@ -269,6 +273,16 @@ class ExperienceMakerHolder:
             sequences = [(*prompt.tokens, *completion.tokens.tolist()) for prompt, completion in pairs]
             values = self._model_reward.score(sequences)
             scores = add_part(scores, "reward_model", values, self._model_reward.weight)
+        scores = [_usable(score) for score in scores]
+        for (prompt, completion), score in zip(pairs, scores, strict=True):
+            if score.value is None and not self._told_of_failure:
+                self._told_of_failure = True
+                text = self._decode(completion.tokens.tolist())
+                log.warning(
+                    "%s: a sample has no reward and is left out: %s. Its prompt: %.200r, its completion: %.200r. Others "
+                    "like it are counted in reward_failed_fraction, and each is in journal.jsonl",
+                    self.name, score.error, prompt.text, text,
+                )  # fmt: skip
         return scores
 
     def _scores_by_functions(self, pairs: Sequence[tuple[Prompt, Completion]]) -> list[Score]:
@@ -314,6 +328,12 @@ class ExperienceMakerHolder:
             sampling=self.sampling,
             notes=notes,
         )
+
+
+def _usable(score: Score) -> Score:
+    """A scorer of the user's own may give anything."""
+    fault = "" if score.value is None else fault_of(score.value)
+    return replace(score, value=None, error=f"the reward is {score.value}, {fault}") if fault else score
 
 
 def _with_reward(item: BufferItem) -> BufferItem:
