@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from proa.data.reward_limits import LARGEST
 from proa.rewards import InlineRewards
-from proa.rewards.score import LARGEST, Score, add_part
+from proa.rewards.score import Score, add_part
 
 
 def values(rewards, completions, **columns):

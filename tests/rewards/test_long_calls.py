@@ -50,7 +50,7 @@ def test_a_reward_with_a_deadline_is_told_of_with_it(told):
 
     with RewardWorkers(hangs, timeout=30) as rewards:  # it cannot be pickled: a thread of this process calls it
         assert rewards.score(["p"], ["a"])[0].value == 1.0
-    assert "for reward 'hangs' to judge 1 samples; its deadline is 30 s" in told.lines[0]
+    assert "for reward 'hangs' to judge 1 sample; its deadline is 30 s" in told.lines[0]
 
 
 def test_calls_that_take_as_long_as_others_did_are_not_told_of_again(told):

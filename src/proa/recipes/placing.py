@@ -16,6 +16,7 @@ from ..lifecycle.manager import CallbackManager, Callbacks
 from ..lifecycle.moments import MOMENTS, EventName, Scope
 from ..lifecycle.placement import Placement
 from ..lifecycle.policy import Priority
+from ..lifecycle.roles import callback_from
 
 
 @dataclass
@@ -68,19 +69,19 @@ def place_callbacks(config: RunConfig, callbacks: Callbacks, ctx: LogContext | N
     """Callbacks in their places, with the record and the configured ones among them. Use it in a `with`: the manager
     may be the user's, and is left as it was."""
     trainer_apart = config.runtime == "ray"
-    with_trainer: list[Any] = []
-    with_every_trainer: list[Any] = []
     configured = [build_callback(section.model_dump()) for section in config.callbacks]
-    maker_callbacks: list[Any] = []
-    if isinstance(callbacks, CallbackManager):
-        manager = callbacks
-    else:
-        placement = Placement.of(callbacks or ())
-        maker_callbacks += placement.makers
-        with_trainer, with_every_trainer = placement.trainer, placement.every_trainer
-        here = [] if trainer_apart else [*with_trainer, *with_every_trainer]
-        manager = CallbackManager([*placement.driver, *here])
-    listeners = Listeners(manager, maker_callbacks, with_trainer, with_every_trainer, [], ctx, trainer_apart)
+    given, others = CallbackManager.split(callbacks)
+    placement = Placement.of(others)
+    here = [*placement.driver, *([] if trainer_apart else [*placement.trainer, *placement.every_trainer])]
+    manager = given or CallbackManager()
+    listeners = Listeners(
+        manager, placement.makers, placement.trainer, placement.every_trainer, [], ctx, trainer_apart
+    )  # fmt: skip
+    for callback in here:
+        if given is None:
+            manager.add(callback)
+        else:
+            listeners.add(callback_from(callback))  # the manager is the user's, and outlives the run
     listeners.add(JsonlMetrics())
     for callback in configured:
         listeners.place(callback)
@@ -105,6 +106,7 @@ class ToDriver(EveryMoment):
 
     thread_safe = True  # the driver's manager locks each of its listeners
     uses_asyncio = False
+    forwards = True
 
     def __init__(self, driver: CallbackManager) -> None:
         self._driver = driver

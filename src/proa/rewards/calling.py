@@ -9,9 +9,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any
 
+from ..data.reward_limits import LARGEST, fault_of
 from .function import RewardFunction
 from .samples import Samples
-from .score import LARGEST, Outcome, fault_of
+from .score import Outcome
 
 Finish = Callable[[Awaitable[Any]], Any]
 """Waits for what an async function returned."""

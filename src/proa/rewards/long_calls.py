@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic
 
-log = logging.getLogger("proa.rewards")
+log = logging.getLogger(__name__)
 
 FIRST_SECONDS = 5.0
 """After so long a call is told of; then each time it has taken twice as long, which later calls have to exceed too."""
@@ -29,8 +29,8 @@ class _Call:
         seconds = now - self.since
         until = "it has no deadline" if self.deadline is None else f"its deadline is {self.deadline:.3g} s"
         log.warning(
-            "%s has waited %.3g s for reward %r to judge %d samples; %s",
-            self.waiting, seconds, self.function, self.samples, until,
+            "%s has waited %.3g s for reward %r to judge %d sample%s; %s",
+            self.waiting, seconds, self.function, self.samples, "" if self.samples == 1 else "s", until,
         )  # fmt: skip
 
 

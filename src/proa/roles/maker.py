@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import logging
 import threading
@@ -12,14 +13,16 @@ from typing import Any, Protocol
 import torch
 
 from ..data.experience import BufferItem, merge
+from ..data.experience_changes import apply_changes
 from ..data.lease import Delivery, Lease, Prompt, sample_seed
+from ..data.reward_limits import fault_of
 from ..data.sampling import Completion, Sampling
 from ..data.state import LoopState
 from ..engines.protocol import Engine, Request
 from ..lifecycle.manager import CallbackManager, Callbacks
 from ..lifecycle.roles import Role
 from ..numerics import Numerics
-from ..rewards.score import Score, add_part, fault_of
+from ..rewards.score import Score, add_part
 from .activity import Activity, Doing
 from .concurrency import concurrency_group
 from .finding import find_actor
@@ -244,7 +247,10 @@ class ExperienceMakerHolder:
     def make(
         self, prompts: Sequence[Prompt], seeds: Sequence[Sequence[int]], what: str = "a batch"
     ) -> list[BufferItem]:
-        """Generate, score and stamp: one item per sample, groups together. Whoever looks is told `what` is made."""
+        """Generate, score and stamp: one item per sample, groups together. Whoever looks is told `what` is made.
+
+        What `on_make_experience_end` changes of rewards and masks is in the items.
+        """
         moments, state = self.manager.moments, self.state
         moments.maker_make_experience_start(state)
         experience = None
@@ -262,9 +268,10 @@ class ExperienceMakerHolder:
             items = self._items(prompts, groups, scores, version)
             if self.manager.wants("maker.make_experience_end", "experience"):
                 experience = merge([_with_reward(item) for item in items])
-            return items
+                experience.notes = copy.deepcopy(experience.notes)  # what a hook does to them must not reach the items
         finally:
             moments.maker_make_experience_end(state, experience)
+        return items if experience is None else apply_changes(items, experience)
 
     def _score(self, prompts: Sequence[Prompt], groups: Sequence[Sequence[Completion]]) -> list[Score]:
         pairs = [(prompt, one) for prompt, group in zip(prompts, groups, strict=True) for one in group]
