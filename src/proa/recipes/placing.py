@@ -82,7 +82,7 @@ def place_callbacks(config: RunConfig, callbacks: Callbacks, ctx: LogContext | N
             manager.add(callback)
         else:
             listeners.add(callback_from(callback))  # the manager is the user's, and outlives the run
-    listeners.add(JsonlMetrics())
+    listeners.add(JsonlMetrics(required=True))
     for callback in configured:
         listeners.place(callback)
     return listeners
