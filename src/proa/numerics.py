@@ -35,7 +35,7 @@ class Numerics:
                 _told.add((who, name))
                 log.warning(
                     "%s called %s (%s became %s), which changes the results of everything in this process: it was put "
-                    "back. Threads are set by `threads`; other settings belong before the first step, in on_train_start",
+                    "back. Threads are set by `threads`; the rest belongs before the first step, in on_train_start",
                     who, name, before, now,
                 )  # fmt: skip
 
@@ -53,7 +53,7 @@ def settings_kept(who: str) -> Iterator[None]:
         before.put_back(who)
 
 
-def _settings() -> dict[str, tuple[Callable[[], Any], Callable[[Any], None]]]:
+def _settings() -> dict[str, tuple[Callable[[], Any], Callable[[Any], object]]]:
     """By the name that a user knows it by, how each is read and written."""
     import torch
 

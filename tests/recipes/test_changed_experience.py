@@ -3,10 +3,9 @@
 import json
 
 import pytest
-
 from tests.recipes.test_failed_rewards import SMALL, inline
 
-from proa import CallbackManager, MakerCallback
+from proa import CallbackManager, ErrorPolicy, MakerCallback
 from proa.recipes import grpo
 
 
@@ -99,7 +98,9 @@ def test_a_change_that_is_refused_fails_the_run_with_callback_and_hook_named(tmp
         def on_make_experience_end(self, experience):
             experience.sequences[0, 0] += 1
 
-    with pytest.raises(Exception, match=r"Rewrite.on_make_experience_end changed 'sequences' of the experience: it may"):
+    with pytest.raises(
+        Exception, match=r"Rewrite.on_make_experience_end changed 'sequences' of the experience: it may"
+    ):
         run(tmp_path, "refused", callbacks=[Rewrite()])
 
 
@@ -127,3 +128,36 @@ def test_a_list_may_hold_callbacks_and_one_manager(tmp_path):
         run(tmp_path, "two", callbacks=[manager, CallbackManager()])
 
 
+class AlwaysFails(MakerCallback):
+    error_policy = ErrorPolicy.LOG
+
+    def on_make_experience_end(self, experience):
+        raise ValueError("my bug")
+
+
+def test_errors_of_a_makers_callbacks_are_counted_in_the_result(tmp_path):
+    found, _ = run(tmp_path, "counted", callbacks=[AlwaysFails()], makers=2)
+    leases = 2 * SMALL["train_batch_size"] // SMALL["sampling"]["group_size"]  # of one prompt each
+    assert found["callback_errors"] == {"AlwaysFails": leases}
+
+
+def test_errors_of_makers_that_were_replaced_are_counted_too(tmp_path):
+    class Raises(MakerCallback):
+        def on_make_experience_end(self, experience):
+            raise ValueError("my bug")
+
+    with pytest.raises(Exception, match="my bug"):
+        run(tmp_path, "raised", callbacks=[Raises()])
+    header = json.loads((tmp_path / "raised" / "run.json").read_text())
+    assert header["callback_errors"] == {"Raises": 3}  # so many makers may fail on a lease
+
+
+def test_a_function_that_fails_in_the_runs_manager_is_counted_once(tmp_path):
+    manager = CallbackManager()
+
+    @manager.on("maker.send_end", error_policy=ErrorPolicy.LOG)
+    def broken(state):
+        raise ValueError("my bug")
+
+    found, _ = run(tmp_path, "function", callbacks=manager)
+    assert list(found["callback_errors"]) == ["broken"]

@@ -148,8 +148,8 @@ def inheritable_sockets(completions):
 
 
 def own_sockets():
-    names = [name for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")]
-    return [int(name) for name in names if os.readlink(f"/proc/self/fd/{name}").startswith("socket:")]
+    links = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    return [int(link.name) for link in links if str(link.readlink()).startswith("socket:")]
 
 
 def starts_a_thread(completions):

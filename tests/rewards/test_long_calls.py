@@ -1,5 +1,6 @@
 """A reward that takes long is told of while it does: who waits, for what, until when."""
 
+import itertools
 import logging
 import threading
 
@@ -40,7 +41,7 @@ def test_an_inline_reward_that_hangs_is_told_of_at_growing_intervals(told):
     seconds = [float(line.partition("waited ")[2].split()[0]) for line in told.lines]
     assert "MainThread has waited" in told.lines[0]
     assert "for reward 'hangs' to judge 2 samples; it has no deadline" in told.lines[0]
-    assert all(later >= 1.9 * earlier for earlier, later in zip(seconds, seconds[1:], strict=False))  # 3 digits of each
+    assert all(later >= 1.9 * earlier for earlier, later in itertools.pairwise(seconds))  # 3 digits of each
 
 
 def test_a_reward_with_a_deadline_is_told_of_with_it(told):

@@ -1,7 +1,7 @@
 """What a hook may change of the experience that it is shown: rewards, and which sampled tokens are trained.
 
-The rest says how the samples came about: tokens, log-probabilities, versions. It cannot be changed after the fact, and a
-change that is not trained on would be a silent no-op. So it is refused, in words, and undone.
+The rest says how the samples came about: tokens, log-probabilities, versions. It cannot be changed after the fact, and
+a change that is not trained on would be a silent no-op. So it is refused, in words, and undone.
 """
 
 from __future__ import annotations

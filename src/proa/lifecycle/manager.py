@@ -235,8 +235,9 @@ class CallbackManager:
 
     @property
     def errors(self) -> dict[str, int]:
-        """How often each callback failed; those that never did are left out."""
-        return {r.name: r.errors for r in self._registrations if r.errors}
+        """How often each callback failed; those that never did are left out, and so are those that hand moments on:
+        what fails there is counted there."""
+        return {r.name: r.errors for r in self._registrations if r.errors and not getattr(r.owner, "forwards", False)}
 
     # -- saving --------------------------------------------------------------------------------------
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,7 +15,7 @@ from ..lifecycle.manager import CallbackManager
 from ..policy.random_state import random_state
 from ..record.evals import EVALS_NAME, EvalRecord, rollouts_path, write_predictions
 from ..record.journal import JOURNAL_NAME, Journal
-from ..record.patient_writes import PatientWrites
+from ..record.patient_writes import PatientWrites, RecordError
 from ..record.spans import SPANS_NAME, SpanRecord
 
 RECORD_FILES = ("metrics.jsonl", JOURNAL_NAME, EVALS_NAME, SPANS_NAME)
@@ -79,6 +81,17 @@ class DriverSide:
         for callback in self.manager.callbacks:
             if isinstance(callback, JsonlMetrics) and callback.required:
                 callback.catch_up()
+
+    @contextmanager
+    def finishing(self) -> Iterator[None]:
+        """At the end all is written, or a run that went well has failed; one that failed keeps its own error."""
+        try:
+            yield
+        except BaseException:
+            with suppress(RecordError):
+                self.finish()
+            raise
+        self.finish()
 
     def report_eval(self, result: EvalResult, predictions: list[dict[str, Any]]) -> None:
         self._writes.write(self._evals.path, lambda: self._evals.append(result, predictions))

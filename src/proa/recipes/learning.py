@@ -147,7 +147,8 @@ class SupervisedRun:
             "eval_report": self._report_scores,
             **self.config.algorithm.params,
         }
-        return _FITS[self.kind](self, common)
+        with self._driver.finishing():
+            return _FITS[self.kind](self, common)
 
     def _saver(
         self,

@@ -123,7 +123,9 @@ def run_loop(
     """Train in the given order, with the whole lifecycle around it; `batch` makes one of the rows it is of."""
     if report is not None:
         evaluators = [one if one.report is not None else _reported(one, report) for one in evaluators]
-    loop = SupervisedLoop(_with_settings_kept(step), callbacks=callbacks, evaluators=evaluators, saver=saver, output_dir=output_dir)
+    loop = SupervisedLoop(
+        _with_settings_kept(step), callbacks=callbacks, evaluators=evaluators, saver=saver, output_dir=output_dir
+    )
     if saver is not None and saver.resumed is not None:
         saver.resumed.restore()
         loop.load_state_dict(saver.resumed.state, saver.resumed.row)

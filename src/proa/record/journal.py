@@ -29,7 +29,7 @@ class Journal:
         self._lines = LineFile(disk)
 
     def append(self, entries: Iterable[dict[str, Any]]) -> None:
-        """Add entries, all or none, for a reader to see at once. They are forced to the disk with the next checkpoint."""
+        """Add entries, all or none, for a reader to see at once. The next checkpoint forces them to the disk."""
         data = "".join(map(as_json_line, entries)).encode("utf-8")
         if data:
             with opened(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND) as descriptor:

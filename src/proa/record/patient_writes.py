@@ -74,7 +74,7 @@ class PatientWrites:
     def _failure(self) -> RecordError:
         path, _ = self._waiting[0]
         return RecordError(
-            f"{path} cannot be written: {self._error}. {len(self._waiting)} entries of the record wait for it in memory. "
+            f"{path} cannot be written: {self._error}. {len(self._waiting)} entries of the record wait in memory. "
             "Make room, or use another output_dir, and resume the run from its last checkpoint"
         )
 

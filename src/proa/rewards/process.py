@@ -52,7 +52,9 @@ class WorkerProcess:
             self._ask(channel, pickle.dumps(dict(self._functions)), START_SECONDS)
         except StrayBytesError:
             self._kill()
-            raise NotCalled("the worker process of the rewards sent something that is no answer, at its start") from None
+            raise NotCalled(
+                "the worker process of the rewards sent something that is no answer, at its start"
+            ) from None
         except TimeoutError:
             self._kill()
             raise NotCalled(f"the worker process of the rewards did not start within {START_SECONDS:g} s") from None

@@ -286,7 +286,7 @@ class ExperienceMakerHolder:
                 self._told_of_failure = True
                 text = self._decode(completion.tokens.tolist())
                 log.warning(
-                    "%s: a sample has no reward and is left out: %s. Its prompt: %.200r, its completion: %.200r. Others "
+                    "%s: a sample has no reward and is left out: %s. Its prompt: %.200r, its completion: %.200r. More "
                     "like it are counted in reward_failed_fraction, and each is in journal.jsonl",
                     self.name, score.error, prompt.text, text,
                 )  # fmt: skip

@@ -243,6 +243,7 @@ def _maker_view(post: _Post) -> ActorView:
         restarts=post.restarts,
         reason=post.reason,
         spent=doing.spent,
+        callback_errors=post.holder.manager.errors,
     )
 
 

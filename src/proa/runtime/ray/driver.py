@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -89,11 +90,18 @@ class RayRuntime:
         self._looked_at = 0.0
         self.summary: dict[str, Any] = {}
         """What the run's header says of how far it came."""
+        self._trainer_errors: Counter[str] = Counter()
 
     @property
     def state(self) -> LoopState:
         """What the driver knows of the trainer's state; one object, in every hook."""
         return self._listening.state
+
+    @property
+    def callback_errors(self) -> dict[str, int]:
+        """How often callbacks failed that live in actors, as far as these could say so."""
+        makers = self._fleet.callback_errors if self._fleet is not None else Counter[str]()
+        return dict(self._trainer_errors + makers)
 
     def run(self, total_steps: int, update_steps: int, train_epochs: int = 1) -> None:
         """Train to the end. Whatever happens, every moment that began has ended, and no actor is left."""
@@ -276,6 +284,10 @@ class RayRuntime:
         self._listening.mirror(outcome.state)
         self.summary = outcome.summary
         self._hear_last_words()
+        for call in self._training:
+            with contextlib.suppress(ray.exceptions.RayError):
+                if call.ended():
+                    self._trainer_errors.update(call.value.summary.get("callback_errors", {}))
         self._leave_if_interrupted()
         if outcome.error is not None:
             self._look_at_other_trainers()  # one of them may be why
