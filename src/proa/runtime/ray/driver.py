@@ -20,7 +20,7 @@ from ...lifecycle.manager import CallbackManager
 from ...loop.interruption import Interruption
 from ...record.live import LiveFile, LiveView, WaitView
 from ...roles.replicas import ReplicaError
-from ...roles.waiting import ClosedError, WaitTimeoutError
+from ...roles.waiting import ClosedError, LongWaits, WaitTimeoutError
 from ..local import RunFailedError
 from .calls import LongCall, UnreachableError, Watched, asked, in_short
 from .link import Answer, Interests, Key
@@ -88,6 +88,7 @@ class RayRuntime:
         self._interruption = interruption or Interruption()
         self._is_listened_for = interruption is not None
         self._looked_at = 0.0
+        self._long_waits = LongWaits("the trainer" if trainers == 1 else "trainer_0")
         self.summary: dict[str, Any] = {}
         """What the run's header says of how far it came."""
         self._trainer_errors: Counter[str] = Counter()
@@ -246,8 +247,13 @@ class RayRuntime:
             self._fleet.look_after(look.overdue)
             if self._fleet.fatal:
                 self._give_up(RunFailedError(f"the run cannot go on: {self._fleet.fatal}"))
+        self._long_waits.look(look.waits, self._doings)
         if self._live is not None and self._live.due():
             self._live.look(lambda: self._view(look))
+
+    def _doings(self) -> list[str]:
+        assert self._fleet is not None
+        return [f"{view.name}: {view.doing}, for {time.time() - view.since:.0f} s" for view in self._fleet.views()]
 
     def _look_at_other_trainers(self) -> None:
         """One that is gone ends the run for all: each of them has a part of every batch."""
