@@ -17,6 +17,10 @@ class EventError(ProaError, ValueError):
     """No moment has that event name."""
 
 
+class NothingToTrainOnError(ProaError):
+    """Nothing was learned: every sample was filtered out or without a reward, or no loss was a number."""
+
+
 class CallbackStateError(ProaError, ValueError):
     """The saved state of callbacks cannot be told apart, or does not fit."""
 

@@ -6,7 +6,10 @@ import pytest
 
 from proa import CallbackManager, LoopState
 from proa.callbacks import EarlyStopping
+from proa.config import RunConfig
+from proa.config.run_config import EvalSection
 from proa.errors import CallbackConfigError
+from proa.recipes.placing import place_callbacks
 
 
 def steps_until_stop(callback, losses, *, metric="loss"):
@@ -93,3 +96,53 @@ def test_a_metric_that_never_came_is_said_with_the_right_name(caplog):
 def test_wrong_settings_are_refused(wrong):
     with pytest.raises(CallbackConfigError):
         EarlyStopping("loss", **wrong)
+
+
+def warnings(caplog):
+    return [record.getMessage() for record in caplog.records if "early stopping watches" in record.getMessage()]
+
+
+def test_a_metric_that_the_first_step_does_not_report_is_warned_of_at_once_and_once(caplog):
+    callback, state = EarlyStopping("los"), LoopState()
+    for step_idx, metrics in enumerate([{"skipped": 1.0}, {"loss": 1.0}, {"loss": 0.5}]):
+        callback.on_step_end(state, step_idx, None, metrics)
+        assert len(warnings(caplog)) == (step_idx > 0)  # a step without data says nothing of the names
+    assert "'los', which step 1 did not report; did you mean 'loss'?" in warnings(caplog)[0]
+
+
+def test_a_score_that_its_eval_does_not_report_is_warned_of_at_the_first_eval(caplog):
+    table = {
+        "sort.exat": "did you mean 'sort.exact'?",
+        "sort.reward": "(it reported: sort.exact)",
+        "srot.exact": "sort.exact",
+    }
+    for metric, words in table.items():
+        caplog.clear()
+        callback = EarlyStopping(metric)
+        callback.on_step_end(LoopState(), 0, None, {"loss": 1.0})
+        assert warnings(caplog) == []
+        callback.on_eval(LoopState(), 0, "other", {"accuracy": 1.0})
+        assert warnings(caplog) == []
+        callback.on_eval(LoopState(), 0, "sort", {"exact": 1.0})
+        assert f"{metric!r}, which the eval sort after step 0 did not report" in warnings(caplog)[0]
+        assert words in warnings(caplog)[0]
+
+
+def test_a_metric_that_is_reported_or_logged_by_a_hook_is_not_warned_of(caplog):
+    logged = LoopState(metrics={"mine": 1.0})
+    EarlyStopping("mine").on_step_end(logged, 0, None, {"loss": 1.0})
+    EarlyStopping("loss").on_step_end(LoopState(), 0, None, {"loss": 1.0})
+    EarlyStopping("sort.exact").on_eval(LoopState(), 0, "sort", {"exact": 1.0})
+    assert warnings(caplog) == []
+
+
+def test_a_misspelt_eval_is_refused_where_the_evals_are_known():
+    config = RunConfig.model_construct(eval=[EvalSection(name="sort_digits")], callbacks=[], runtime="local")
+    manager = CallbackManager([EarlyStopping("sort_digit.exact")])
+    for callbacks in ([EarlyStopping("sort_digit.exact")], manager):
+        with pytest.raises(CallbackConfigError, match="no eval is named 'sort_digit'; did you mean 'sort_digits'?"):
+            place_callbacks(config, callbacks)
+    assert len(manager.callbacks) == 1
+    for known in ("sort_digits.exact", "reward.sort_digits", "mine.own", "loss"):
+        with place_callbacks(config, [EarlyStopping(known)]):
+            pass

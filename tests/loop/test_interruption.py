@@ -1,5 +1,6 @@
 """Ctrl-C and SIGTERM: the first asks, the second leaves, and nothing is left behind."""
 
+import os
 import signal
 import threading
 import time

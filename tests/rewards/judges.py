@@ -1,6 +1,7 @@
 """Reward functions for the tests, at top level so that worker processes can import them."""
 
 import asyncio
+import ctypes
 import math
 import os
 import re
@@ -145,6 +146,31 @@ def hangs_in_a_regex(completions):
         Path(completions[0]).touch()
         _obey("regex")
     return [1.0]
+
+
+def forks(completions):
+    """Leaves two processes behind in the same call, as `multiprocessing` used wrongly does; both of them answer."""
+    if "fork" in completions:
+        os.fork()
+    if "fork in C" in completions:  # Python is not told of this one
+        ctypes.CDLL(None).fork()
+    return [float(len(text)) for text in completions]
+
+
+def writes_into_its_channel(completions):
+    """As a library does that writes to a descriptor which is no longer its own."""
+    for descriptor in own_sockets():
+        os.write(descriptor, completions[0].encode())
+    return [1.0] * len(completions)
+
+
+def inheritable_sockets(completions):
+    return [float(sum(map(os.get_inheritable, own_sockets())))] * len(completions)
+
+
+def own_sockets():
+    links = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    return [int(link.name) for link in links if str(link.readlink()).startswith("socket:")]
 
 
 def starts_a_thread(completions):

@@ -1,11 +1,17 @@
 """What scores say: values, parts, and errors that never become 0. The worker tests repeat the main ones."""
 
 import asyncio
+import math
+from fractions import Fraction
 
+import numpy as np
 import pytest
+import torch
 from tests.rewards import judges
 
+from proa.data.reward_limits import LARGEST
 from proa.rewards import InlineRewards
+from proa.rewards.score import Score, add_part
 
 
 def values(rewards, completions, **columns):
@@ -123,3 +129,52 @@ def test_ctrl_c_in_a_reward_is_not_swallowed():
 
     with pytest.raises(KeyboardInterrupt):
         InlineRewards(interrupted).score(["p"], ["a"])
+
+
+class Unprintable:
+    def __repr__(self):
+        raise RuntimeError("no")
+
+
+def test_a_value_that_cannot_be_a_reward_is_marked_on_its_sample_with_the_value_and_the_limit():
+    limit = "beyond what a reward may be: at most 1e+18 either way"
+    table = [
+        (math.nan, "gave nan, not a finite number"), (math.inf, "gave inf, not a finite number"),
+        (-math.inf, "gave -inf, not a finite number"), (np.float32("nan"), "gave nan, not a finite number"),
+        (1e39, f"gave 1e+39, {limit}"), (-1e39, f"gave -1e+39, {limit}"), (1e30, f"gave 1e+30, {limit}"),
+        (np.float64(1e300), f"gave 1e+300, {limit}"), (10**40, f"gave 1e+40, {limit}"),
+        (10**400, f"gave a whole number {limit}"), (-(10**5000), f"gave a whole number {limit}"),
+        ("1.0", "gave '1.0', which is no number"), (1j, "gave 1j, which is no number"), ([1.0, 2.0], "is no number"),
+        ({"a": 10**5000}, "gave a dict, which is no number"), (Unprintable(), "gave a Unprintable, which is no number"),
+        (torch.tensor(math.inf), "gave inf, not a finite number"), (torch.ones(2), "is no number"),
+    ]  # fmt: skip
+    for value, words in table:
+        good, bad = InlineRewards(lambda completions, value=value: [0.5, value]).score(["p"] * 2, ["a", "b"])
+        assert (good.value, bad.value) == (0.5, None), words
+        assert words in bad.error
+
+
+def test_values_that_can_be_a_reward_are_taken_as_they_are():
+    table = [
+        (True, 1.0), (False, 0.0), (np.bool_(True), 1.0), (np.float16(0.5), 0.5), (np.int8(-3), -3.0), (7, 7.0),
+        (Fraction(1, 4), 0.25), (np.array(2.0), 2.0), (torch.tensor([3.0]), 3.0), (1e18, 1e18), (-1e18, -1e18),
+        (10**18, 1e18), (5e-324, 5e-324),
+    ]  # fmt: skip
+    for value, expected in table:
+        assert values(InlineRewards(lambda completions, value=value: [value]), ["a"]) == [expected]
+
+
+def test_weights_that_make_a_sum_too_large_mark_the_sample():
+    score = InlineRewards([judges.length, judges.Longer(3)], weights=[1e300, 1.0]).score(["p"], ["four"])[0]
+    assert score.value is None
+    assert "add up to 4e+300, beyond what a reward may be: at most 1e+18 either way" in score.error
+    both = add_part([Score(1e18, {"a": 1e18})], "reward_model", [1e18], 1.0)[0]
+    assert (both.value, both.parts) == (None, {"a": 1e18, "reward_model": 1e18})
+    alone = add_part([Score(1.0, {"a": 1.0})], "reward_model", [1e30], 1.0)[0]
+    assert "reward_model gave 1e+30, beyond" in alone.error
+
+
+def test_group_statistics_of_the_largest_rewards_are_finite():
+    rewards_G = torch.tensor([LARGEST, -LARGEST] * 128)
+    assert bool((rewards_G**2).sum().isfinite())
+    assert float(rewards_G.std()) == pytest.approx(LARGEST, rel=1e-2)  # ddof 1 of 256: a factor of 1.002

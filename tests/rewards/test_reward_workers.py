@@ -284,3 +284,33 @@ def test_workers_do_not_outlive_a_parent_that_is_killed(word, tmp_path):
 def test_settings_that_cannot_work_are_refused(settings):
     with pytest.raises(RewardError, match="must be"):
         RewardWorkers("tests.rewards.judges:length", **settings)
+
+
+@pytest.mark.parametrize("kind", ["fork", "fork in C"])
+def test_a_function_that_forks_shifts_no_later_reward_by_one_call(kind):
+    with RewardWorkers("tests.rewards.judges:forks", timeout=20) as rewards:
+        worker = rewards._workers[0]
+        values(rewards, ["a"])
+        began_as = worker.pid
+        assert values(rewards, [kind]) == [len(kind)]
+        assert [values(rewards, ["a" * count]) for count in range(2, 12)] == [[count] for count in range(2, 12)]
+        assert worker.pid == began_as  # a child that cannot answer is no reason for another worker
+
+
+# Sizes that a header could name: none, a little, and more than there is memory for.
+STRAY = {"text": "hello", "a whole message of another kind": "\x00" * 7 + "\x04" + "abcd", "a huge size": "\x7f" * 64}
+
+
+@pytest.mark.parametrize("stray", STRAY)
+def test_what_a_function_writes_into_its_channel_is_told_and_its_worker_is_replaced(stray):
+    with RewardWorkers(
+        ["tests.rewards.judges:writes_into_its_channel", "tests.rewards.judges:length"], timeout=20
+    ) as rewards:
+        score = rewards.score(["p"], [STRAY[stray]])[0]
+        assert score.parts == {"writes_into_its_channel": None, "length": float(len(STRAY[stray]))}
+        assert "'writes_into_its_channel': its worker sent something that is no answer to this call" in score.error
+
+
+def test_a_command_that_a_function_starts_does_not_inherit_the_channel():
+    with RewardWorkers("tests.rewards.judges:inheritable_sockets", timeout=20) as rewards:
+        assert values(rewards, ["a"]) == [0.0]

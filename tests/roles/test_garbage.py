@@ -144,6 +144,7 @@ def test_a_step_tells_what_the_making_of_its_leases_took():
     assert book.made == {
         "maker.generate_seconds": 3.0, "maker.score_seconds": 0.75, "maker.load_seconds": 1.0,
         "maker.wait_seconds": 4.25, "maker.tokens_per_second": tokens / 3.0, "makers": 2.0,
+        "reward_failed_fraction": 0.0,
     }  # fmt: skip
     assert all(type(value) is float for value in book.made.values())
 
@@ -156,7 +157,7 @@ def test_each_step_tells_of_its_own_leases_and_only_what_is_known():
     for _ in range(2):
         bring(book, "maker_0", score=0.5, send=9.0)
     book.settle(book.take_step())
-    assert book.made == {"maker.score_seconds": 1.0, "makers": 1.0}
+    assert book.made == {"maker.score_seconds": 1.0, "makers": 1.0, "reward_failed_fraction": 0.0}
 
 
 def test_a_delivery_that_tells_nothing_adds_nothing():
@@ -165,7 +166,12 @@ def test_a_delivery_that_tells_nothing_adds_nothing():
     lease = book.next_lease("silent")
     book.deliver(fulfil(lease), "silent")
     book.take_step()
-    assert book.made == {"maker.generate_seconds": 2.0, "maker.tokens_per_second": tokens / 2.0, "makers": 1.0}
+    assert book.made == {
+        "maker.generate_seconds": 2.0,
+        "maker.tokens_per_second": tokens / 2.0,
+        "makers": 1.0,
+        "reward_failed_fraction": 0.0,
+    }
 
 
 def drop_the_first(group):
@@ -177,7 +183,12 @@ def test_what_was_sifted_out_was_made_too():
     book.start_episode(0)
     tokens = sum(bring(book, f"maker_{number}", generate=1.0) for number in range(3))
     assert len(book.take_step()) == 4
-    assert book.made == {"maker.generate_seconds": 3.0, "maker.tokens_per_second": tokens / 3.0, "makers": 3.0}
+    assert book.made == {
+        "maker.generate_seconds": 3.0,
+        "maker.tokens_per_second": tokens / 3.0,
+        "makers": 3.0,
+        "reward_failed_fraction": 0.0,
+    }
 
 
 def test_a_step_that_consumed_no_lease_tells_nothing():

@@ -6,6 +6,7 @@ import threading
 import pytest
 import torch
 
+from proa import TrainerCallback
 from proa.data.experience import BufferItem, Experience
 from proa.errors import HookError
 from proa.roles.trainer import DetachedTrainer
@@ -161,3 +162,44 @@ def test_a_maker_callback_is_refused():
 def test_counts_below_one_are_refused(wrong):
     with pytest.raises(ValueError, match="give 1 or more"):
         MyTrainer([]).fit(*wrong)
+
+
+class CountsThreads(MyTrainer):
+    def training_step(self, experience):
+        self.seen.append(torch.get_num_threads())
+        return {"loss": 0.0}
+
+
+class SetsThreads(TrainerCallback):
+    def __init__(self, hook):
+        self.hook = hook
+
+    def on_fit_start(self):
+        self._set("on_fit_start")
+
+    def on_batch_end(self, metrics, experience):
+        self._set("on_batch_end")
+
+    def _set(self, hook):
+        if hook == self.hook:
+            torch.set_num_threads(3)
+
+
+def test_a_callback_that_sets_torchs_threads_in_the_middle_changes_no_step_and_is_told(caplog):
+    before = torch.get_num_threads()
+    trainer = CountsThreads(["maker_0"], train_batch_size=2, callbacks=[SetsThreads("on_batch_end")])
+    trainer.buffer_extend(items(*range(4)))
+    trainer.fit(total_steps=2, update_steps=2)
+    torch.set_num_threads(before)
+    assert trainer.seen == [before, before]
+    assert "a callback or an evaluator called torch.set_num_threads" in caplog.text
+
+
+def test_what_a_callback_sets_before_the_first_step_is_meant(caplog):
+    before = torch.get_num_threads()
+    trainer = CountsThreads(["maker_0"], train_batch_size=2, callbacks=[SetsThreads("on_fit_start")])
+    trainer.buffer_extend(items(*range(4)))
+    trainer.fit(total_steps=2, update_steps=2)
+    torch.set_num_threads(before)
+    assert trainer.seen == [3, 3]
+    assert "torch.set_num_threads" not in caplog.text

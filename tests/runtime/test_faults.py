@@ -7,6 +7,7 @@ import pytest
 from tests.runtime.small_run import SmallRun, failing_once, hanging_once
 
 from proa import MakerCallback
+from proa.errors import NothingToTrainOnError
 from proa.rewards import InlineRewards, RewardWorkers
 from proa.runtime.local import RunFailedError, Supervision
 
@@ -133,7 +134,8 @@ def rewards_that(kind):
 def test_rewards_that_fail_for_every_sample_train_nothing_and_are_counted(kind, caplog):
     run = SmallRun(total_steps=1, scorer=InlineRewards(rewards_that(kind)))
     before = run.digest
-    run.run(1)
+    with pytest.raises(NothingToTrainOnError, match="samples had no usable reward, the first because"):
+        run.run(1)
     assert run.digest == before, "a missing reward is not 0: there is nothing to learn from"
     assert run.trainer.state.metrics["skipped"] == 1.0
     assert run.book.ledger.trained == 0
@@ -163,7 +165,8 @@ def test_a_reward_that_hangs_is_cut_off_by_its_deadline():
 
 def test_a_group_of_one_teaches_nothing_and_is_dropped():
     run = SmallRun(total_steps=1, max_refill=0, scorer=InlineRewards(_only_the_first))
-    run.run(1)
+    with pytest.raises(NothingToTrainOnError):
+        run.run(1)
     assert run.book.ledger.dropped == {"reward_failed": 12, "group_too_small": 4}
 
 

@@ -85,7 +85,8 @@ class ConsoleProgress(Callback):
 
     def _values(self, metrics: dict[str, Any]) -> str:
         names = self._shown or list(metrics)[:6]
-        return in_one_line("  ".join(f"{name} {_number(metrics[name])}" for name in names if name in metrics))
+        values = [f"{name} {_number(metrics[name])}" for name in names if name in metrics]
+        return in_one_line("  ".join([*values, *_troubles(metrics)]))
 
     def _panel(self, state: LoopState, metrics: dict[str, Any]) -> RenderableType:
         from rich.panel import Panel
@@ -172,6 +173,12 @@ def _ending(state: LoopState, seconds: float) -> str:
     if state.should_stop:
         return f"stopped after {done}: {state.stop_reason} (by {state.stopped_by})"
     return f"done: {done}"
+
+
+def _troubles(metrics: dict[str, Any]) -> list[str]:
+    """What nobody asks to be shown, and everybody wants to know."""
+    failed = metrics.get("reward_failed_fraction", 0)
+    return [f"{100 * failed:.3g} % of rewards failed"] if isinstance(failed, (int, float)) and failed > 0 else []
 
 
 def _number(value: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Collection
 from typing import Any, Literal
 
 from ..data.loop import LoopArtifacts, TrainingBatch
@@ -20,7 +21,8 @@ class EarlyStopping(Callback):
     """Stops when `metric` has not improved by more than `min_delta` in `patience` looks in a row.
 
     `metric` is a step's metric (`loss`) or an eval's as `eval_name.metric` (`sort_digits.exact`); it is
-    looked at whenever it is reported. A value that is not finite is never an improvement and never the
+    looked at whenever it is reported. A name that the first step, or the first eval of that name, does not report is
+    warned of at once. A value that is not finite is never an improvement and never the
     best. Each run starts afresh; a resumed run goes on where it was.
     """
 
@@ -50,6 +52,7 @@ class EarlyStopping(Callback):
 
     def _reset(self) -> None:
         self._seen: set[str] = set()
+        self._warned = False
         self.best: float | None = None
         self.best_step = -1
         self.looks_without_improvement = 0
@@ -60,9 +63,16 @@ class EarlyStopping(Callback):
 
     def on_step_end(self, state: LoopState, step_idx: int, batch: TrainingBatch, metrics: dict[str, float]) -> None:
         self._look(state, step_idx, metrics)
+        # What hooks log by now is in the state. A metric with a point may be an eval's, which is still to come.
+        if metrics and not metrics.get("skipped") and "." not in self.metric:
+            self._warn_if_missing({*metrics, *state.metrics}, f"step {step_idx}")
 
     def on_eval(self, state: LoopState, step_idx: int, eval_name: str, metrics: dict[str, float]) -> None:
-        self._look(state, step_idx, {f"{eval_name}.{name}": value for name, value in metrics.items()})
+        scores = {f"{eval_name}.{name}": value for name, value in metrics.items()}
+        self._look(state, step_idx, scores)
+        own = self.metric.startswith(f"{eval_name}.")
+        if metrics and (own or did_you_mean(self.metric, scores)):
+            self._warn_if_missing(scores, f"the eval {eval_name} after step {step_idx}")
 
     def on_train_end(self, state: LoopState, artifacts: LoopArtifacts) -> None:
         if self._seen and self.metric not in self._seen:
@@ -70,6 +80,15 @@ class EarlyStopping(Callback):
                 "early stopping watched %r, which was never reported%s",
                 self.metric, did_you_mean(self.metric, self._seen),
             )  # fmt: skip
+
+    def _warn_if_missing(self, reported: Collection[str], where: str) -> None:
+        if self._warned or self.metric in self._seen or self.metric in reported:
+            return
+        self._warned = True
+        log.warning(
+            "early stopping watches %r, which %s did not report%s (it reported: %s)",
+            self.metric, where, did_you_mean(self.metric, reported), ", ".join(sorted(reported)),
+        )  # fmt: skip
 
     def _look(self, state: LoopState, step_idx: int, metrics: dict[str, float]) -> None:
         self._seen |= metrics.keys()

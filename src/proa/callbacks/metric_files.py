@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
 import time
@@ -17,23 +18,34 @@ from ..errors import CallbackConfigError
 from ..lifecycle.hooks import Callback
 from ..lifecycle.policy import ErrorPolicy, Priority
 from ..private_files import make_private_folder, open_private, write_private
+from ..record.durable import Disk
+from ..record.patient_writes import LineFile, PatientWrites
 from ..record.run_folder import spelt
 from ..record.secrets import redact_metrics
 
 
 class _MetricFile(Callback):
-    """One row per step, and one per eval with the eval's name; written as each happens, for its owner's eyes alone."""
+    """One row per step, and one per eval with the eval's name; written as each happens, for its owner's eyes alone.
+
+    What the disk does not take for a while is kept and written later, in order. If it cannot be written at all, that
+    is a failure of a logger; with `required`, which the run's own record is, it ends the run.
+    """
 
     priority = Priority.RECORD
     error_policy = ErrorPolicy.DISABLE
     default_name = ""
+    disk = Disk()
 
-    def __init__(self, path: str | Path | None = None) -> None:
+    def __init__(self, path: str | Path | None = None, *, required: bool = False) -> None:
         self._given_path = None if path is None else Path(path)
         self._file: IO[str] | None = None
+        self.required = required
+        if required:
+            self.error_policy = ErrorPolicy.RAISE
 
     def on_train_start(self, state: LoopState) -> None:
         self._close()
+        self._writes, self._lines = PatientWrites(), LineFile(self.disk)
         self.path = self._given_path or self._path_in_run_folder(state)
         make_private_folder(self.path.parent)
         if state.resumed_from and self.path.exists():
@@ -49,10 +61,27 @@ class _MetricFile(Callback):
             self._write(_row(state, step_idx, {f"{eval_name}.{name}": value for name, value in metrics.items()}))
 
     def on_train_end(self, state: LoopState, artifacts: LoopArtifacts) -> None:
-        self._close()
+        try:
+            self.catch_up()
+        finally:
+            self._close()
+
+    def catch_up(self) -> None:
+        """Write what waits for the disk; raise if it cannot be."""
+        if self._file is not None:
+            self._writes.finish()
 
     def _write(self, row: dict[str, Any]) -> None:
+        assert self._file is not None, "no row comes before train_start"
+        self._writes.write(self.path, lambda: self._append(row))
+
+    def _append(self, row: dict[str, Any]) -> None:
+        """Add a row to the file, or nothing."""
         raise NotImplementedError
+
+    def _append_text(self, text: str) -> None:
+        assert self._file is not None, "it is closed when nothing waits any more"
+        self._lines.append(self._file.fileno(), text.encode("utf-8"))
 
     def _cut_back(self, steps: int) -> None:
         """Drop what was written after the checkpoint that the run goes on from, and a half-written last row."""
@@ -92,10 +121,8 @@ class JsonlMetrics(_MetricFile):
         for line in text.split("\n")[:-1]:
             yield int(json.loads(line)["step"]), f"{line}\n"
 
-    def _write(self, row: dict[str, Any]) -> None:
-        assert self._file is not None, "no row comes before train_start"
-        self._file.write(json.dumps(row, allow_nan=False) + "\n")
-        self._file.flush()
+    def _append(self, row: dict[str, Any]) -> None:
+        self._append_text(json.dumps(row, allow_nan=False) + "\n")
 
 
 class CsvMetrics(_MetricFile):
@@ -120,12 +147,12 @@ class CsvMetrics(_MetricFile):
         with self.path.open(encoding="utf-8", newline="") as file:
             self._columns = next(csv.reader(file), [])
 
-    def _write(self, row: dict[str, Any]) -> None:
-        assert self._file is not None, "no row comes before train_start"
+    def _append(self, row: dict[str, Any]) -> None:
         if not row.keys() <= set(self._columns):
             self._widen([*self._columns, *(name for name in row if name not in self._columns)])
-        csv.DictWriter(self._file, self._columns, restval="").writerow(row)
-        self._file.flush()
+        line = io.StringIO()
+        csv.DictWriter(line, self._columns, restval="").writerow(row)
+        self._append_text(line.getvalue())
 
     def _widen(self, columns: list[str]) -> None:
         with self.path.open(encoding="utf-8", newline="") as file:
@@ -135,10 +162,10 @@ class CsvMetrics(_MetricFile):
             writer = csv.DictWriter(file, columns, restval="")
             writer.writeheader()
             writer.writerows(rows)
-        self._close()
+        wider = open_private(beside, "a")  # before the old one is given up, so that there is always one to write to
         beside.replace(self.path)
-        self._file = open_private(self.path, "a")
-        self._columns = columns
+        self._close()
+        self._file, self._columns, self._lines = wider, columns, LineFile(self.disk)
 
 
 def _row(state: LoopState, step_idx: int, metrics: dict[str, Any]) -> dict[str, Any]:

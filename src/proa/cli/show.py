@@ -23,6 +23,7 @@ from ..record.live import ActorView, LiveView
 from ..record.reading import QUIET_SECONDS, Process, RunRecord, read_run
 from ..record.run_folder import BrokenRecordError
 from ..record.spans import SpanRecord, trace_of
+from ..report.text import visible
 from ..terminal import Console
 from ..visible import print_visible
 from .endings import ending
@@ -99,6 +100,9 @@ def parts_of(record: RunRecord) -> list[RenderableType]:
         parts.append(Text(ledger_line(ledger)))
     parts += [Text(f"eval {name}: {values_line(scores)}") for name, scores in record.evals.items()]
     parts += [Text(line) for line in _checkpoints(record)]
+    if failures := header.get("reward_failures"):
+        words = f"{counted(failures.get('samples', 0), 'sample')} had no reward; the first: {failures.get('first', '')}"
+        parts.append(Text(visible(words), style="red"))
     if header.get("callback_errors"):
         parts.append(Text(f"callback errors: {values_line(header['callback_errors'])}", style="red"))
     return [*parts, *_metrics(record)]

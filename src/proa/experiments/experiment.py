@@ -170,10 +170,11 @@ class Experiment:
         own = CallbackManager([one for one in configured if isinstance(one, Callback)])
         if isinstance(self._given, CallbackManager):
             return [self._given, own]
-        for one in self._given:
+        given, others = CallbackManager.split(self._given)
+        for one in others:
             if not isinstance(one, BaseCallback) or isinstance(one, Callback):
                 own.add(one)
-        return [own]
+        return [own] if given is None else [given, own]
 
     def _fire(self, event: EventName, *payload: Any) -> None:
         """All managers hear of it, also when a hook of one raises."""
@@ -257,7 +258,7 @@ def _refuse_a_runs(folder: Path) -> None:
 
 def _refuse_what_stays(given: Sequence[Any] | CallbackManager) -> None:
     """Each run has a process of its own."""
-    if isinstance(given, CallbackManager) or any(isinstance(one, BaseCallback) for one in given):
+    if isinstance(given, CallbackManager) or any(isinstance(one, BaseCallback | CallbackManager) for one in given):
         raise ConfigError(
             "with max_concurrent_arms above 1 each run has a process of its own, where a callback's instance is not: "
             "give a factory, e.g. the class itself, which makes one for each run"

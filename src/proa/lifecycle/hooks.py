@@ -183,6 +183,9 @@ class Callback(BaseCallback, family=True):
 class EveryMoment(BaseCallback, family=True):
     """Hears every moment through one hook: for tracing, recording and forwarding."""
 
+    forwards: ClassVar[bool] = False
+    """Whether it does nothing but hand moments to another manager."""
+
     def on_moment(self, event: EventName, payload: Mapping[str, Any]) -> None:
         """`payload` maps each item's name to its value, in the moment's order."""
 

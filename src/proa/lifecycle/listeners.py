@@ -11,6 +11,8 @@ from types import MethodType
 from typing import Any
 from weakref import WeakSet, WeakValueDictionary
 
+from ..data.experience import Experience
+from ..data.experience_changes import copied, put_back, refuse_other_changes
 from ..errors import HookError
 from ..spelling import did_you_mean
 from .asyncio_use import mentions_asyncio
@@ -291,6 +293,29 @@ def _own_methods(cls: type) -> list[Function]:
     """The methods of a callback class and its bases, down to Proa's own: any of them may be what a hook calls."""
     own = (base for base in cls.__mro__ if base.__module__ != BaseCallback.__module__ and base is not object)
     return [value for base in own for value in vars(base).values() if inspect.isfunction(value)]
+
+
+def changing_only_what_may_be(listener: Listener, call: Function) -> Function:
+    """The call of a hook that is shown experience; what else it changes is refused, and so is half of a change."""
+    if getattr(listener.registration.owner, "forwards", False):
+        return call  # who it is forwarded to is called by a manager too
+
+    def checked(*args: Any, **kwargs: Any) -> object:
+        shown = [*args, *kwargs.values()]
+        shown += [item for mapping in shown if isinstance(mapping, dict) for item in mapping.values()]
+        experience = next((item for item in shown if isinstance(item, Experience)), None)
+        if experience is None:
+            return call(*args, **kwargs)
+        before = copied(experience)
+        try:
+            result = call(*args, **kwargs)
+        except BaseException:
+            put_back(experience, before)
+            raise
+        refuse_other_changes(listener.name, before, experience)
+        return result
+
+    return checked
 
 
 def locked(lock: threading.RLock, call: Function) -> Function:

@@ -15,7 +15,15 @@ from .background import BackgroundTasks
 from .dispatch import Settle, compile_moment
 from .failures import Failures
 from .hooks import BaseCallback, unknown_event
-from .listeners import Function, Listener, Registration, listener_of_function, listeners_of_callback, locked
+from .listeners import (
+    Function,
+    Listener,
+    Registration,
+    changing_only_what_may_be,
+    listener_of_function,
+    listeners_of_callback,
+    locked,
+)
 from .moments import MOMENTS, EventName, Moment, Moments, Scope
 from .policy import ErrorPolicy, Priority
 from .profiling import FIRST_CALLS, Profiler
@@ -24,7 +32,7 @@ from .roles import CallbackFactory, Role, callback_from, callbacks_in, refuse_mi
 
 log = logging.getLogger("proa.lifecycle")
 
-Callbacks: TypeAlias = "CallbackManager | Iterable[BaseCallback | CallbackFactory] | None"
+Callbacks: TypeAlias = "CallbackManager | Iterable[BaseCallback | CallbackFactory | CallbackManager] | None"
 F = TypeVar("F", bound=Callable[..., object])
 AnyCallback = TypeVar("AnyCallback", bound=BaseCallback)
 
@@ -71,12 +79,32 @@ class CallbackManager:
 
     @classmethod
     def of(cls, callbacks: Callbacks, *, role: Role = Role.RUN) -> CallbackManager:
-        """A manager from whatever `callbacks=` may be given: a manager, a list, factories, or nothing."""
-        if isinstance(callbacks, CallbackManager):
-            for registration in callbacks._registrations:
-                refuse_misplaced(registration.owner, role)
-            return callbacks
-        return cls(() if callbacks is None else callbacks, role=role)
+        """A manager from whatever `callbacks=` may be given: a manager, a list, factories, or nothing.
+
+        A manager in a list takes in what else is in it.
+        """
+        manager, others = cls.split(callbacks)
+        if manager is None:
+            return cls(others, role=role)
+        for registration in manager._registrations:
+            refuse_misplaced(registration.owner, role)
+        for other in others:
+            instance = callback_from(other)
+            refuse_misplaced(instance, role)
+            manager.add(instance)
+        return manager
+
+    @classmethod
+    def split(cls, callbacks: Callbacks) -> tuple[CallbackManager | None, list[BaseCallback | CallbackFactory]]:
+        """The manager among what `callbacks=` was given, if there is one, and the rest."""
+        if callbacks is None or isinstance(callbacks, CallbackManager):
+            return callbacks, []
+        given: list[Any] = callbacks_in(callbacks)
+        managers = [one for one in given if isinstance(one, CallbackManager)]
+        if len(managers) > 1:
+            raise HookError(f"callbacks= has {len(managers)} managers: give one, and register everything else with it")
+        others = [one for one in given if not isinstance(one, CallbackManager)]
+        return managers[0] if managers else None, others
 
     # -- registering ---------------------------------------------------------------------------------
 
@@ -207,8 +235,9 @@ class CallbackManager:
 
     @property
     def errors(self) -> dict[str, int]:
-        """How often each callback failed; those that never did are left out."""
-        return {r.name: r.errors for r in self._registrations if r.errors}
+        """How often each callback failed; those that never did are left out, and so are those that hand moments on:
+        what fails there is counted there."""
+        return {r.name: r.errors for r in self._registrations if r.errors and not getattr(r.owner, "forwards", False)}
 
     # -- saving --------------------------------------------------------------------------------------
 
@@ -271,6 +300,8 @@ class CallbackManager:
         """The listener's call, wrapped only in what it needs: an event loop, a lock."""
         call = self._background.under_the_loop(listener) if listener.uses_asyncio else listener.call
         registration = listener.registration
+        if listener.moment.name == "maker.make_experience_end" and listener.reads("experience"):
+            call = changing_only_what_may_be(listener, call)
         if not registration.thread_safe and self._heard_in_several_threads(registration):
             call = locked(registration.seat.lock, call)
         return call

@@ -193,7 +193,7 @@ class Moments:
 
     @_moment(Scope.MAKER)
     def maker_make_experience_end(self, state: LoopState, experience: Experience | None) -> None:
-        """Generation and scoring are done."""
+        """Generation and scoring are done; not in evals. A changed `reward` or `action_mask` is what is trained."""
 
     @_moment(Scope.MAKER)
     def maker_send_start(self, state: LoopState) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from ..errors import HookError
 from .hooks import BaseCallback, Callback, MakerCallback, TrainerCallback, family_of
@@ -41,7 +41,7 @@ def refuse_moment_elsewhere(moment: Moment, role: Role) -> None:
         raise HookError(f"{moment.name!r} never fires in a {role.value}: listen to it in the run's own manager")
 
 
-def callbacks_in(given: Iterable[BaseCallback | CallbackFactory]) -> list[BaseCallback | CallbackFactory]:
+def callbacks_in(given: Iterable[Any]) -> list[Any]:
     """What `callbacks=` was given, as a list; raises for what is likely to be meant as one."""
     if isinstance(given, (BaseCallback, str, Mapping)) or not isinstance(given, Iterable):
         raise HookError(

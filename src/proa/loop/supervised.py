@@ -19,6 +19,7 @@ from ..lifecycle.manager import CallbackManager, Callbacks
 from ..lifecycle.roles import Role
 from ..lifecycle.spans import Lifecycle
 from .after_step import AfterStep, Evaluator, Resumed, Saver, go_on_with
+from .trained_steps import TrainedSteps
 
 TrainingStep: TypeAlias = Callable[[TrainingBatch], dict[str, float]]
 """Takes one optimizer step and returns its metrics: `loss`, and `learning_rate`, `grad_norm`, …"""
@@ -52,6 +53,7 @@ class SupervisedLoop:
         self.state = LoopState(output_dir=self.output_dir)
         self._after: AfterStep | None = None
         self._within_epoch = False
+        self._trained_steps = TrainedSteps()
         self._resumed: Resumed | None = None
 
     def fit(
@@ -62,6 +64,7 @@ class SupervisedLoop:
             raise TypeError("batches is called with each epoch's number: write lambda epoch: batches")
         resumed, self._resumed = self._resumed, None
         if resumed is None:
+            self._trained_steps = TrainedSteps()
             self.state = LoopState(
                 num_epochs=num_epochs, max_steps=max_steps, num_steps=max(max_steps, 0), output_dir=self.output_dir
             )
@@ -82,6 +85,7 @@ class SupervisedLoop:
                     after.tell_of_resumed()
                     if not (done and _over(state)):  # else it was being left when its checkpoint was written
                         self._epoch(islice(batches(epoch), done, None), life, after)
+            self._trained_steps.refuse_idle_run(state.global_step)
             after.at_the_end()
         return state
 
@@ -91,6 +95,7 @@ class SupervisedLoop:
         return {
             "loop": self.state.to_dict(),
             "within_epoch": self._within_epoch,
+            "trained_steps": self._trained_steps.state_dict(),
             "after": self._after.state_dict(),
         }
 
@@ -99,6 +104,7 @@ class SupervisedLoop:
         self._resumed = Resumed(saved, row)
         self.state = LoopState(output_dir=self.output_dir)
         go_on_with(self.state, self._resumed)
+        self._trained_steps = TrainedSteps.from_saved(saved.get("trained_steps"))
 
     def _epochs_left(self, count: int, resumed: Resumed | None) -> Iterator[tuple[int, int]]:
         """Epochs to go through, and how many of each one's steps are done."""
@@ -125,6 +131,8 @@ class SupervisedLoop:
             with life.step() as step:
                 step.batch = batch
                 step.metrics = self.training_step(batch)
+                if isinstance(step.metrics, dict):  # else it is refused
+                    self._trained_steps.note(step.index, step.metrics)
             after.what_is_due()
             after.leave_if_asked()
             if _over(life.state):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..config import ConfigError, RunConfig
 from ..data.state import TrainState
-from ..lifecycle.manager import Callbacks
+from ..lifecycle.manager import CallbackManager, Callbacks
 from ..loop.interruption import Interruption
 from ..policy.whole import whole_weights_over
 from ..record.live import LiveFile
@@ -71,6 +72,7 @@ class DetachedRun:
         self.config = config
         self.journal = journal
         self.listeners = listeners
+        self._makers: list[CallbackManager] = []  # of all that there were, the replaced ones too
         self.trainer_side = TrainerSide(config, given)
         self.maker_side = MakerSide(
             config,
@@ -84,12 +86,13 @@ class DetachedRun:
     def train(self, folder: RunFolder, resumption: Resumption | None, interruption: Interruption) -> TrainState:
         config, store = self.config, WeightStore(wait_timeout=self.config.wait_timeout)
         self.trainer_side.prepare(folder.path, resumed=resumption is not None)
+        driver = DriverSide(folder.path, self.listeners.manager, self.listeners.context(folder.path))
         around = Surroundings(
             folder.path,
             store,
             self.listeners.manager,
             self.listeners.add,
-            DriverSide(folder.path, self.listeners.manager, self.listeners.context(folder.path)),
+            driver,
             resumption=resumption,
             asked_to_leave=lambda: interruption.reason,
             journal=self.journal,
@@ -98,7 +101,7 @@ class DetachedRun:
         if resumption is not None:
             restore_process(resumption, self.listeners.manager)
         interruption.when_asked(trainer.interrupt)
-        with self.maker_side.scorer as scorer:
+        with driver.finishing(), self.maker_side.scorer as scorer:
             runtime = LocalRuntime(
                 trainer,
                 lambda name: self._maker(name, scorer),
@@ -116,8 +119,11 @@ class DetachedRun:
         return self.trainer_side.trainer is not None
 
     def summary(self) -> dict[str, Any]:
-        return self.trainer_side.summary(self.listeners.manager.errors)
+        errors = sum((Counter(manager.errors) for manager in [self.listeners.manager, *self._makers]), Counter[str]())
+        return self.trainer_side.summary(dict(errors))
 
     def _maker(self, name: str, scorer: Any) -> ExperienceMakerHolder:
         callbacks = [ToDriver(self.listeners.manager), *(fresh(callback) for callback in self.listeners.makers)]
-        return self.maker_side.make(name, scorer, callbacks, whole_weights_over(self.trainer_side.material.model))
+        maker = self.maker_side.make(name, scorer, callbacks, whole_weights_over(self.trainer_side.material.model))
+        self._makers.append(maker.manager)
+        return maker

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from ..callbacks import JsonlMetrics
 from ..data.results import EvalResult, LogContext
 from ..lifecycle.manager import CallbackManager
 from ..policy.random_state import random_state
 from ..record.evals import EVALS_NAME, EvalRecord, rollouts_path, write_predictions
 from ..record.journal import JOURNAL_NAME, Journal
+from ..record.patient_writes import PatientWrites, RecordError
 from ..record.spans import SPANS_NAME, SpanRecord
 
 RECORD_FILES = ("metrics.jsonl", JOURNAL_NAME, EVALS_NAME, SPANS_NAME)
@@ -52,8 +56,10 @@ class DriverSide:
         self._journal = Journal(folder)
         self._evals = EvalRecord(folder)
         self._spans = SpanRecord(folder)
+        self._writes = PatientWrites()
 
     def before_saving(self) -> dict[str, Any]:
+        self.finish()  # what a checkpoint says of the record must be on the disk
         return {
             "callbacks": self.manager.state_dict(),
             "random": random_state(),
@@ -61,13 +67,34 @@ class DriverSide:
         }
 
     def write_step(self, record: StepRecord) -> None:
-        self._journal.append(record.journal)
-        self._spans.append(record.spans)
+        write, rollouts = self._writes.write, self.folder / rollouts_path(record.step)
+        if record.journal:
+            write(self._journal.path, lambda: self._journal.append(record.journal))
+        if record.spans:
+            write(self._spans.path, lambda: self._spans.append(record.spans))
         if record.rollouts:
-            write_predictions(self.folder / rollouts_path(record.step), record.rollouts)
+            write(rollouts, lambda: write_predictions(rollouts, record.rollouts))
+
+    def finish(self) -> None:
+        """Write what the disk did not take before; raise if it still does not."""
+        self._writes.finish()
+        for callback in self.manager.callbacks:
+            if isinstance(callback, JsonlMetrics) and callback.required:
+                callback.catch_up()
+
+    @contextmanager
+    def finishing(self) -> Iterator[None]:
+        """At the end all is written, or a run that went well has failed; one that failed keeps its own error."""
+        try:
+            yield
+        except BaseException:
+            with suppress(RecordError):
+                self.finish()
+            raise
+        self.finish()
 
     def report_eval(self, result: EvalResult, predictions: list[dict[str, Any]]) -> None:
-        self._evals.append(result, predictions)
+        self._writes.write(self._evals.path, lambda: self._evals.append(result, predictions))
         self.manager.fire("benchmark_eval", self.ctx, result, predictions, result.step)
 
 

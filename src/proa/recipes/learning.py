@@ -156,7 +156,8 @@ class SupervisedRun:
             "eval_report": self._report_scores,
             **self.config.algorithm.params,
         }
-        return _FITS[self.kind](self, common)
+        with self._driver.finishing():
+            return _FITS[self.kind](self, common)
 
     def _inputs(self) -> Inputs:
         rows: Sequence[Any] = self.data.rows if isinstance(self.data, Task) else self.data

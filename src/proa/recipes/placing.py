@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..callbacks import JsonlMetrics, build_callback
+from ..callbacks import EarlyStopping, JsonlMetrics, build_callback
 from ..config import RunConfig
 from ..data.results import LogContext
 from ..data.state import LoopState
+from ..errors import CallbackConfigError
 from ..lifecycle.hooks import BaseCallback, Callback, EveryMoment, MakerCallback, TrainerCallback
 from ..lifecycle.manager import CallbackManager, Callbacks
 from ..lifecycle.moments import MOMENTS, EventName, Scope
 from ..lifecycle.placement import Placement
 from ..lifecycle.policy import Priority
+from ..lifecycle.roles import callback_from
+from ..spelling import did_you_mean
 
 
 @dataclass
@@ -68,23 +71,33 @@ def place_callbacks(config: RunConfig, callbacks: Callbacks, ctx: LogContext | N
     """Callbacks in their places, with the record and the configured ones among them. Use it in a `with`: the manager
     may be the user's, and is left as it was."""
     trainer_apart = config.runtime == "ray"
-    with_trainer: list[Any] = []
-    with_every_trainer: list[Any] = []
     configured = [build_callback(section.model_dump()) for section in config.callbacks]
-    maker_callbacks: list[Any] = []
-    if isinstance(callbacks, CallbackManager):
-        manager = callbacks
-    else:
-        placement = Placement.of(callbacks or ())
-        maker_callbacks += placement.makers
-        with_trainer, with_every_trainer = placement.trainer, placement.every_trainer
-        here = [] if trainer_apart else [*with_trainer, *with_every_trainer]
-        manager = CallbackManager([*placement.driver, *here])
-    listeners = Listeners(manager, maker_callbacks, with_trainer, with_every_trainer, [], ctx, trainer_apart)
-    listeners.add(JsonlMetrics())
+    given, others = CallbackManager.split(callbacks)
+    placement = Placement.of(others)
+    here = [*placement.driver, *([] if trainer_apart else [*placement.trainer, *placement.every_trainer])]
+    for callback in [*(given.callbacks if given is not None else ()), *others, *configured]:
+        if isinstance(callback, EarlyStopping):
+            _check_watched(callback.metric, [section.name for section in config.eval])
+    manager = given or CallbackManager()
+    listeners = Listeners(
+        manager, placement.makers, placement.trainer, placement.every_trainer, [], ctx, trainer_apart
+    )  # fmt: skip
+    for callback in here:
+        if given is None:
+            manager.add(callback)
+        else:
+            listeners.add(callback_from(callback))  # the manager is the user's, and outlives the run
+    listeners.add(JsonlMetrics(required=True))
     for callback in configured:
         listeners.place(callback)
     return listeners
+
+
+def _check_watched(metric: str, evals: Sequence[str]) -> None:
+    """Raise if it is an eval's metric and the eval's name is misspelt; which others there will be is not known yet."""
+    name, point, _ = metric.partition(".")
+    if point and name not in (*evals, "reward", "maker", "trainer") and (near := did_you_mean(name, evals)):
+        raise CallbackConfigError(f"early stopping watches {metric!r}, and no eval is named {name!r}{near}")
 
 
 class _HasContext(Callback):
@@ -105,6 +118,7 @@ class ToDriver(EveryMoment):
 
     thread_safe = True  # the driver's manager locks each of its listeners
     uses_asyncio = False
+    forwards = True
 
     def __init__(self, driver: CallbackManager) -> None:
         self._driver = driver

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import uuid
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -73,6 +74,7 @@ class RayRun:
         travelling = [*self.listeners.makers, *self.listeners.trainer, *self.listeners.every_trainer]
         refuse_unportable(travelling, pickled)
         self._runtime: RayRuntime | None = None
+        self._driver: DriverSide | None = None
 
     def train(self, folder: RunFolder, resumption: Resumption | None, interruption: Interruption) -> TrainState:
         config, manager = self.config, self.listeners.manager
@@ -88,8 +90,10 @@ class RayRun:
                     restore_process(resumption, manager, partly=True)
                 self._runtime = runtime = self._new_runtime(folder, namespace, resumption, interruption)
                 runtime.state.checkpoint_mgr = CheckpointManager(folder.path)  # to be read; rank 0 writes
+                assert self._driver is not None, "it is made with the runtime"
                 try:
-                    runtime.run(config.total_steps, config.update_steps, config.train_epochs)
+                    with self._driver.finishing():
+                        runtime.run(config.total_steps, config.update_steps, config.train_epochs)
                     break
                 except TrainerDiedError as died:
                     if attempt == config.ray.trainer_restarts or interruption.reason:
@@ -117,7 +121,7 @@ class RayRun:
         # Actors may have another working directory.
         absolute = config.model_copy(update={"output_dir": config.output_dir.resolve()})
         there = None if resumption is None else replace(resumption, folder=resumption.folder.resolve())
-        driver = DriverSide(folder.path, listeners.manager, listeners.context(folder.path))
+        self._driver = driver = DriverSide(folder.path, listeners.manager, listeners.context(folder.path))
         return RayRuntime(
             _BuildTrainer(
                 absolute,
@@ -166,7 +170,8 @@ class RayRun:
             return {}
         state = self._runtime.state
         known = self._runtime.summary or ({"steps_run": state.global_step} if state.global_step else {})
-        return known | {"callback_errors": self.listeners.manager.errors}
+        errors = Counter(self.listeners.manager.errors) + Counter(self._runtime.callback_errors)
+        return known | {"callback_errors": dict(errors)}
 
 
 def _check_devices(config: RunConfig) -> None:
@@ -236,7 +241,8 @@ class _BuildTrainer:
         if ties.replicas.rank:
             manager = CallbackManager(everywhere)
             self._restore(manager)
-            return TrainerParts(side.assemble_other(ties.replicas, manager, self.resumption), None, None, dict)
+            other = side.assemble_other(ties.replicas, manager, self.resumption)
+            return TrainerParts(other, None, None, lambda: {"callback_errors": manager.errors})
         return self._first(ties, side, everywhere)
 
     def _first(self, ties: TrainerTies, side: TrainerSide, everywhere: list[BaseCallback]) -> TrainerParts:

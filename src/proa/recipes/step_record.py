@@ -21,7 +21,7 @@ from ..lifecycle.moments import EventName
 from ..lifecycle.policy import Priority
 from ..loop import Saver
 from ..roles.lease_book import LeaseBook
-from ..roles.policy_trainer import PolicyTrainer, action_mask_of, attention_mask_of
+from ..roles.policy_trainer import PolicyTrainer, attention_mask_of
 from .driver_side import Driver, StepRecord
 
 ABOUT_SO_MANY = 50
@@ -95,9 +95,9 @@ class TakeStepRecord(Callback):
         return [self._rollout(experience, own_BA, row, step_idx) for row in rows]
 
     def _rollout(self, experience: Experience, own_BA: torch.Tensor, row: int, step_idx: int) -> dict[str, Any]:
-        mask_A = action_mask_of(experience)[row]
-        actions = mask_A.shape[0]
+        actions = experience.action_log_probs.shape[1]
         real_S = attention_mask_of(experience)[row].bool()
+        mask_A = real_S[-actions:]  # all that was sampled, also where a hook took it out of what is trained
         prompt = experience.sequences[row, :-actions][real_S[:-actions]].tolist()
         tokens = experience.sequences[row, -actions:][mask_A].tolist()
         decode: Any = self._tokenizer.decode

@@ -22,6 +22,7 @@ from ..loop import Evaluator, Saver, SupervisedLoop
 from ..loop.supervised import TrainingStep
 from ..maths.preferences import PreferenceLoss
 from ..model_shape import context_length
+from ..numerics import Numerics
 from ..policy.micro_batches import plan_micro_batches
 from ..policy.optimizer import Optimizer, OptimizerSettings
 from ..tasks.preferences import PreferencePair, TokenisedPair, tokenise_pair
@@ -123,11 +124,27 @@ def run_loop(
     """Train in the given order, with the whole lifecycle around it; `batch` makes one of the rows it is of."""
     if report is not None:
         evaluators = [one if one.report is not None else _reported(one, report) for one in evaluators]
-    loop = SupervisedLoop(step, callbacks=callbacks, evaluators=evaluators, saver=saver, output_dir=output_dir)
+    loop = SupervisedLoop(
+        _with_settings_kept(step), callbacks=callbacks, evaluators=evaluators, saver=saver, output_dir=output_dir
+    )
     if saver is not None and saver.resumed is not None:
         saver.resumed.restore()
         loop.load_state_dict(saver.resumed.state, saver.resumed.row)
     return loop.fit(lambda epoch: map(batch, order.epoch(epoch)), num_epochs=order.epochs, max_steps=order.total_steps)
+
+
+def _with_settings_kept(step: TrainingStep) -> TrainingStep:
+    """The same step, on torch's settings as the step before left them, whatever callbacks did since."""
+    after_the_last: list[Numerics] = []
+
+    def kept(batch: TrainingBatch) -> dict[str, float]:
+        for numerics in after_the_last:  # none before the first: what on_train_start sets is meant
+            numerics.put_back("a callback or an evaluator")
+        metrics = step(batch)
+        after_the_last[:] = [Numerics()]
+        return metrics
+
+    return kept
 
 
 def _reported(evaluator: Evaluator, report: ReportScores) -> Evaluator:

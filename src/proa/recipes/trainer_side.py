@@ -198,6 +198,7 @@ class TrainerSide:
             "policy_version": self.trainer.state.policy_version,
             "weights_digest": weights_digest(all_parameters(self.trainer.model) | self.trainer.optimizer.masters),
             "ledger": self.trainer.source.ledger.as_dict(),
+            **_failed_rewards(self.trainer),
         }
 
     def _warm_start(self, folder: Path) -> None:
@@ -269,6 +270,11 @@ class TrainerSide:
     def _report_eval(self, result: EvalResult, predictions: list[dict[str, Any]]) -> None:
         assert self._driver is not None, "evals come while it trains"
         self._driver.report_eval(result, predictions)
+
+
+def _failed_rewards(trainer: PolicyTrainer) -> dict[str, Any]:
+    failed = trainer.source.ledger.failed_rewards
+    return {"reward_failures": {"samples": failed, "first": trainer.first_reward_error}} if failed else {}
 
 
 def _critic_start(config: RunConfig, material: Material, stream: PromptStream) -> PreTrainedModel | None:

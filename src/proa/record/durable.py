@@ -64,14 +64,14 @@ class Disk:
     def write_file(self, path: Path, data: bytes) -> None:
         """Write a new file."""
         with opened_to_write(path, os.O_CREAT | os.O_EXCL) as descriptor:
-            self._write_all(descriptor, data)
+            self.write_all(descriptor, data)
 
     def replace_file(self, path: Path, data: bytes) -> None:
         """Write a file so that a reader sees the old one or the new one, never half of one."""
         beside = path.with_name(f".{path.name}.new")
         with opened_to_write(beside, os.O_CREAT | os.O_TRUNC) as descriptor:
             self.restrict(descriptor, 0o600)  # one that a crash left may have other rights
-            self._write_all(descriptor, data)
+            self.write_all(descriptor, data)
             self.sync(descriptor)
         self.rename(beside, path)
         self.sync_folder(path.parent)
@@ -82,7 +82,7 @@ class Disk:
             if os.fstat(descriptor).st_size != after:
                 self.cut(descriptor, after)
             os.lseek(descriptor, after, os.SEEK_SET)
-            self._write_all(descriptor, data)
+            self.write_all(descriptor, data)
             self.sync(descriptor)
         if after == 0:  # its name may be new
             self.sync_folder(path.parent)
@@ -103,7 +103,8 @@ class Disk:
         with opened(path, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
             self.sync(descriptor)
 
-    def _write_all(self, descriptor: int, data: bytes) -> None:
+    def write_all(self, descriptor: int, data: bytes) -> None:
+        """All of it, in as many pieces as the system takes."""
         rest = memoryview(data)
         while rest:
             rest = rest[self.write(descriptor, rest) :]

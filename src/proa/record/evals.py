@@ -13,6 +13,7 @@ from typing import Any
 from ..data.results import EvalResult
 from ..private_files import make_private_folder, write_private
 from .durable import opened_to_write
+from .patient_writes import LineFile
 from .run_folder import BrokenRecordError, numbers_back, quoted, scores_line, spelt
 from .secrets import redact_values
 
@@ -33,14 +34,14 @@ class EvalRecord:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.path = folder / EVALS_NAME
+        self._lines = LineFile()
 
     def append(self, result: EvalResult, predictions: list[dict[str, Any]]) -> None:
         """Write one down: its predictions first, so that a row never names a file that is not there."""
         write_predictions(self.folder / predictions_path(result.name, result.step), predictions)
         line = scores_line(asdict(result)).encode("utf-8")
         with opened_to_write(self.path, os.O_CREAT | os.O_APPEND) as descriptor:
-            while line:
-                line = line[os.write(descriptor, line) :]
+            self._lines.append(descriptor, line)
 
     def read(self) -> list[EvalResult]:
         """All of them, in order; a last line that was being written is passed over, and of an eval that was repeated

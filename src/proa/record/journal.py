@@ -14,7 +14,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from .durable import opened_to_write
+from .durable import Disk, opened_to_write
+from .patient_writes import LineFile
 from .run_folder import BrokenRecordError, as_json_line
 
 JOURNAL_NAME = "journal.jsonl"
@@ -23,16 +24,16 @@ JOURNAL_NAME = "journal.jsonl"
 class Journal:
     """The journal of one run's folder. A run without such decisions has none."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, disk: Disk | None = None) -> None:
         self.path = folder / JOURNAL_NAME
+        self._lines = LineFile(disk)
 
     def append(self, entries: Iterable[dict[str, Any]]) -> None:
-        """Add entries, for a reader to see at once. They are forced to the disk with the next checkpoint."""
+        """Add entries, all or none, for a reader to see at once. The next checkpoint forces them to the disk."""
         data = "".join(map(as_json_line, entries)).encode("utf-8")
         if data:
             with opened_to_write(self.path, os.O_CREAT | os.O_APPEND) as descriptor:
-                while data:
-                    data = data[os.write(descriptor, data) :]
+                self._lines.append(descriptor, data)
 
     def read(self) -> list[dict[str, Any]]:
         """All entries; a last line that was being written is passed over."""

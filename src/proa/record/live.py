@@ -53,6 +53,8 @@ class ActorView:
     """Where what it prints goes, if that is a file of its own."""
     spent: dict[str, float] = field(default_factory=dict)
     """Seconds by kind of work."""
+    callback_errors: dict[str, int] = field(default_factory=dict)
+    """How often each of its callbacks failed."""
 
 
 @dataclass(frozen=True, slots=True)

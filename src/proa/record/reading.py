@@ -197,7 +197,7 @@ def _read(folder: Path) -> RunRecord:
 
 _HEADER_TYPES: dict[str, type | tuple[type, ...]] = {
     "status": str, "pid": int, "host": str, "steps_run": int, "evals": dict, "ledger": dict, "callback_errors": dict,
-    "weights_digest": str, "policy_version": int,
+    "reward_failures": dict, "weights_digest": str, "policy_version": int,
 }  # fmt: skip
 _TIMES = ("started", "ended", "time")
 _COUNTS = ("steps_run", "total_steps", "train_epochs", "step")

@@ -36,7 +36,7 @@ class BrokenRecordError(ProaError, ValueError):
 
 _SAID_AT_THE_END = (
     "ended", "stop_reason", "stopped_by", "steps_run", "evals", "ledger", "weights_digest", "policy_version",
-    "callback_errors",
+    "callback_errors", "reward_failures",
 )  # fmt: skip
 
 

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from .durable import opened_to_write
+from .durable import Disk, opened_to_write
+from .patient_writes import LineFile
 from .run_folder import BrokenRecordError
 
 SPANS_NAME = "spans.jsonl"
@@ -18,15 +19,16 @@ SPANS_NAME = "spans.jsonl"
 class SpanRecord:
     """The spans of one run's folder, in batches as they come."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, disk: Disk | None = None) -> None:
         self.path = folder / SPANS_NAME
+        self._lines = LineFile(disk)
 
     def append(self, spans: Iterable[dict[str, Any]]) -> None:
+        """Add some, all or none."""
         data = "".join(json.dumps(_rounded(span)) + "\n" for span in spans).encode("ascii")
         if data:
             with opened_to_write(self.path, os.O_CREAT | os.O_APPEND) as descriptor:
-                while data:
-                    data = data[os.write(descriptor, data) :]
+                self._lines.append(descriptor, data)
 
     def read(self) -> Iterator[dict[str, Any]]:
         """One after the other; a line that was being written is passed over."""

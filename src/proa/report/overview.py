@@ -66,6 +66,10 @@ def _warnings(record: RunRecord) -> Iterator[str]:
         if record.quiet_seconds > QUIET_SECONDS:
             words += f" It had given no sign of life for {duration(record.quiet_seconds)}."
         yield words
+    failures = record.header.get("reward_failures")
+    if failures:
+        words = f"{number(failures.get('samples', 0))} samples had no reward and were left out"
+        yield f"{words}. The first said: {failures.get('first', '')}"
     errors = record.header.get("callback_errors")
     if errors:
         yield "Callbacks failed: " + ", ".join(f"{name}, {number(times)} times" for name, times in errors.items()) + "."

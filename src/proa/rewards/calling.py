@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import math
 import numbers
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any
 
+from ..data.reward_limits import LARGEST, fault_of
 from .function import RewardFunction
 from .samples import Samples
 from .score import Outcome
@@ -96,10 +96,12 @@ def _outcome(name: str, value: Any) -> Outcome:
         return Outcome()
     try:
         number = _number(value)
+    except OverflowError:  # a whole number that no float is as large as
+        return Outcome(error=f"reward {name!r} gave a whole number {fault_of(2 * LARGEST)}")
     except Exception:  # whatever a stranger's __float__ raises, the value is no number
         return Outcome(error=f"reward {name!r} gave {_short(value)}, which is no number")
-    if not math.isfinite(number):
-        return Outcome(error=f"reward {name!r} gave {number}")
+    if fault := fault_of(number):
+        return Outcome(error=f"reward {name!r} gave {number:g}, {fault}")
     return Outcome(number)
 
 
@@ -123,5 +125,8 @@ def _counted(count: int, noun: str) -> str:
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except Exception:  # a stranger's __repr__, or a whole number too long for Python to write
+        return f"a {type(value).__name__}"
     return text if len(text) <= 80 else text[:77] + "..."

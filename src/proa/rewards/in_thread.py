@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from queue import Empty, SimpleQueue
 
+from ..numerics import settings_kept
 from .calling import CallFailed, TimedOut, call
 from .function import RewardFunction
 from .samples import Samples
@@ -22,7 +23,9 @@ class InThread:
 
         def work() -> None:
             try:
-                answers.put(call(function, samples))
+                with settings_kept(f"reward {function.name!r}"):
+                    outcomes = call(function, samples)
+                answers.put(outcomes)
             except CallFailed as failure:
                 answers.put(failure)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from ..numerics import settings_kept
 from .calling import call
 from .function import GivenReward, RewardFunction, check_columns, load_rewards
 from .judging import judge
@@ -47,4 +48,5 @@ class _Here:
         pass
 
     def call(self, function: RewardFunction, samples: Samples, seconds: float | None) -> list[Outcome]:
-        return call(function, samples)
+        with settings_kept(f"reward {function.name!r}"):
+            return call(function, samples)

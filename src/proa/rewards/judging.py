@@ -7,6 +7,7 @@ from typing import Protocol
 
 from .calling import CallFailed, Died, Lost, NotCalled, TimedOut, WrongAnswer
 from .function import RewardFunction
+from .long_calls import long_calls
 from .samples import Samples
 from .score import Outcome
 
@@ -33,7 +34,8 @@ def judge(function: RewardFunction, samples: Samples, caller: Caller, seconds: f
     """
     try:
         caller.prepare()
-        return caller.call(function, samples, seconds)
+        with long_calls.watching(function.name, len(samples), seconds):
+            return caller.call(function, samples, seconds)
     except CallFailed as failure:
         if isinstance(failure, NotCalled | WrongAnswer) or (len(samples) == 1 and not isinstance(failure, Died)):
             return [Outcome(error=str(failure))] * len(samples)
@@ -55,7 +57,9 @@ def _one_by_one(function: RewardFunction, samples: Samples, caller: Caller, seco
         try:
             caller.prepare()
             began = monotonic()  # starting a worker is not the sample's time
-            outcomes += caller.call(function, samples.one(index), None if left is None else left / 2)
+            deadline = None if left is None else left / 2
+            with long_calls.watching(function.name, 1, deadline):
+                outcomes += caller.call(function, samples.one(index), deadline)
         except CallFailed as failure:
             losses += isinstance(failure, Lost | NotCalled)
             outcomes.append(Outcome(error=_told(failure, seconds)))

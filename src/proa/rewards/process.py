@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from time import monotonic
 
 from .calling import CallFailed, Died, NotCalled, TimedOut
-from .channel import Channel
+from .channel import Channel, Message, StrayBytesError
 from .function import RewardError, RewardFunction
 from .samples import Samples
 from .score import Outcome
@@ -36,6 +36,7 @@ class WorkerProcess:
         self._lock = threading.Lock()  # of starting and ending, which may come from different threads
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: Channel | None = None
+        self._questions = 0
         self._ended = False
 
     @property
@@ -48,8 +49,12 @@ class WorkerProcess:
             return
         channel = self._start()
         try:
-            channel.send(pickle.dumps(dict(self._functions)), START_SECONDS)
-            channel.receive(START_SECONDS)
+            self._ask(channel, pickle.dumps(dict(self._functions)), START_SECONDS)
+        except StrayBytesError:
+            self._kill()
+            raise NotCalled(
+                "the worker process of the rewards sent something that is no answer, at its start"
+            ) from None
         except TimeoutError:
             self._kill()
             raise NotCalled(f"the worker process of the rewards did not start within {START_SECONDS:g} s") from None
@@ -60,14 +65,18 @@ class WorkerProcess:
         channel = self._channel
         if channel is None or seconds is None:  # closed by another thread since `prepare`
             raise RewardError(CLOSED)
-        until = monotonic() + seconds
         try:
-            message = pickle.dumps((function.name, samples, seconds))
+            question = pickle.dumps((function.name, samples, seconds))
         except Exception as error:
             raise CallFailed(f"a sample cannot be sent to the worker process: {error}") from error
         try:
-            channel.send(message, seconds)
-            answer: Answer = pickle.loads(channel.receive(until - monotonic()))  # noqa: S301 - our own child
+            answer: Answer = pickle.loads(self._ask(channel, question, seconds))  # noqa: S301 - our own child
+        except StrayBytesError:
+            self._kill()
+            raise Died(
+                f"reward {function.name!r}: its worker sent something that is no answer to this call, and was replaced "
+                "(does the function write to file descriptors that are not its own?)"
+            ) from None
         except TimeoutError:
             self._kill()
             raise TimedOut(f"reward {function.name!r} timed out after {seconds:.3g} s") from None
@@ -75,6 +84,16 @@ class WorkerProcess:
             raise Died(f"reward {function.name!r}: its worker died ({self._kill()})") from None
         if isinstance(answer, CallFailed):
             raise answer
+        return answer
+
+    def _ask(self, channel: Channel, question: bytes, seconds: float) -> bytes:
+        """The answer to this question and to no other."""
+        until = monotonic() + seconds
+        self._questions += 1
+        channel.send(Message(self._questions, question), seconds)
+        number, answer = channel.receive(until - monotonic())
+        if number != self._questions:
+            raise StrayBytesError
         return answer
 
     def end(self) -> None:

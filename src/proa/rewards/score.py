@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
+
+from ..data.reward_limits import fault_of
 
 if TYPE_CHECKING:
     from .function import RewardFunction
@@ -32,7 +33,7 @@ class Score:
 
 
 def add_part(scores: Sequence[Score], name: str, values: Sequence[float], weight: float) -> list[Score]:
-    """Each score with another part; a part that is not finite is an error, as it is from a function.
+    """Each score with another part; a part that cannot be a reward is an error, as it is from a function.
 
     >>> add_part([Score(1.0, {"exact": 1.0})], "reward_model", [0.5], weight=2.0)
     [Score(value=2.0, parts={'exact': 1.0, 'reward_model': 0.5}, error=None, applies=True)]
@@ -41,13 +42,13 @@ def add_part(scores: Sequence[Score], name: str, values: Sequence[float], weight
 
 
 def _add_one(score: Score, name: str, value: float, weight: float) -> Score:
-    if not math.isfinite(value):
+    if fault := fault_of(value):
         errors = [score.error] if score.error else []
-        return Score(None, {**score.parts, name: None}, "; ".join([*errors, f"{name} gave {value}"]))
+        return Score(None, {**score.parts, name: None}, "; ".join([*errors, f"{name} gave {value:g}, {fault}"]))
     if not score.applies:
-        return Score(weight * value, {**score.parts, name: value})
-    total = None if score.value is None else score.value + weight * value
-    return replace(score, value=total, parts={**score.parts, name: value})
+        return _summed(weight * value, {**score.parts, name: value})
+    parts = {**score.parts, name: value}
+    return replace(score, parts=parts) if score.value is None else _summed(score.value + weight * value, parts)
 
 
 def combine(functions: Sequence[RewardFunction], outcomes: Sequence[Sequence[Outcome]]) -> list[Score]:
@@ -67,4 +68,10 @@ def _combine_one(functions: Sequence[RewardFunction], outcomes: Sequence[Outcome
     if not applying:
         words = f"no reward applies to this sample: {', '.join(parts)} gave None"
         return Score(None, parts, words, applies=False)
-    return Score(sum(applying), parts)
+    return _summed(sum(applying), parts)
+
+
+def _summed(total: float, parts: dict[str, float | None]) -> Score:
+    if fault := fault_of(total):
+        return Score(None, parts, f"the rewards with their weights add up to {total:g}, {fault}")
+    return Score(total, parts)

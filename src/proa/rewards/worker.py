@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from .calling import CallFailed, NotCalled, call
-from .channel import Channel
+from .channel import Channel, Message
 from .function import RewardFunction
 from .score import Outcome
 
@@ -29,14 +29,20 @@ Answer = list[Outcome] | CallFailed
 def main(descriptor: int) -> None:
     """Serve the parent on the socket with this file descriptor."""
     channel = Channel(socket.socket(fileno=descriptor))
+    channel.keep_to_this_process()
+    own_id = os.getpid()
     try:
         _end_after(START_SECONDS)
-        functions = {name: _load(name, given) for name, given in pickle.loads(channel.receive()).items()}  # noqa: S301
-        channel.send(b"ready")
+        number, given = channel.receive()
+        functions = {name: _load(name, one) for name, one in pickle.loads(given).items()}  # noqa: S301
+        channel.send(Message(number, b"ready"))
         while True:
             faulthandler.cancel_dump_traceback_later()
-            message = channel.receive()
-            channel.send(pickle.dumps(_answer(functions, message)))
+            number, question = channel.receive()
+            answer = pickle.dumps(_answer(functions, question))
+            if os.getpid() != own_id:  # a function forked and both came back: one call has one answer
+                os._exit(0)
+            channel.send(Message(number, answer))
     except EOFError:  # the parent is gone
         pass
     sys.stdout.flush()
@@ -53,9 +59,9 @@ def _load(name: str, given: str | bytes) -> RewardFunction | NotCalled:
         return NotCalled(f"reward {name!r} could not be loaded in the worker process: {why}")
 
 
-def _answer(functions: Mapping[str, RewardFunction | NotCalled], message: bytes) -> Answer:
+def _answer(functions: Mapping[str, RewardFunction | NotCalled], question: bytes) -> Answer:
     try:
-        name, samples, seconds = pickle.loads(message)  # noqa: S301 - from our own parent
+        name, samples, seconds = pickle.loads(question)  # noqa: S301 - from our own parent
     except Exception as error:
         return CallFailed(f"a sample could not be read in the worker process: {type(error).__name__}: {error}")
     function = functions[name]

@@ -59,6 +59,7 @@ class LeaseBook:
         self._groups: deque[tuple[int, tuple[BufferItem, ...]]] = deque()  # (version, sifted group), not in a batch
         self._at_the_door: set[int] = set()  # made, and waiting for room
         self._dismissed: set[str] = set()
+        self._scored = (0, 0)  # of the step that is being put together: samples, and those without a reward
         self._in_training = (0, 0)  # samples and tokens of the step that is being computed
         self._decisions = Decisions()
         self._spans: list[dict[str, Any]] = []
@@ -258,6 +259,7 @@ class LeaseBook:
         plan = self.plan
         consumed: list[Delivery] = []
         with self.room as room:
+            self._scored = (0, 0)
             refill_left = plan.max_refill * plan.leases_per_step
             while (short := plan.prompts_per_step - len(self._groups)) > 0:
                 if self._consumed == self._admitted:
@@ -273,7 +275,7 @@ class LeaseBook:
             groups = [self._groups.popleft()[1] for _ in range(taken)]
             items = [item for group in groups for item in group]
             self._steps_taken += 1
-            self.made = making_metrics(consumed)
+            self.made = making_metrics(consumed) | _failed_fraction(*self._scored)
             self._in_training = (len(items), tokens_in(items))
             return items
 
@@ -334,7 +336,10 @@ class LeaseBook:
         ]  # fmt: skip
         size = self.plan.group_size
         for first in range(0, len(delivery.items), size):
-            sifted = self._sift(tuple(map(self._decisions.as_scored, delivery.items[first : first + size])))
+            group = tuple(map(self._decisions.as_scored, delivery.items[first : first + size]))
+            failed = sum(item.reward is None for item in group)
+            self._scored = (self._scored[0] + len(group), self._scored[1] + failed)
+            sifted = self._sift(group)
             for reason, items in sifted.dropped.items():
                 self.ledger.drop(len(items), reason, tokens=tokens_in(items))
             if sifted.kept:
@@ -436,3 +441,8 @@ class LeaseBook:
     def _refuse_if_closed(self) -> None:
         if self._closed:
             raise ClosedError(self._closed)
+
+
+def _failed_fraction(samples: int, failed: int) -> dict[str, float]:
+    """As a step's metric: of the samples that were consumed for it, how many had no usable reward."""
+    return {"reward_failed_fraction": failed / samples} if samples else {}

@@ -72,6 +72,11 @@ class Ledger:
         self.tokens["buffered"] = but_tokens
 
     @property
+    def failed_rewards(self) -> int:
+        """Samples that were dropped because they had no usable reward."""
+        return sum(self.dropped.get(reason, 0) for reason in ("reward_failed", "no_reward"))
+
+    @property
     def closes(self) -> bool:
         samples = self.trained + self.buffered + self.in_flight + sum(self.dropped.values())
         tokens = self.tokens["trained"] + self.tokens["buffered"] + self.tokens["dropped"]

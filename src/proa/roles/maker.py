@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
+import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
 
 from ..data.experience import BufferItem, merge
+from ..data.experience_changes import apply_changes
 from ..data.lease import Delivery, Lease, Prompt, sample_seed
+from ..data.reward_limits import fault_of
 from ..data.sampling import Completion, Sampling
 from ..data.state import LoopState
 from ..engines.protocol import Engine, Request
 from ..lifecycle.manager import CallbackManager, Callbacks
 from ..lifecycle.roles import Role
+from ..numerics import Numerics
 from ..rewards.score import Score, add_part
 from .activity import Activity, Doing
 from .concurrency import concurrency_group
@@ -24,6 +29,8 @@ from .finding import find_actor
 from .lease_plan import group_by_id
 from .waiting import ClosedError, LeaseFailedError, WaitTimeoutError
 from .weights import Weights
+
+log = logging.getLogger("proa.maker")
 
 
 class Scorer(Protocol):
@@ -105,6 +112,8 @@ class ExperienceMakerHolder:
         self._version = -1
         self._doubt = self._answered = object()
         self._turn = 0
+        self._numerics: Numerics | None = None
+        self._told_of_failure = False
 
     # -- leased work ---------------------------------------------------------------------------------
 
@@ -238,24 +247,31 @@ class ExperienceMakerHolder:
     def make(
         self, prompts: Sequence[Prompt], seeds: Sequence[Sequence[int]], what: str = "a batch"
     ) -> list[BufferItem]:
-        """Generate, score and stamp: one item per sample, groups together. Whoever looks is told `what` is made."""
+        """Generate, score and stamp: one item per sample, groups together. Whoever looks is told `what` is made.
+
+        What `on_make_experience_end` changes of rewards and masks is in the items.
+        """
         moments, state = self.manager.moments, self.state
         moments.maker_make_experience_start(state)
         experience = None
         try:
+            if self._numerics is not None:
+                self._numerics.put_back(f"a callback of {self.name}")
             requests = [Request(prompt.tokens, tuple(own)) for prompt, own in zip(prompts, seeds, strict=True)]
             with self._engine_in_use, self.activity.doing("generate", f"generating {what}"):
                 version = self._version
                 groups = self.engine.generate(requests, self.sampling)
+                self._numerics = Numerics()
             with self.activity.doing("score", f"scoring {what}"):
                 scores = self._score(prompts, groups)
             self.tokens_made += sum(len(completion) for group in groups for completion in group)
             items = self._items(prompts, groups, scores, version)
             if self.manager.wants("maker.make_experience_end", "experience"):
                 experience = merge([_with_reward(item) for item in items])
-            return items
+                experience.notes = copy.deepcopy(experience.notes)  # what a hook does to them must not reach the items
         finally:
             moments.maker_make_experience_end(state, experience)
+        return items if experience is None else apply_changes(items, experience)
 
     def _score(self, prompts: Sequence[Prompt], groups: Sequence[Sequence[Completion]]) -> list[Score]:
         pairs = [(prompt, one) for prompt, group in zip(prompts, groups, strict=True) for one in group]
@@ -264,6 +280,16 @@ class ExperienceMakerHolder:
             sequences = [(*prompt.tokens, *completion.tokens.tolist()) for prompt, completion in pairs]
             values = self._model_reward.score(sequences)
             scores = add_part(scores, "reward_model", values, self._model_reward.weight)
+        scores = [_usable(score) for score in scores]
+        for (prompt, completion), score in zip(pairs, scores, strict=True):
+            if score.value is None and not self._told_of_failure:
+                self._told_of_failure = True
+                text = self._decode(completion.tokens.tolist())
+                log.warning(
+                    "%s: a sample has no reward and is left out: %s. Its prompt: %.200r, its completion: %.200r. More "
+                    "like it are counted in reward_failed_fraction, and each is in journal.jsonl",
+                    self.name, score.error, prompt.text, text,
+                )  # fmt: skip
         return scores
 
     def _scores_by_functions(self, pairs: Sequence[tuple[Prompt, Completion]]) -> list[Score]:
@@ -309,6 +335,12 @@ class ExperienceMakerHolder:
             sampling=self.sampling,
             notes=notes,
         )
+
+
+def _usable(score: Score) -> Score:
+    """A scorer of the user's own may give anything."""
+    fault = "" if score.value is None else fault_of(score.value)
+    return replace(score, value=None, error=f"the reward is {score.value}, {fault}") if fault else score
 
 
 def _with_reward(item: BufferItem) -> BufferItem:

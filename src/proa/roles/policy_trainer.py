@@ -71,6 +71,8 @@ class PolicyTrainer(DetachedTrainer):
         self.store = store
         self.settings = settings or StepSettings()
         self._last_reward_error = ""
+        self.first_reward_error = ""
+        """What the first sample without a reward said of why."""
         self.keep_log_probs = False
         """Whether to keep what the policy gave the tokens of a step's batch, for the record."""
         self.log_probs_in_step: torch.Tensor | None = None
@@ -134,6 +136,7 @@ class PolicyTrainer(DetachedTrainer):
                 reason = item.notes.get("reward_failure", "no_reward")
                 dropped[reason] = (*dropped.get(reason, ()), item)
                 self._last_reward_error = item.notes.get("error", "")
+                self.first_reward_error = self.first_reward_error or self._last_reward_error
         if len(scored) < self.algorithm.min_group:
             return Sifted((), {**dropped, **({"group_too_small": scored} if scored else {})})
         rewards_G = torch.stack([item.reward for item in scored if item.reward is not None])
@@ -152,6 +155,7 @@ class PolicyTrainer(DetachedTrainer):
         return super().state_dict() | {
             "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
             "last_reward_error": self._last_reward_error,
+            "first_reward_error": self.first_reward_error,
         }
 
     def load_state_dict(self, saved: Mapping[str, Any], row: ManifestRow | None = None) -> None:
@@ -159,6 +163,7 @@ class PolicyTrainer(DetachedTrainer):
         for optimizer, state in zip(self._optimizers, saved["optimizers"], strict=True):
             optimizer.load_state_dict(state)
         self._last_reward_error = saved["last_reward_error"]
+        self.first_reward_error = saved.get("first_reward_error", self._last_reward_error)
 
     @property
     def _device(self) -> torch.device | str:
@@ -168,6 +173,12 @@ class PolicyTrainer(DetachedTrainer):
         if self._last_reward_error:
             return f"; the last sample without a reward said: {self._last_reward_error}"
         return ": no group has two completions with different rewards"
+
+    def _why_idle(self) -> str:
+        failed = self.source.ledger.failed_rewards
+        if failed and self.first_reward_error:
+            return f"; {failed} samples had no usable reward, the first because: {self.first_reward_error}"
+        return super()._why_idle()
 
     # -- before a batch's first step -----------------------------------------------------------------
 

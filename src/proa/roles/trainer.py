@@ -19,12 +19,14 @@ from ..data.lease import sample_seed
 from ..data.loop import ManifestRow
 from ..data.saved_items import experience_from, experience_tree
 from ..data.state import LoopState
-from ..errors import ProaError
+from ..errors import NothingToTrainOnError
 from ..lifecycle.manager import CallbackManager, Callbacks
 from ..lifecycle.roles import Role
 from ..lifecycle.spans import Lifecycle
 from ..loop.after_step import AfterStep, Evaluator, Resumed, Saver, go_on_with
 from ..loop.supervised import artifacts_of
+from ..loop.trained_steps import TrainedSteps
+from ..numerics import Numerics
 from .activity import Activity
 from .buffer import DetachedReplayBuffer
 from .concurrency import concurrency_group
@@ -52,10 +54,6 @@ class Place:
     def within(self) -> bool:
         """Whether its episode has begun, so that it has an end to come."""
         return self.epoch > 0 or self.done > 0
-
-
-class NothingToTrainOnError(ProaError):
-    """Step after step, everything was filtered out or without a reward."""
 
 
 class DetachedTrainer(ABC):
@@ -99,12 +97,14 @@ class DetachedTrainer(ABC):
         self._pushed = PushedExperience(DetachedReplayBuffer(train_batch_size, buffer_limit, wait_timeout=wait_timeout))
         self.source: Source = source or self._pushed
         self._empty_in_a_row = 0
+        self._trained_steps = TrainedSteps()
         self._looked = self.activity.look()
         self._place = Place()
         self._batches: list[Experience] = []  # of the open episode, where they are gone over again
         self._after: AfterStep | None = None
         self._resumed: Resumed | None = None
         self._interrupted_by = ""
+        self._numerics: Numerics | None = None
         self.batch_in_step: Experience | None = None
         """What the last step was taken on."""
 
@@ -141,6 +141,7 @@ class DetachedTrainer(ABC):
                 with life.episode(episode):
                     fresh = min(update_steps, total_steps - episode * update_steps)
                     self._run_episode(life, after, fresh, train_epochs)
+            self._trained_steps.refuse_idle_run(state.global_step, self._why_idle())
             self._place = Place(episodes)
             after.at_the_end()
 
@@ -178,6 +179,7 @@ class DetachedTrainer(ABC):
             "place": asdict(self._place),
             "batches": [experience_tree(batch) for batch in self._batches],
             "empty_in_a_row": self._empty_in_a_row,
+            "trained_steps": self._trained_steps.state_dict(),
             "after": self._after.state_dict(),
             "source": self.source.state_dict(),
         }
@@ -191,6 +193,7 @@ class DetachedTrainer(ABC):
         self._batches = [experience_from(tree, self._device) for tree in saved["batches"]]
         self._empty_in_a_row = saved["empty_in_a_row"]
         self.source.load_state_dict(saved["source"])
+        self._trained_steps = TrainedSteps.from_saved(saved.get("trained_steps"))
 
     @property
     def _device(self) -> torch.device | str:
@@ -281,10 +284,14 @@ class DetachedTrainer(ABC):
         self, life: Lifecycle, after: AfterStep, experience: Experience, settling: Sequence[BufferItem] = ()
     ) -> None:
         with life.step() as step:
+            if self._numerics is not None:
+                self._numerics.put_back("a callback or an evaluator")
             self.batch_in_step = step.experience = experience
             step.metrics = self.training_step(experience)
+            self._numerics = Numerics()  # what was set before the first step, or by the step itself, is meant
             if isinstance(step.metrics, dict):
                 step.metrics = {**step.metrics, **self._where_time_went(), **(self.source.made if settling else {})}
+                self._trained_steps.note(step.index, step.metrics)
             if settling:
                 self.source.settle(settling, dropped="skipped_step" if step.metrics.get("skipped") else None)
         if self._debug:
@@ -319,12 +326,16 @@ class DetachedTrainer(ABC):
                 raise NothingToTrainOnError(
                     f"{self._empty_in_a_row} steps in a row had nothing to train on{self._why_empty()}"
                 )
-            step.metrics = {"skipped": 1.0}
+            step.metrics = {"skipped": 1.0, **self.source.made}
         self._end_step(after, step.index)
 
     def _why_empty(self) -> str:
         """What is known of why nothing is left to train on, to be added to a sentence."""
         return ""
+
+    def _why_idle(self) -> str:
+        """Why no step of the run trained, to be added to a sentence; empty if the skipped steps say it."""
+        return "" if self._trained_steps.first_skip else self._why_empty()
 
     @property
     def _stopping(self) -> bool:
@@ -359,7 +370,8 @@ class DetachedTrainer(ABC):
 
     def _new_state(self, total_steps: int, train_epochs: int) -> LoopState:
         self.state = self._first_state(self.state.output_dir)
-        self._place, self._batches, self._empty_in_a_row = Place(), [], 0
+        self._place, self._batches, self._empty_in_a_row, self._numerics = Place(), [], 0, None
+        self._trained_steps = TrainedSteps()
         self.state.num_epochs = train_epochs
         self.state.max_steps = self.state.num_steps = total_steps * train_epochs
         return self.state

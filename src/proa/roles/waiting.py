@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from time import monotonic
 
 from ..errors import ProaError
+
+log = logging.getLogger(__name__)
 
 
 class WaitTimeoutError(ProaError, TimeoutError):
@@ -93,3 +96,21 @@ class WaitingRoom:
             yield wait
         finally:
             del self._waits[id(wait)]
+
+
+class LongWaits:
+    """Says, while it lasts, that somebody has waited long, and what everyone else does; then each time twice as long.
+
+    What was said of one wait later ones have to exceed, so that a slow run is not told of at every step.
+    """
+
+    def __init__(self, owner: str, first_seconds: float = 30.0) -> None:
+        self._owner = owner
+        self._patience = first_seconds
+
+    def look(self, waits: Iterable[tuple[str, str, float]], doing: Callable[[], Iterable[str]]) -> None:
+        """`waits` are owner, reason and seconds; `doing` says what the others do."""
+        for owner, reason, seconds in waits:
+            if owner == self._owner and seconds >= self._patience:
+                self._patience = 2 * seconds
+                log.warning("%s has waited %.0f s for %s; %s", owner, seconds, reason, "; ".join(doing()))

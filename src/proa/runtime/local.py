@@ -15,7 +15,7 @@ from ..record.live import ActorView, LiveFile, LiveView, WaitView
 from ..roles.lease_book import LeaseBook
 from ..roles.maker import ExperienceMakerHolder
 from ..roles.trainer import DetachedTrainer
-from ..roles.waiting import ClosedError, LeaseFailedError, Wait, WaitTimeoutError
+from ..roles.waiting import ClosedError, LeaseFailedError, LongWaits, Wait, WaitTimeoutError
 from ..roles.weights import WeightStore
 
 log = logging.getLogger("proa.runtime")
@@ -86,6 +86,7 @@ class LocalRuntime:
         self._replaced = 0
         self._fatal: BaseException | None = None
         self._over = threading.Event()
+        self._long_waits = LongWaits(trainer.name)
 
     def run(self, total_steps: int, update_steps: int, train_epochs: int = 1) -> None:
         """Train to the end. Whatever ends it, everyone is told, and what was left over is in the ledger."""
@@ -147,6 +148,9 @@ class LocalRuntime:
                     hung = f"{name} has had lease {lease_id} for {self._supervision.lease_timeout:g} s"
                     if name in self._posts:  # else it was replaced before
                         self._replace(self._posts[name], hung, LeaseFailedError(hung, lease_id))
+                self._long_waits.look(
+                    ((wait.owner, wait.reason(), monotonic() - wait.since) for wait in self._waits()), self._doings
+                )  # fmt: skip
                 if self._watch is not None and self._watch.due():
                     self._look()
             except BaseException as error:  # a supervisor that dies would leave the trainer waiting
@@ -178,6 +182,10 @@ class LocalRuntime:
         self._fatal = error.__cause__ or error
         self._over.set()
         self._book.close(_reason(error), step_goes_on=True)
+
+    def _doings(self) -> list[str]:
+        looks = ((post.name, post.holder.activity.look()) for post in self._posts.values())
+        return [f"{name}: {look.what}, for {time.time() - look.since:.0f} s" for name, look in looks]
 
     def _whereabouts(self) -> str:
         """Who waited for whom, for the message that ends a run without progress."""
@@ -243,6 +251,7 @@ def _maker_view(post: _Post) -> ActorView:
         restarts=post.restarts,
         reason=post.reason,
         spent=doing.spent,
+        callback_errors=post.holder.manager.errors,
     )
 
 

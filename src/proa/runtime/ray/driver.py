@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from ...lifecycle.manager import CallbackManager
 from ...loop.interruption import Interruption
 from ...record.live import LiveFile, LiveView, WaitView
 from ...roles.replicas import ReplicaError
-from ...roles.waiting import ClosedError, WaitTimeoutError
+from ...roles.waiting import ClosedError, LongWaits, WaitTimeoutError
 from ..local import RunFailedError
 from .calls import LongCall, UnreachableError, Watched, asked, in_short
 from .link import Answer, Interests, Key
@@ -90,13 +91,21 @@ class RayRuntime:
         self._interruption = interruption or Interruption()
         self._is_listened_for = interruption is not None
         self._looked_at = 0.0
+        self._long_waits = LongWaits("the trainer" if trainers == 1 else "trainer_0")
         self.summary: dict[str, Any] = {}
         """What the run's header says of how far it came."""
+        self._trainer_errors: Counter[str] = Counter()
 
     @property
     def state(self) -> LoopState:
         """What the driver knows of the trainer's state; one object, in every hook."""
         return self._listening.state
+
+    @property
+    def callback_errors(self) -> dict[str, int]:
+        """How often callbacks failed that live in actors, as far as these could say so."""
+        makers = self._fleet.callback_errors if self._fleet is not None else Counter[str]()
+        return dict(self._trainer_errors + makers)
 
     def run(self, total_steps: int, update_steps: int, train_epochs: int = 1) -> None:
         """Train to the end. Whatever happens, every moment that began has ended, and no actor is left."""
@@ -245,8 +254,13 @@ class RayRuntime:
             self._fleet.look_after(look.overdue)
             if self._fleet.fatal:
                 self._give_up(RunFailedError(f"the run cannot go on: {self._fleet.fatal}"))
+        self._long_waits.look(look.waits, self._doings)
         if self._live is not None and self._live.due():
             self._live.look(lambda: self._view(look))
+
+    def _doings(self) -> list[str]:
+        assert self._fleet is not None
+        return [f"{view.name}: {view.doing}, for {time.time() - view.since:.0f} s" for view in self._fleet.views()]
 
     def _look_at_other_trainers(self) -> None:
         """One that is gone ends the run for all: each of them has a part of every batch."""
@@ -283,6 +297,10 @@ class RayRuntime:
         self._listening.mirror(outcome.state)
         self.summary = outcome.summary
         self._hear_last_words()
+        for call in self._training:
+            with contextlib.suppress(ray.exceptions.RayError):
+                if call.ended():
+                    self._trainer_errors.update(call.value.summary.get("callback_errors", {}))
         self._leave_if_interrupted()
         if outcome.error is not None:
             self._look_at_other_trainers()  # one of them may be why

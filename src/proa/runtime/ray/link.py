@@ -11,7 +11,7 @@ import itertools
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from ...data.state import LoopState
 from ...lifecycle.hooks import EveryMoment
@@ -33,6 +33,13 @@ class Question:
     payload: dict[str, Any]
 
 
+class Changes(NamedTuple):
+    """What hooks in the driver may have changed of experience that a maker showed them."""
+
+    reward: Any
+    action_mask: Any
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """What the driver's listeners did."""
@@ -43,7 +50,7 @@ class Answer:
     """Entries of `state.metrics` that they changed."""
     error: BaseException | None = None
     value: Any = None
-    """What came of something that the driver was asked to do."""
+    """What came of something that the driver was asked to do; or `Changes`."""
 
 
 class Mailbox:
@@ -110,6 +117,7 @@ class ToRemoteDriver(EveryMoment):
 
     uses_asyncio = False
     thread_safe = True
+    forwards = True
 
     def __init__(
         self, asker: str, interests: Interests, ask: Callable[[Question, float], Answer | None], patience: float
@@ -130,6 +138,8 @@ class ToRemoteDriver(EveryMoment):
         state = payload.get("state")
         if isinstance(state, LoopState):
             _apply(answer, state)
+        if isinstance(answer.value, Changes) and payload.get("experience") is not None:
+            payload["experience"].reward, payload["experience"].action_mask = answer.value
         if answer.error is not None:
             raise answer.error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 from ...data.state import LoopState
@@ -10,7 +11,7 @@ from ...lifecycle.failures import note_failure
 from ...lifecycle.manager import CallbackManager
 from ...lifecycle.moments import MOMENTS, EventName, Scope
 from .calls import portable
-from .link import COSTLY, Answer, Interests, Key, Question
+from .link import COSTLY, Answer, Changes, Interests, Key, Question
 
 
 class Listening:
@@ -65,7 +66,10 @@ class Listening:
             self.raised = error = raised
         except BaseException as raised:  # an interrupt in a callback is an interrupt of the run
             self._interrupts.append(type(raised).__name__)
-        return _answer(state, before, error)
+        answer = _answer(state, before, error)
+        if question.event == "maker.make_experience_end" and (experience := payload.get("experience")) is not None:
+            answer = replace(answer, value=Changes(experience.reward, experience.action_mask))
+        return answer
 
     def _serve(self, question: Question) -> Answer:
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -137,6 +137,7 @@ class MakerEnd:
 
     reason: str = ""
     lease_id: int | None = None
+    callback_errors: Mapping[str, int] = field(default_factory=dict)
 
 
 BuildMaker = Callable[[str, RemoteStore, BaseCallback | None], AbstractContextManager[ExperienceMakerHolder]]
@@ -176,8 +177,12 @@ class MakerHost:
         except BaseException as error:
             print(redact_values(traceback.format_exc()), file=sys.stderr, flush=True)  # into this actor's log
             cause = f" ({type(error.__cause__).__name__})" if error.__cause__ is not None else ""
-            return MakerEnd(f"{error}{cause}", getattr(error, "lease_id", None))
-        return MakerEnd()
+            return MakerEnd(f"{error}{cause}", getattr(error, "lease_id", None), self._callback_errors)
+        return MakerEnd(callback_errors=self._callback_errors)
+
+    @property
+    def _callback_errors(self) -> dict[str, int]:
+        return self.maker.manager.errors if self.maker is not None else {}
 
     def _ask(self, question: Question, seconds: float) -> Answer | None:
         until = monotonic() + seconds
@@ -206,6 +211,7 @@ class MakerHost:
             leases=maker.leases_made,
             tokens=maker.tokens_made,
             spent=doing.spent,
+            callback_errors=self._callback_errors,
         )
 
     @concurrency_group("look")

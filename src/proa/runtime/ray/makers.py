@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import monotonic
@@ -43,9 +44,15 @@ class _Post:
     where: Whereabouts | None = None
     watched: Watched | None = None
     start_at: float = 0.0
+    end: MakerEnd | None = None
 
     def sign(self, sign: Sign) -> None:
         self.member = self.member.after(sign)
+
+    @property
+    def callback_errors(self) -> Mapping[str, int]:
+        """What it said of its callbacks at its end; of one that was killed, what it had said before."""
+        return self.end.callback_errors if self.end is not None else self.view.callback_errors
 
     @property
     def view(self) -> ActorView:
@@ -85,6 +92,7 @@ class MakerFleet:
         self._posts = {f"maker_{number}": _Post(Member(f"maker_{number}")) for number in range(count)}
         self._failures: dict[int, int] = {}
         self._given_up: list[_Post] = []
+        self._errors_of_the_gone: Counter[str] = Counter()
         self.fatal = ""
         """Why the run cannot go on, once it cannot."""
 
@@ -108,6 +116,12 @@ class MakerFleet:
                 self._manager.fire("maker.recreated", name, post.member.reason)
 
     @property
+    def callback_errors(self) -> Counter[str]:
+        """How often callbacks in makers failed, of all that there were."""
+        here = (Counter(post.callback_errors) for post in self._posts.values())
+        return sum(here, self._errors_of_the_gone.copy())
+
+    @property
     def at_work(self) -> bool:
         """Whether any maker that had begun has still to end; one that was still getting ready has nothing to say."""
         return any(post.working is not None and post.view.since > 0 for post in self._posts.values())
@@ -117,7 +131,7 @@ class MakerFleet:
         for post in self._posts.values():
             with contextlib.suppress(Exception):
                 if post.working is not None and post.working.ended():
-                    post.working = None
+                    post.end, post.working = post.working.value, None
 
     def end(self) -> None:
         """Nobody is left after this."""
@@ -153,7 +167,7 @@ class MakerFleet:
             self._lose(name, f"{name}: {in_short(error)}", None)
             return
         end: MakerEnd = post.working.value
-        post.working = None
+        post.end, post.working = end, None
         if end.reason:
             self._lose(name, end.reason, end.lease_id)
 
@@ -188,6 +202,7 @@ class MakerFleet:
 
     def _lose(self, name: str, reason: str, lease_id: int | None, *, hangs: bool = False) -> None:
         post = self._posts.pop(name)
+        self._errors_of_the_gone.update(post.callback_errors)
         _kill(post)
         if hangs:
             _kill_the_process(post)

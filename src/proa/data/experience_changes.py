@@ -1,0 +1,133 @@
+"""What a hook may change of the experience that it is shown: rewards, and which sampled tokens are trained.
+
+The rest says how the samples came about: tokens, log-probabilities, versions. It cannot be changed after the fact, and
+a change that is not trained on would be a silent no-op. So it is refused, in words, and undone.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
+
+from ..errors import HookError
+from ..spelling import did_you_mean
+from .experience import BufferItem, Experience
+from .reward_limits import fault_of
+
+if TYPE_CHECKING:
+    import torch
+
+CHANGEABLE = ("reward", "action_mask")
+
+
+def copied(experience: Experience) -> Experience:
+    """The same, with memory of its own."""
+    return Experience(**{field.name: _copy(getattr(experience, field.name)) for field in fields(Experience)})
+
+
+def put_back(experience: Experience, before: Experience) -> None:
+    """Make an experience what it was."""
+    experience.__dict__ = dict(vars(before))
+
+
+def refuse_other_changes(who: str, before: Experience, experience: Experience) -> None:
+    """Raise `HookError` if more was changed than may be; everything is then as it was before."""
+    fault = next(_faults(before, experience), "")
+    if fault:
+        put_back(experience, before)
+        allowed = "it may change the values of `reward`, and take tokens out of `action_mask`"
+        raise HookError(f"{who} {fault}: {allowed}, and nothing else")
+
+
+def apply_changes(items: Sequence[BufferItem], experience: Experience) -> list[BufferItem]:
+    """The items with the rewards and masks of the experience that was made of them; a reward of NaN is none."""
+    import torch
+
+    assert experience.reward is not None, "it was refused"
+    rewards_B = experience.reward.detach().to("cpu", torch.float32)
+    masks_BA = None if experience.action_mask is None else experience.action_mask.detach().to("cpu").bool()
+    return [
+        _apply(item, rewards_B[row], None if masks_BA is None else masks_BA[row, : item.action_length])
+        for row, item in enumerate(items)
+    ]
+
+
+def _apply(item: BufferItem, reward: torch.Tensor, mask_A: torch.Tensor | None) -> BufferItem:
+    if not bool(reward.isnan()) and (item.reward is None or bool(item.reward != reward)):
+        notes = {name: value for name, value in item.notes.items() if name not in ("error", "reward_failure")}
+        item = replace(item, reward=reward.clone(), notes=notes)
+    if mask_A is not None and (item.action_mask is None or not bool((item.action_mask == mask_A).all())):
+        item = replace(item, action_mask=mask_A.clone())
+    return item
+
+
+def _faults(before: Experience, after: Experience) -> Iterator[str]:
+    """What was changed that may not be. Each check relies on those before it: only the first may be asked for."""
+    known = [field.name for field in fields(Experience)]
+    for name in vars(after).keys() - set(known):
+        yield f"gave the experience a {name!r}, which it does not have{did_you_mean(name, CHANGEABLE)}"
+    for name in known:
+        if name not in CHANGEABLE and not _same(getattr(before, name), getattr(after, name)):
+            yield f"changed {name!r} of the experience"
+    yield from _faults_of_rewards(before.reward, after.reward)
+    yield from _faults_of_mask(before, after.action_mask)
+
+
+def _faults_of_rewards(before: torch.Tensor | None, after: Any) -> Iterator[str]:
+    if before is None:
+        if after is not None:
+            yield "gave a 'reward' to an experience that has none"
+        return
+    if not _is_like(after, before) or after.dtype.is_complex:
+        yield f"set 'reward' to {_told(after)}, not to one number for each of {len(before)} samples"
+    for row, (old, new) in enumerate(zip(before.tolist(), after.tolist(), strict=True)):
+        had_none = old != old  # NaN
+        fault = fault_of(float(new))
+        if fault and not (had_none and new != new):
+            yield f"set the reward of sample {row} to {new:g}, {fault}"
+
+
+def _faults_of_mask(before: Experience, after: Any) -> Iterator[str]:
+    if before.action_mask is None and after is None:
+        return
+    like = before.action_log_probs
+    if not _is_like(after, like) or not bool(((after == 0) | (after == 1)).all()):
+        yield f"set 'action_mask' to {_told(after)}, not to true or false for each sampled token"
+    mask_BA = after.bool()
+    sampled = before.attention_mask
+    if sampled is not None and bool((mask_BA & ~sampled[:, -like.shape[1] :].bool()).any()):
+        yield "set 'action_mask' at places where no token was sampled"
+    empty = (~mask_BA.any(-1)).nonzero().flatten().tolist()
+    if empty:
+        yield f"took every token of sample {empty[0]} out of 'action_mask', and one at least must stay"
+
+
+def _is_like(value: Any, tensor: torch.Tensor) -> bool:
+    import torch
+
+    return isinstance(value, torch.Tensor) and value.shape == tensor.shape
+
+
+def _same(left: Any, right: Any) -> bool:
+    import torch
+
+    if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
+        if left.shape != right.shape or left.dtype != right.dtype or left.device != right.device:
+            return False
+        return bool(((left == right) | ((left != left) & (right != right))).all())  # NaN is like NaN
+    if isinstance(left, torch.Tensor) or isinstance(right, torch.Tensor):
+        return False
+    return bool(left == right)
+
+
+def _copy(value: Any) -> Any:
+    import torch
+
+    return value.clone() if isinstance(value, torch.Tensor) else copy.deepcopy(value)
+
+
+def _told(value: Any) -> str:
+    shape = getattr(value, "shape", None)
+    return f"{value!r:.40}" if shape is None else f"{value.dtype} of shape {tuple(shape)}"

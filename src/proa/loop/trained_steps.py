@@ -1,0 +1,48 @@
+"""How many steps of a run changed the weights; a run in which none did has failed, however smoothly it went."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..errors import NothingToTrainOnError
+
+
+@dataclass
+class TrainedSteps:
+    """Counts them by their metrics: a step that was skipped says so.
+
+    >>> steps = TrainedSteps()
+    >>> steps.note(0, {"loss": float("nan"), "skipped": 1.0})
+    >>> steps.refuse_idle_run(1)
+    Traceback (most recent call last):
+    proa.errors.NothingToTrainOnError: the run's only step trained on nothing; it was skipped in step 0: loss nan
+    """
+
+    trained: int = 0
+    first_skip: str = ""
+    """Of the first step that was skipped: which, and its numbers."""
+
+    def note(self, index: int, metrics: Mapping[str, Any]) -> None:
+        if not metrics.get("skipped"):
+            self.trained += 1
+        elif not self.first_skip:
+            numbers = [f"{name} {metrics[name]}" for name in ("loss", "grad_norm") if name in metrics]
+            self.first_skip = f"in step {index}: {', '.join(numbers) or 'it gave no numbers'}"
+
+    def refuse_idle_run(self, steps: int, why: str = "") -> None:
+        """Raise if steps were made and none trained; `why`, if it is known, is added to the sentence."""
+        if steps and not self.trained:
+            made = "the run's only step" if steps == 1 else f"none of the run's {steps} steps"
+            if self.first_skip and not why:
+                why = f"; {'it was skipped' if steps == 1 else 'they were skipped, the first'} {self.first_skip}"
+            raise NothingToTrainOnError(f"{made} trained on {'nothing' if steps == 1 else 'anything'}{why}")
+
+    def state_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_saved(cls, saved: Mapping[str, Any] | None) -> TrainedSteps:
+        """Version 0.1 did not count them; its runs are taken at their word."""
+        return cls(1) if saved is None else cls(**saved)

@@ -1,0 +1,89 @@
+"""Settings of torch that user code changes in passing: said once, and put back."""
+
+import logging
+
+import pytest
+import torch
+
+from proa import numerics
+from proa.numerics import Numerics, settings_kept
+from proa.rewards import InlineRewards, RewardWorkers
+
+CHANGES = {
+    "torch.set_num_threads": lambda: torch.set_num_threads(torch.get_num_threads() + 1),
+    "torch.set_default_dtype": lambda: torch.set_default_dtype(torch.float64),
+    "torch.set_default_device": lambda: torch.set_default_device("meta"),
+    "torch.set_float32_matmul_precision": lambda: torch.set_float32_matmul_precision("high"),
+    "torch.use_deterministic_algorithms": lambda: torch.use_deterministic_algorithms(True, warn_only=True),
+    "torch.set_flush_denormal": lambda: torch.set_flush_denormal(True),
+    "torch.set_grad_enabled": lambda: torch.set_grad_enabled(False),
+    "torch.autocast": lambda: torch.set_autocast_enabled("cpu", True),
+    "torch.backends.cudnn.benchmark": lambda: setattr(torch.backends.cudnn, "benchmark", True),
+    "torch.backends.cudnn.deterministic": lambda: setattr(torch.backends.cudnn, "deterministic", True),
+    "torch.backends.mkldnn.enabled": lambda: setattr(torch.backends.mkldnn, "enabled", False),
+}
+CANNOT = set() if torch.set_flush_denormal(False) else {"torch.set_flush_denormal"}
+"""What this processor does not know."""
+
+
+@pytest.fixture(autouse=True)
+def nothing_told_yet(monkeypatch):
+    monkeypatch.setattr(numerics, "_told", set())
+
+
+def read():
+    return {name: read() for name, (read, _) in numerics._settings().items()}
+
+
+def test_every_setting_that_is_watched_is_put_back_and_said_once(caplog):
+    assert CHANGES.keys() == numerics._settings().keys()
+    before = read()
+    changes = {name: change for name, change in CHANGES.items() if name not in CANNOT}
+    for name, change in changes.items():
+        for _ in range(2):
+            with settings_kept("reward 'meddles'"):
+                change()
+                assert read()[name] != before[name], name
+            assert read() == before, name
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == len(changes)
+    assert all(f"reward 'meddles' called {name} (" in line for name, line in zip(changes, said, strict=True))
+
+
+def test_a_setting_is_put_back_when_the_code_raises_too():
+    before = torch.get_num_threads()
+    with pytest.raises(ValueError, match="boom"), settings_kept("somebody"):
+        torch.set_num_threads(before + 1)
+        raise ValueError("boom")
+    assert torch.get_num_threads() == before
+
+
+def meddles(completions):
+    torch.set_num_threads(torch.get_num_threads() + 1)
+    return [1.0] * len(completions)
+
+
+def test_an_inline_reward_that_sets_threads_leaves_them_as_they_were(caplog):
+    before = torch.get_num_threads()
+    rewards = InlineRewards(meddles)
+    for _ in range(2):
+        assert [score.value for score in rewards.score(["p"] * 2, ["a", "b"])] == [1.0, 1.0]
+        assert torch.get_num_threads() == before
+    (line,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert "reward 'meddles' called torch.set_num_threads" in line
+
+
+def test_a_reward_in_a_thread_that_sets_threads_changes_them_for_nobody(caplog):
+    before = torch.get_num_threads()
+    with RewardWorkers(lambda completions: meddles(completions), timeout=20) as rewards:
+        assert rewards.score(["p"], ["a"])[0].value == 1.0
+    assert torch.get_num_threads() == before
+    assert any("called torch.set_num_threads" in record.getMessage() for record in caplog.records)
+
+
+def test_a_look_from_the_start_finds_what_was_changed_since(caplog):
+    at_first = Numerics()
+    torch.set_default_dtype(torch.float64)
+    at_first.put_back("a callback")
+    assert torch.get_default_dtype() == torch.float32
+    assert "a callback called torch.set_default_dtype (torch.float32 became torch.float64)" in caplog.text
