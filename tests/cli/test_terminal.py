@@ -201,6 +201,12 @@ def test_a_table_a_panel_and_a_title_hold_any_text_and_keep_their_edges():
     assert all(line[-1] in "│┃╮╯┘┓┩┤" for line in drawn if line)
 
 
+def test_a_text_keeps_its_styles_where_characters_are_named():
+    out = io.StringIO()
+    Console(file=out, force_terminal=True, color_system="standard").print(Text.assemble(("a\x1bb", "bold"), "c\u202e"))
+    assert out.getvalue() == "\x1b[1ma⟨U+001B⟩b\x1b[0mc⟨U+202E⟩\n"
+
+
 def loggers():
     """The names by which the package logs, as its source has them."""
     root = Path(proa.__file__).parent
