@@ -58,6 +58,20 @@ def test_a_run_is_shown_visibly(record, capsys):
         assert "[red]" in shown(capsys), verb
 
 
+def test_no_name_in_a_record_is_taken_for_a_line_of_its_own(tmp_path, capsys):
+    name = "x\nstatus: completed"
+    run = make_run(
+        tmp_path, name, [{**row, name: 0.5} for row in rows(4)], status="failed", stop_reason=name, steps_run=4,
+        evals={name: {name: 0.5}}, callback_errors={name: 1},
+        ledger={"leased": 8, "trained": 4, "buffered": 0, "in_flight": 0, "dropped": {name: 4}},
+    )  # fmt: skip
+    assert main(["show", str(run.path)]) == 0
+    lines = shown(capsys).split("\n")
+    assert [line for line in lines if line.startswith("status")] == []
+    assert "  status: completed" in lines  # the reason it stopped may be of many lines, and is set in
+    assert any(line.startswith("eval x↵status: completed: x↵status") for line in lines)
+
+
 def test_an_experiment_is_shown_visibly(record, capsys):
     content = {
         "name": NASTY, "status": "completed", "conclusion": NASTY, "best_arm": NASTY, "runs": [{"key": NASTY_NAME}],

@@ -18,7 +18,7 @@ from ..record.reading import RunRecord, read_run
 from ..record.run_folder import read_json
 from ..record.times import is_time
 from ..terminal import Console
-from ..visible import print_visible, visible
+from ..visible import in_one_line, print_visible, visible
 from .endings import told
 from .show_experiment import standing_of
 from .words import counted, day, number, written
@@ -139,7 +139,7 @@ def _show(rows: list[dict[str, Any]]) -> None:
     console.print(table)
     for row in rows:
         if "error" in row:
-            console.print(Text(f"{row['name']}: {row['error']}"), soft_wrap=True)
+            console.print(Text(in_one_line(f"{row['name']}: {row['error']}")), soft_wrap=True)
 
 
 def _done(row: dict[str, Any]) -> str:
