@@ -15,7 +15,7 @@ from typing import Any, TextIO
 
 import rich.console
 from rich.segment import Segment
-from rich.text import Text
+from rich.text import Span, Text
 
 from .visible import visible
 
@@ -36,17 +36,17 @@ class _TextConsole(rich.console.Console):
         shown = _visible_text(renderable) if isinstance(renderable, Text) else renderable
         for segment in super().render(shown, options):
             seen = segment.text if segment.control else visible(segment.text)
-            yield segment if seen is segment.text or seen == segment.text else Segment(seen, segment.style)
+            yield segment if seen == segment.text else Segment(seen, segment.style)
 
 
 def _visible_text(text: Text) -> Text:
     if visible(text.plain) == text.plain:
         return text
-    parts = text.divide(range(1, len(text.plain)))  # a style may end at any character
-    for part in parts:
+    parts = text.divide(sorted({edge for span in text.spans for edge in (span.start, span.end)}))
+    for part in parts:  # each of one style, from its first character to its last
         part.plain = visible(part.plain)
-    shown = text.blank_copy()
-    return shown.append_text(Text("").join(parts))
+        part.spans = [Span(0, len(part.plain), span.style) for span in part.spans]
+    return text.blank_copy().append_text(Text("").join(parts))
 
 
 class Console(_TextConsole):

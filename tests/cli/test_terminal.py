@@ -58,6 +58,20 @@ def test_a_run_is_shown_visibly(record, capsys):
         assert "[red]" in shown(capsys), verb
 
 
+def test_no_name_in_a_record_is_taken_for_a_line_of_its_own(tmp_path, capsys):
+    name = "x\nstatus: completed"
+    run = make_run(
+        tmp_path, name, [{**row, name: 0.5} for row in rows(4)], status="failed", stop_reason=name, steps_run=4,
+        evals={name: {name: 0.5}}, callback_errors={name: 1},
+        ledger={"leased": 8, "trained": 4, "buffered": 0, "in_flight": 0, "dropped": {name: 4}},
+    )  # fmt: skip
+    assert main(["show", str(run.path)]) == 0
+    lines = shown(capsys).split("\n")
+    assert [line for line in lines if line.startswith("status")] == []
+    assert "  status: completed" in lines  # the reason it stopped may be of many lines, and is set in
+    assert any(line.startswith("eval x↵status: completed: x↵status") for line in lines)
+
+
 def test_an_experiment_is_shown_visibly(record, capsys):
     content = {
         "name": NASTY, "status": "completed", "conclusion": NASTY, "best_arm": NASTY, "runs": [{"key": NASTY_NAME}],
@@ -199,6 +213,12 @@ def test_a_table_a_panel_and_a_title_hold_any_text_and_keep_their_edges():
     drawn = [line for line in text.split("\n") if line[:1] in "│┃╭╰└┏┡├"]
     assert len({len(line) for line in drawn if line}) <= 2  # of the table, and of the panel
     assert all(line[-1] in "│┃╮╯┘┓┩┤" for line in drawn if line)
+
+
+def test_a_text_keeps_its_styles_where_characters_are_named():
+    out = io.StringIO()
+    Console(file=out, force_terminal=True, color_system="standard").print(Text.assemble(("a\x1bb", "bold"), "c\u202e"))
+    assert out.getvalue() == "\x1b[1ma⟨U+001B⟩b\x1b[0mc⟨U+202E⟩\n"
 
 
 def loggers():

@@ -60,8 +60,8 @@ def fit_sft(
     The loss is the mean over all learned tokens of a batch, whatever the micro-batches and the packing. A row is a
     prompt and its answer (in `answer_column`, or as TRL has it in `completion`), both text or messages; or a
     conversation that ends with the assistant's message, of which that message is learned, or with `every_answer` all
-    of the assistant's. `eval_rows` are scored before the first step, every
-    `eval_every` steps and at the end, as `eval_name`.
+    of the assistant's. `eval_rows` are scored before the first step, every `eval_every` steps and at the end, as
+    `eval_name`.
     """
     examples = Examples(
         task,
