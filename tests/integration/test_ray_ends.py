@@ -85,8 +85,9 @@ def nobody_is_left(pids):
         (signal.SIGINT, False, 1),
         pytest.param(signal.SIGINT, True, 2, marks=pytest.mark.prove),
         pytest.param(signal.SIGTERM, False, 1, marks=pytest.mark.prove),
+        pytest.param(signal.SIGHUP, True, 1, marks=pytest.mark.prove),
     ],
-    ids=["SIGINT", "SIGINT to the whole terminal, two trainers", "SIGTERM"],
+    ids=["SIGINT", "SIGINT to the whole terminal, two trainers", "SIGTERM", "the terminal is closed"],
 )
 def test_a_signal_ends_the_run_with_130_and_no_process_is_left(tmp_path, endless, number, to_all, trainers):
     run = endless(trainers=trainers)
