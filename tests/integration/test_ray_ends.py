@@ -82,8 +82,8 @@ def nobody_is_left(pids):
 @pytest.mark.prove  # an interrupt of a run on Ray in this process: test_ray_resume.py
 @pytest.mark.parametrize(
     ("number", "to_all", "trainers"),
-    [(signal.SIGINT, False, 1), (signal.SIGINT, True, 2), (signal.SIGTERM, False, 1)],
-    ids=["SIGINT", "SIGINT to the whole terminal, two trainers", "SIGTERM"],
+    [(signal.SIGINT, False, 1), (signal.SIGINT, True, 2), (signal.SIGTERM, False, 1), (signal.SIGHUP, True, 1)],
+    ids=["SIGINT", "SIGINT to the whole terminal, two trainers", "SIGTERM", "the terminal is closed"],
 )
 def test_a_signal_ends_the_run_with_130_and_no_process_is_left(tmp_path, endless, number, to_all, trainers):
     run = endless(trainers=trainers)

@@ -1,7 +1,13 @@
 """Whose score a checkpoint's row holds: that of its own weights, or none."""
 
+import errno
+import os
+
+import pytest
+
 from proa import CheckpointManager
 from proa.recipes import sft
+from proa.record.checkpoints import DiskFullError
 
 MODEL = {
     "model_type": "llama", "vocab_size": 16, "hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1,
@@ -30,6 +36,16 @@ def test_the_best_checkpoint_is_one_whose_own_weights_had_the_score(tmp_path, ca
     assert manager.best("quiz.score").step == 6
     assert [row.step for row in manager.rows] == [6, 7]  # the best of those, and the newest
     assert "eval quiz comes every 2 steps and checkpoints every 3" in caplog.text
+
+
+def test_a_disk_that_is_full_for_the_final_weights_is_told_with_their_path(tmp_path, monkeypatch):
+    def copying(source, target, **_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("proa.recipes.checkpointing.shutil.copytree", copying)
+    with pytest.raises(DiskFullError, match=f"{tmp_path / 'run' / 'model'} cannot be written: No space left"):
+        run_with(tmp_path, lambda policy: {"score": 1.0}, run_every=1, save_every=1, total_steps=1)
+    assert CheckpointManager(tmp_path / "run").newest_good()[0].step == 1
 
 
 def test_scores_without_a_checkpoint_are_announced(tmp_path, caplog):

@@ -15,10 +15,11 @@ from proa.cli.main import main
 from proa.config import load_run_config
 from proa.policy.models import load_model, save_model
 from proa.policy.reward_model import reward_model_from, save_reward_model
-from proa.recipes import dpo, grpo, sft
+from proa.recipes import dpo, grpo, reward_model, sft
 from proa.recipes.inputs import MOST_DIGESTS, ChangedInputsError, Rows
 from proa.recipes.replaying import replay
 from proa.recipes.resuming import changes_to, find_checkpoint
+from proa.record.checkpoints import CheckpointError
 from proa.rewards.identity import identity
 from proa.tasks import template_date
 from proa.tasks.builtin.characters import tokenizer as characters
@@ -221,6 +222,14 @@ def test_another_tokenizer_architecture_or_reward_model_is_refused(place):
 
     (place / "model" / "chat_template.jinja").write_text("{{ messages[0].content }}")
     with pytest.raises(ChangedInputsError, match="the tokenizer is another"):
+        resume()
+
+
+def test_another_model_under_a_reward_models_adapter_is_refused(place):
+    resume = started(reward_model, place, model="model", task="pairs.jsonl", lora={"rank": 2})
+    shutil.rmtree(place / "model")
+    save_model(load_model(MODEL, seed=5), characters(), place / "model")
+    with pytest.raises(CheckpointError, match="the model is not the one that this run began with"):
         resume()
 
 

@@ -30,6 +30,7 @@ from ..policy.snapshot import snapshot_of
 from ..record.background import BackgroundSaver
 from ..record.checkpoints import CheckpointManager
 from ..record.copied import copied
+from ..record.durable import told_with
 from ..record.run_folder import libraries
 from ..record.secrets import redact, remember
 from ..record.state_files import write_state
@@ -154,10 +155,11 @@ class Checkpoints:
         assert row.sampler_path is not None, "every checkpoint here has a model"
         beside, place = self.folder / ".model.new", self.folder / "model"
         shutil.rmtree(beside, ignore_errors=True)
-        if has_lora(self.model):  # an adapter says where its base lies, seen from its own folder
-            self.save_model(self.model, beside)
-        else:  # the same files, not copies of them
-            shutil.copytree(self.folder / row.sampler_path, beside, copy_function=_link)
+        with told_with(str(place), self.folder):
+            if has_lora(self.model):  # an adapter says where its base lies, seen from its own folder
+                self.save_model(self.model, beside)
+            else:  # the same files, not copies of them
+                shutil.copytree(self.folder / row.sampler_path, beside, copy_function=_link)
         shutil.rmtree(place, ignore_errors=True)
         beside.rename(place)
 

@@ -227,11 +227,16 @@ class SupervisedRun:
             _score_of(self.model).requires_grad_(True)  # a head that was drawn is not to be kept as it is
 
     def _start_digest(self, resumption: Resumption | None) -> str:
-        """Of what the run began with, where that is the reference; a run that goes on must begin with the same."""
-        if self.kind != "dpo" or has_lora(self.model) or self.config.algorithm.params.get("reference_free"):
+        """Of what the run began with, where that is the reference, or lies under an adapter that is saved merged; a run
+        that goes on must begin with the same. (Other adapters say themselves what they are over.)"""
+        if self.kind == "reward_model" and has_lora(self.model):
+            digest = self.material.base_digest or ""
+        elif self.kind == "dpo" and not has_lora(self.model) and not self.config.algorithm.params.get("reference_free"):
+            digest = start_digest(self.model)
+        else:
             return ""
-        digest = start_digest(self.model)
-        if resumption is not None and resumption.part("run")["start_digest"] != digest:
+        before = digest if resumption is None else resumption.part("run")["start_digest"]
+        if before not in ("", digest):  # a run of version 0.1 noted none for an adapter
             raise other_start()
         return digest
 

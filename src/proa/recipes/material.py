@@ -17,7 +17,7 @@ from ..policy.lora import LoraSettings, add_lora, has_lora
 from ..policy.models import ModelError, check_base, check_tokenizer_files, load_model, save_model, weights_of
 from ..policy.saved_adapter import read_adapter
 from ..record.checkpoint_files import seal
-from ..record.durable import Disk
+from ..record.durable import Disk, told_with
 from ..tasks import Task, load_task
 from ..tasks.builtin import BUILTIN, builtin_task
 from ..tasks.task import TaskError
@@ -101,8 +101,9 @@ def prepare_lora(config: RunConfig, material: Material, folder: Path, *, is_new:
 
 def save_base(material: Material, folder: Path) -> None:
     """The model that a run begins with, beside the run, on the disk before any checkpoint names it."""
-    save_model(material.model, material.tokenizer, folder / BASE_NAME)
-    seal(Disk(), folder / BASE_NAME)
+    with told_with(str(folder / BASE_NAME), folder):
+        save_model(material.model, material.tokenizer, folder / BASE_NAME)
+        seal(Disk(), folder / BASE_NAME)
 
 
 def lora_settings(section: LoraSection) -> LoraSettings:

@@ -212,8 +212,8 @@ def start_digest(model: PreTrainedModel) -> str:
 
 def other_start() -> CheckpointError:
     return CheckpointError(
-        "the model is not the one that this run began with, which is the reference that it is measured against: "
-        "is model.path what it was?"
+        "the model is not the one that this run began with, which it still needs (as its reference, or under its "
+        "adapter): is model.path what it was?"
     )
 
 

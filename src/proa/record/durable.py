@@ -175,6 +175,18 @@ def explained(error: Exception, what: str, needs: str, folder: Path) -> Exceptio
     return CheckpointError(f"{what} cannot be written: {error}")
 
 
+@contextmanager
+def told_with(what: str, folder: Path) -> Iterator[None]:
+    """Inside, a disk that is full or fails is told with what was being written there."""
+    try:
+        yield
+    except Exception as error:
+        failure = explained(error, what, "as much as the model", folder)
+        if failure is error:
+            raise
+        raise failure from error
+
+
 def _room(path: Path, number: int) -> str:
     """How much more may be written to a folder."""
     words = f"{in_words(shutil.disk_usage(path).free)} free there"
