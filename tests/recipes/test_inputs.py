@@ -150,6 +150,15 @@ def test_other_inputs_can_be_allowed_and_are_then_what_the_run_is_bound_to(place
     sft(**COMMON, model="model", task="rows.jsonl", output_dir=place, resume="step_2")  # written with what is there now
 
 
+def test_a_replay_on_other_data_says_so(place):
+    sft(**COMMON, model="model", task="rows.jsonl", output_dir=place)
+    (place / "rows.jsonl").write_text((place / "rows.jsonl").read_text().replace('"0"', '"1"'))
+    outcome = replay(place / "run")
+    assert outcome.same is False
+    assert outcome.as_dict()["difference_expected"]
+    assert outcome.other_inputs[0].startswith("row 0 is another than it was")
+
+
 def test_many_rows_have_few_digests(tmp_path):
     count = 10 * MOST_DIGESTS + 3
     before = Rows.of(range(count), [None] * count, count)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from ..config.run_config import GIVEN, EvalSection
 from ..private_files import make_private_folder
 from ..recipes.benchmark import Scored
 from ..recipes.evaluation import weights_version
+from ..recipes.job import beginning_of
 from ..recipes.model_eval import evaluate_folder
 from ..recipes.resuming import saved_config_in
 from ..record.checkpoints import CheckpointManager
@@ -26,6 +28,7 @@ from ..record.run_folder import as_json as as_json_text
 from ..record.run_folder import read_json
 from ..spelling import did_you_mean
 from ..tasks.builtin import BUILTIN
+from ..tasks.template_date import pinned_to
 from ..terminal import Console
 from ..visible import in_one_line, print_visible
 from .endings import ending
@@ -48,14 +51,16 @@ def evaluate(
         section = _section(found, settings)
         if output is not None:
             _refuse_unwritable(Path(output))  # before the work, not after it
-        scored = evaluate_folder(
-            found.folder,
-            section,
-            found.config,
-            version=found.version,
-            steps=found.steps,
-            any_length=found.run is None,  # a run says how long completions are
-        )
+        # Templates write the date that they wrote in the run, so that its evals can be repeated.
+        with nullcontext() if found.run is None else pinned_to(beginning_of(found.run)):
+            scored = evaluate_folder(
+                found.folder,
+                section,
+                found.config,
+                version=found.version,
+                steps=found.steps,
+                any_length=found.run is None,  # a run says how long completions are
+            )
         if output is not None:
             write_predictions(Path(output), scored.predictions)
         _show(scored, found.folder, as_json)

@@ -45,7 +45,8 @@ def _show(console: Console, outcome: Replay) -> None:
         steps = counted(outcome.state.global_step, "step")
         lines.append(f"nothing was compared: the run has no checkpoint of the {steps} that were replayed")
     lines += [f"{key} was {before!r} and is {now!r}" for key, (before, now) in outcome.changes.items()]
-    if outcome.learns_otherwise:
+    lines += outcome.other_inputs
+    if outcome.learns_otherwise or outcome.other_inputs:
         lines.append("that changes what is learned: a difference is to be expected")
     elif outcome.changes:
         lines.append("that does not change what is learned, but perhaps the last bits of it")

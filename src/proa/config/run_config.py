@@ -211,7 +211,9 @@ class CheckpointSection(Section):
     best: str | None = Field(None, description="a metric whose best checkpoint is kept besides, e.g. held_out.exact")
     mode: Literal["max", "min"] = Field("max", description="which value of it is best")
     background: bool = Field(False, description="write beside the training, at the cost of a copy in memory")
-    grace: float = Field(60.0, ge=0, description="seconds that Ctrl-C and SIGTERM leave for a last one")
+    grace: float = Field(
+        60.0, ge=0, description="seconds that Ctrl-C, SIGTERM and a closed terminal leave for a last one"
+    )
 
 
 class WarmStartSection(Section):

@@ -37,12 +37,17 @@ class MakerSide:
         self.config = config
         self.material = material
         self.scorer = _scorer(config, given, task)
-        self.model_reward, self.reward_model_digest = _model_reward(config, material, longest_prompt)
-        self.reward_identities = _reward_identities(config, given, task)
+        self.reward_model = _reward_model(config, material, longest_prompt)
+        self._rewards = rewards_for(config, given, task)
 
     def add_to(self, inputs: Inputs) -> Inputs:
         """What a run works on, with its rewards."""
-        return replace(inputs, rewards=self.reward_identities, reward_model=self.reward_model_digest)
+        functions = [] if self._rewards is None else load_rewards(self._rewards)
+        return replace(
+            inputs,
+            rewards={one.name: identity(one.function) for one in functions},
+            reward_model="" if self.reward_model is None else weights_digest(self.reward_model.state_dict()),
+        )
 
     def make(
         self, name: str, scorer: Any, callbacks: Sequence[BaseCallback], whole_weights: WholeWeights | None
@@ -57,7 +62,7 @@ class MakerSide:
             decode=lambda ids: str(decode(list(ids), skip_special_tokens=True)),
             scorer=scorer,
             sampling=sampling_of(config),
-            model_reward=self.model_reward,
+            model_reward=_model_reward(config, self.reward_model),
             whole_weights=whole_weights,
             callbacks=callbacks,
             name=name,
@@ -69,19 +74,24 @@ def sampling_of(config: RunConfig) -> Sampling:
     return Sampling(**config.sampling.model_dump())
 
 
-def _model_reward(config: RunConfig, material: Material, longest_prompt: int) -> tuple[ModelReward | None, str]:
-    """The reward model that is configured, and the digest of its weights."""
+def _reward_model(config: RunConfig, material: Material, longest_prompt: int) -> PreTrainedModel | None:
     section = config.reward.model
     if section is None:
-        return None, ""
-    model = reward_model_for(config, material, longest_prompt, section.path).requires_grad_(False)
+        return None
+    return reward_model_for(config, material, longest_prompt, section.path).requires_grad_(False)
+
+
+def _model_reward(config: RunConfig, model: PreTrainedModel | None) -> ModelReward | None:
+    section = config.reward.model
+    if section is None or model is None:
+        return None
 
     def score(sequences: Any) -> list[float]:
         with torch.no_grad():
             scores: list[float] = sequence_scores(model, sequences, token_budget=section.token_budget).tolist()
         return scores
 
-    return ModelReward(score, section.weight), weights_digest(model.state_dict())
+    return ModelReward(score, section.weight)
 
 
 def reward_model_for(config: RunConfig, material: Material, longest_prompt: int, folder: str) -> PreTrainedModel:
@@ -109,12 +119,6 @@ def rewards_for(config: RunConfig, given: Given, task: Task) -> Any:
     if not rewards:
         raise ConfigError(f"the task {task.name} brings no reward: give reward.functions, or a reward.model")
     return list(rewards) if isinstance(rewards, tuple) else rewards
-
-
-def _reward_identities(config: RunConfig, given: Given, task: Task) -> dict[str, str]:
-    """Of each function by its name, whether it is still the same."""
-    rewards = rewards_for(config, given, task)
-    return {} if rewards is None else {one.name: identity(one.function) for one in load_rewards(rewards)}
 
 
 def _scorer(config: RunConfig, given: Given, task: Task) -> AbstractContextManager[Any]:

@@ -13,7 +13,7 @@ from ..data.loop import ManifestRow
 from ..data.state import LoopState, TrainState
 from ..lifecycle.hooks import BaseCallback, Callback
 from ..lifecycle.policy import Priority
-from ..record.checkpoints import CheckpointManager
+from ..record.checkpoints import CheckpointError, CheckpointManager
 from ..record.journal import Journal
 from ..record.reading import read_run
 from ..record.run_folder import read_json
@@ -22,7 +22,7 @@ from . import job_of
 from .given import Given
 from .job import beginning_of, carry_out
 from .placing import place_callbacks
-from .resuming import changes_to, config_in, saved_config
+from .resuming import Resumption, changes_to, config_in, saved_config
 
 LEFT_OUT = ("callbacks", "eval")
 """What a replay does without: it does not change what is learned."""
@@ -59,6 +59,8 @@ class Replay:
     """What flags changed in the configuration, as {key: (before, now)}, without secrets."""
     learns_otherwise: bool = False
     """Whether one of the changes is to what is learned, so that a difference is to be expected."""
+    other_inputs: list[str] = field(default_factory=list)
+    """What of the data, rewards and models is not what the run worked on, in words."""
 
     @property
     def same(self) -> bool | None:
@@ -73,7 +75,8 @@ class Replay:
             "compared": [{**asdict(one), "same": one.same} for one in self.compared],
             "missing": self.missing,
             "changes": {key: {"before": before, "now": now} for key, (before, now) in self.changes.items()},
-            "difference_expected": self.learns_otherwise,
+            "other_inputs": self.other_inputs,
+            "difference_expected": self.learns_otherwise or bool(self.other_inputs),
         }
 
 
@@ -104,8 +107,14 @@ def replay(
     compared, missing = _compared(original, config.folder, state)
     unchanged = _written(original, changed) if flags else changed.model_dump(mode="json")
     return Replay(
-        config.folder, state, compared, missing, _changes(unchanged, changed), _learns_otherwise(unchanged, changed)
-    )  # fmt: skip
+        config.folder,
+        state,
+        compared,
+        missing,
+        _changes(unchanged, changed),
+        _learns_otherwise(unchanged, changed),
+        _other_inputs(original, config.folder),
+    )
 
 
 def _repeated(config: RunConfig, original: Path, into: Path | str | None) -> RunConfig:
@@ -188,6 +197,20 @@ def _compared(original: Path, replayed: Path, state: TrainState) -> tuple[list[C
         elif row.step <= state.global_step:
             missing.append(row.name)
     return compared, missing
+
+
+def _other_inputs(original: Path, replayed: Path) -> list[str]:
+    """What the repeated run worked on that the first one did not, as far as checkpoints say it."""
+    bound = []
+    for folder in (original, replayed):
+        row = CheckpointManager(folder).latest()
+        try:
+            found = Resumption(folder, row).bound_to if row is not None and row.state_path is not None else None
+        except (CheckpointError, OSError):
+            found = None
+        if found is not None:
+            bound.append(found[1])
+    return bound[0].differences(bound[1]) if len(bound) == 2 else []
 
 
 def _final_digest(folder: Path) -> tuple[int, str]:
