@@ -74,3 +74,9 @@ def test_a_curve_of_many_points_fits():
     assert len(sparkline([float(i) for i in range(1000)])) <= 60
     assert sparkline([]) == ""
     assert sparkline([1.0, 1.0]) == "▁▁"
+
+
+def test_rewards_that_failed_are_in_the_line_whatever_else_is_shown():
+    shown = ConsoleProgress(metrics=["loss"])._values({"loss": 0.5, "reward_failed_fraction": 0.125})
+    assert shown == "loss 0.5  12.5 % of rewards failed"
+    assert ConsoleProgress()._values({"loss": 0.5, "reward_failed_fraction": 0.0}).count("failed") == 1  # its own name

@@ -380,3 +380,13 @@ def test_a_chart_says_that_it_was_thinned(tmp_path):
     shown = len(data_in(text)["charts"]["training/loss"]["lines"][0]["steps"])
     assert shown < 2000
     assert f"{shown:,} of 3,000 points: the least and the greatest of every stretch of steps." in text
+
+
+def test_samples_without_a_reward_are_told_with_the_first_reason(tmp_path):
+    folder = records.write_run(tmp_path / "run", steps=4)
+    header = json.loads((folder / "run.json").read_text())
+    failures = {"samples": 7, "first": "reward 'mine' raised ValueError: <b>boom</b>"}
+    records.write_json(folder / "run.json", {**header, "reward_failures": failures})
+    text = page(folder)
+    assert "7 samples had no reward and were left out. The first said: reward" in text
+    assert "<b>boom" not in text
