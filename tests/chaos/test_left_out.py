@@ -266,7 +266,11 @@ def test_without_the_versions_of_the_weights_a_maker_waits_for_one_in_vain(told,
 
 
 def test_every_part_of_a_checkpoint_is_left_out_somewhere_or_only_tells_of_something(told):
-    known = {control[2] for control in (*CONTROLS, *CONTROLS_OF_ANOTHER_LOOP, VERSIONS)} | INFORMATIONAL.keys() | ELSEWHERE.keys()
+    known = (
+        {control[2] for control in (*CONTROLS, *CONTROLS_OF_ANOTHER_LOOP, VERSIONS)}
+        | INFORMATIONAL.keys()
+        | ELSEWHERE.keys()
+    )
     for name in STORIES:
         story = told(name)
         for step in story.steps:
