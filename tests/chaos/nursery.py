@@ -211,8 +211,11 @@ def leave(code):
     """As at the end of a program, but for the modules: to take torch apart would cost more than most runs here."""
     threading._shutdown()
     atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except OSError:
+        os._exit(120)  # as Python does
     os._exit(code or 0)
 
 

@@ -1,6 +1,8 @@
 import itertools
 import json
 import random
+import shutil
+import threading
 import time
 
 import pytest
@@ -17,13 +19,21 @@ WINDOWED = DETACHED | {"schedule": "windowed", "makers": 3, "total_steps": 6, "e
 
 
 class RandomDelays(MakerCallback):
-    """Has leases come back in another order each time."""
+    """Has leases come back in another order each time; the first maker is overtaken in any case."""
 
-    def __init__(self, seed):
+    def __init__(self, seed, sent, is_first):
         self._random = random.Random(seed)
+        self._sent, self._is_overtaken = sent, is_first
 
     def on_make_experience_start(self):
-        time.sleep(self._random.random() * 0.05)
+        if self._is_overtaken:
+            self._is_overtaken = False
+            for _ in range(3):  # of which the two others had two at most when this lease was taken
+                assert self._sent.acquire(timeout=60)
+        time.sleep(self._random.random() * 0.02)
+
+    def on_send_end(self):
+        self._sent.release()
 
 
 def digest(folder):
@@ -34,34 +44,47 @@ def order(folder):
     return [entry["lease"] for entry in Journal(folder).read() if entry["kind"] == "lease"]
 
 
-def make(tmp_path, seed=1, **changes):
-    seeds = itertools.count(seed)  # each maker has delays of its own
-    grpo(**(WINDOWED | changes), output_dir=tmp_path, name="run", callbacks=[lambda: RandomDelays(next(seeds))])
+def make(tmp_path, **changes):
+    makers, sent = itertools.count(), threading.Semaphore(0)
+
+    def delays():
+        number = next(makers)
+        return RandomDelays(number, sent, is_first=number == 0)
+
+    grpo(**(WINDOWED | changes), output_dir=tmp_path, name="run", callbacks=[delays])
     return tmp_path / "run"
 
 
-def test_a_windowed_run_with_random_delays_is_replayed_to_the_same_bits(tmp_path):
-    folder = make(tmp_path)
-    assert len(set(order(folder))) == 24  # not always the first 24: one that comes too late is too stale
-    assert sorted(order(folder)) != order(folder)
-    outcome = replay(folder)
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """A windowed run with random delays; to be copied."""
+    return make(tmp_path_factory.mktemp("recorded"))
+
+
+@pytest.fixture
+def windowed(recorded, tmp_path):
+    return shutil.copytree(recorded, tmp_path / "run")
+
+
+def test_a_windowed_run_with_random_delays_is_replayed_to_the_same_bits(windowed):
+    assert len(set(order(windowed))) == 24  # not always the first 24: one that comes too late is too stale
+    assert sorted(order(windowed)) != order(windowed)
+    outcome = replay(windowed)
     assert outcome.same
     assert [one.step for one in outcome.compared] == [1, 2, 3, 4, 5, 6]
-    assert digest(outcome.folder) == digest(folder)
-    assert order(outcome.folder) == order(folder)
+    assert digest(outcome.folder) == digest(windowed)
+    assert order(outcome.folder) == order(windowed)
 
 
-def test_without_its_journal_the_run_comes_out_otherwise(tmp_path):
+def test_without_its_journal_the_run_comes_out_otherwise(windowed):
     """Else the test before would show nothing."""
-    folder = make(tmp_path)
-    in_order = [{"kind": "lease", "step": 0, "lease": lease} for lease in sorted(order(folder))]
-    (folder / "journal.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in in_order))
-    assert not replay(folder).same
+    in_order = [{"kind": "lease", "step": 0, "lease": lease} for lease in sorted(order(windowed))]
+    (windowed / "journal.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in in_order))
+    assert not replay(windowed).same
 
 
-def test_a_replay_ends_at_the_step_one_wants_to_look_at(tmp_path):
-    folder = make(tmp_path)
-    outcome = replay(folder, until=3, into=tmp_path / "look")
+def test_a_replay_ends_at_the_step_one_wants_to_look_at(windowed, tmp_path):
+    outcome = replay(windowed, until=3, into=tmp_path / "look")
     assert (outcome.state.global_step, outcome.same) == (3, True)
     assert CheckpointManager(tmp_path / "look").final().step == 3
 
@@ -115,7 +138,6 @@ def test_a_supervised_run_is_replayed_too(tmp_path):
     assert replay(tmp_path / "run").same
 
 
-def test_a_step_that_the_record_does_not_have_is_refused(tmp_path):
-    folder = make(tmp_path)
+def test_a_step_that_the_record_does_not_have_is_refused(windowed):
     with pytest.raises(ConfigError, match="has steps 1 to 6"):
-        replay(folder, until=7)
+        replay(windowed, until=7)

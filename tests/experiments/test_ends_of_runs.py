@@ -76,17 +76,17 @@ def undisturbed(tmp_path_factory):
     return came_to(folder)
 
 
-@pytest.mark.parametrize(
-    ("moment", "a_ends", "b_begins"),
-    [
-        ("run_start a", "cancelled", False),
-        ("train_end a", "cancelled", False),
-        ("benchmark a None", "cancelled", False),
-        ("run_end a", "completed", False),
-        ("run_start b", "completed", True),
-    ],
-)
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+MOMENTS = [
+    ("run_start a", "cancelled", False),
+    ("train_end a", "cancelled", False),
+    ("benchmark a None", "cancelled", False),
+    ("run_end a", "completed", False),
+    ("run_start b", "completed", True),
+]
+
+
+@pytest.mark.parametrize(("moment", "a_ends", "b_begins"), MOMENTS)
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.prove)])
 def test_a_signal_is_answered_whenever_it_comes_and_nothing_is_lost(
     tmp_path, undisturbed, moment, a_ends, b_begins, number
 ):

@@ -8,7 +8,7 @@ from tests.record.faulty_disk import QuickDisk
 from proa import ManifestRow
 from proa.record.checkpoints import BackgroundSaver, CheckpointError, CheckpointManager
 
-DEADLINE = 20.0
+DEADLINE = 60.0
 
 
 class Gate:

@@ -5,7 +5,6 @@ import platform
 import signal
 import subprocess
 import sys
-import threading
 from contextlib import ExitStack, contextmanager
 
 import pytest
@@ -22,7 +21,7 @@ from proa.record.run_lock import lock
 with lock(Path(sys.argv[1])):
     if os.fork() == 0:
         print(os.getpid(), flush=True)  # from the child: what it does when it is forked is done
-        time.sleep(60)
+        time.sleep(600)
         os._exit(0)
     sys.stdin.read()
 """
@@ -46,7 +45,7 @@ def holder(folder):
 def end(process):
     process.stdin.close()
     process.stdout.close()
-    process.wait(20)
+    process.wait(60)
 
 
 def test_another_process_is_refused_by_name_and_let_in_when_the_first_is_killed(tmp_path):
@@ -56,23 +55,22 @@ def test_another_process_is_refused_by_name_and_let_in_when_the_first_is_killed(
                 pass
         assert (tmp_path / ".lock").exists()
         process.kill()
-        process.wait(20)
+        process.wait(60)
         with lock(tmp_path):
             pass
 
 
-def test_one_who_is_patient_has_it_when_the_other_leaves_and_is_refused_when_not(tmp_path, caplog):
+def test_one_who_is_patient_has_it_when_the_other_leaves_and_is_refused_when_not(tmp_path, caplog, monkeypatch):
     with ExitStack() as first:
         first.enter_context(lock(tmp_path))
         with pytest.raises(RunLockedError):
-            with lock(tmp_path, patience=0.3):
+            with lock(tmp_path, patience=0.01):
                 pass
-        leaving = threading.Timer(0.5, first.close)
-        leaving.start()
-        with lock(tmp_path, patience=30.0):
+        assert caplog.text.count("which is waited for") == 1
+        monkeypatch.setattr(run_lock, "sleep", lambda seconds: first.close())  # the other leaves in the meantime
+        with lock(tmp_path, patience=60.0):
             assert (tmp_path / ".lock").exists()
-        leaving.join()
-    assert "which is waited for" in caplog.text
+    assert caplog.text.count("which is waited for") == 2
 
 
 def test_the_same_process_cannot_have_it_twice(tmp_path):

@@ -2,7 +2,7 @@
 
 import json
 import threading
-import time
+import timeit
 from collections import OrderedDict
 from collections.abc import Iterator
 from urllib.parse import quote
@@ -319,12 +319,12 @@ def test_a_row_of_numbers_costs_little():
     redactor = Redactor()
     row = {f"metric_{number}": float(number) for number in range(20)}
     assert redactor.redact_metrics(row) == row
-    best = float("inf")
-    for _ in range(200):  # the machine may be busy with something else
-        begun = time.perf_counter()
-        redactor.redact_metrics(row)
-        best = min(best, time.perf_counter() - begun)
-    assert best < 100e-6
+    # The best of many, beside what is done with the row anyway: a busy machine is as slow for both.
+    cost, other = (
+        min(timeit.repeat(call, number=1, repeat=300))
+        for call in (lambda: redactor.redact_metrics(row), lambda: json.dumps(row))
+    )
+    assert cost < 10 * other
 
 
 # -- where it is built in ----------------------------------------------------------------------------
