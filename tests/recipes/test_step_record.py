@@ -5,13 +5,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tests.experiments.small_experiment import MODEL
+from tests.small import MODEL
+from tests.tasks.tiny_tokenizers import KINDS, tiny_tokenizer
 
 from proa.config import load_run_config
 from proa.config.run_config import RecordSection
 from proa.data.experience import Experience
 from proa.recipes import grpo
-from proa.recipes.step_record import TakeStepRecord
+from proa.recipes.step_record import TakeStepRecord, _pieces
+from proa.tasks.completions import completion_tokens
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +105,7 @@ def test_what_a_prompt_was_padded_with_is_not_kept_though_it_may_be_a_token_like
     words = SimpleNamespace(decode=lambda tokens, **_: " ".join(map(str, tokens)))
     config = SimpleNamespace(total_steps=1, train_epochs=1, record=RecordSection(rollouts=1))
     (row,) = TakeStepRecord(trainer, None, None, words, config)._rollouts(0)
-    assert (row["prompt"], row["completion"], row["tokens"]) == ("5", "7 8", ["7", "8"])
+    assert (row["prompt"], row["completion"], row["tokens"]) == ("5", "7 8", [" 7", " 8"])
     assert (row["log_probs"], row["trainer_log_probs"], row["advantages"]) == ([-0.5, -0.25], [-0.5, None], [1.0, 2.0])
 
 
@@ -118,3 +120,10 @@ def test_by_default_some_fifty_steps_of_a_run_are_kept(tmp_path, steps, every):
     due = [step for step in range(steps) if record._is_kept(step)]
     assert due == list(range(0, steps, every))
     assert len(due) <= 60
+
+
+def test_the_texts_of_tokens_have_the_spaces_that_the_completion_has():
+    for kind in KINDS:
+        tokenizer = tiny_tokenizer(kind)
+        prompt, completion = completion_tokens("Answer: yes", " the cat  sat", tokenizer, where="row 0")
+        assert "".join(_pieces(prompt, completion, tokenizer)) == " the cat  sat</s>", kind

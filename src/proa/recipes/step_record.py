@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from time import perf_counter
 from typing import Any
@@ -112,7 +113,7 @@ class TakeStepRecord(Callback):
             "reward": None if experience.reward is None else float(experience.reward[row]),
             "reward_parts": notes.get("reward_parts", {}),
             "finish_reason": notes.get("finish_reason"),
-            "tokens": [str(decode([token])) for token in tokens],
+            "tokens": _pieces(prompt, tokens, self._tokenizer),
             "log_probs": _listed(experience.action_log_probs[row], mask_A),
             "trainer_log_probs": _listed(own_BA[row], mask_A),
             "advantages": _listed(experience.advantages[row], mask_A),
@@ -159,6 +160,16 @@ class TakeLoopSpans(EveryMoment):
         spans, self._spans = self._spans, []
         if spans:
             self._driver.write_step(StepRecord(step, [], spans, []))
+
+
+def _pieces(prompt: Sequence[int], tokens: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """The text of each token where it stands: alone, some tokenizers leave out the space that it begins with."""
+    decode: Any = tokenizer.decode
+    pieces = []
+    for before, token in itertools.pairwise([*prompt[-1:], *tokens]):
+        first, both = str(decode([before])), str(decode([before, token]))
+        pieces.append(both.removeprefix(first) if both.startswith(first) else str(decode([token])))
+    return pieces
 
 
 def _now() -> tuple[float, float]:
