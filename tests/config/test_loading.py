@@ -281,7 +281,6 @@ def test_numbers_that_no_machine_can_take_are_refused_in_words(file):
         "--seed": 10**30,
         "--threads": 10**20,
         "--wait_timeout": 1e300,
-        "--lease_timeout": 1e300,
     }.items():
         with pytest.raises(ConfigError, match=f"^{flag[2:]}: .*less than"):
             load_run_config(file(), [flag, str(value)])
