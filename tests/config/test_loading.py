@@ -274,3 +274,13 @@ def test_hostile_flags_are_refused_in_a_sentence(file):
     for value, words in {"9" * 5000: "the number is too long", "[" * 100 + "]" * 100: "more than 64 deep"}.items():
         with pytest.raises(ConfigError, match=f"^--seed: .*{words}"):
             load_run_config(file(), ["--seed", value])
+
+
+def test_numbers_that_no_machine_can_take_are_refused_in_words(file):
+    for flag, value in {
+        "--seed": 10**30,
+        "--threads": 10**20,
+        "--wait_timeout": 1e300,
+    }.items():
+        with pytest.raises(ConfigError, match=f"^{flag[2:]}: .*less than"):
+            load_run_config(file(), [flag, str(value)])

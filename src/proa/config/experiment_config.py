@@ -128,7 +128,9 @@ class ExperimentConfig(Section):
     runs: dict[str, dict[str, Any]] | None = Field(None, description="several arms, by name")
     matrix: MatrixSection | None = Field(None, description="or every combination of some values")
     n_repeats: int = Field(1, ge=1, description="of each arm, with seeds base_seed, base_seed + 1, …")
-    base_seed: int | None = Field(None, ge=0, description="of the first repeat; by default the arm's own seed")
+    base_seed: int | None = Field(
+        None, ge=0, lt=2**62, description="of the first repeat; by default the arm's own seed"
+    )
     continual: ContinualSection | None = None
     max_concurrent_arms: int = Field(1, ge=1, description="runs at once, each in a process of its own")
     arms_on: Literal["processes", "ray"] = Field("processes", description="of this machine, or tasks of a Ray cluster")

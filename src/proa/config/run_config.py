@@ -79,7 +79,7 @@ class RewardSection(Section):
     )
     weights: list[float] | None = None
     model: RewardModelSection | None = Field(None, description="a reward model's folder, alone or beside functions")
-    timeout: float = Field(30.0, gt=0, description="seconds for one call")
+    timeout: float = Field(30.0, gt=0, le=1e9, description="seconds for one call")
     workers: int = Field(1, ge=0, description="processes; 0 scores in the makers themselves, without a deadline")
 
     @model_validator(mode="before")
@@ -212,7 +212,7 @@ class CheckpointSection(Section):
     mode: Literal["max", "min"] = Field("max", description="which value of it is best")
     background: bool = Field(False, description="write beside the training, at the cost of a copy in memory")
     grace: float = Field(
-        60.0, ge=0, description="seconds that Ctrl-C, SIGTERM and a closed terminal leave for a last one"
+        60.0, ge=0, le=1e9, description="seconds that Ctrl-C, SIGTERM and a closed terminal leave for a last one"
     )
 
 
@@ -260,11 +260,11 @@ class RunConfig(Section):
 
     name: FolderName = "run"
     output_dir: Path = Path("runs")
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, lt=2**63)
     runtime: Literal["local", "ray"] = "local"
     makers: int = Field(1, ge=1)
     trainers: int = Field(1, ge=1, description="each computes its share of every batch; more than one needs ray")
-    threads: int = Field(1, ge=1, description="torch threads per role")
+    threads: int = Field(1, ge=1, le=4096, description="torch threads per role")
     max_staleness: int = Field(1, ge=0, description="versions a sample may lag; 0 is synchronous")
     schedule: Literal["in_order", "windowed"] = "in_order"
     total_steps: int = Field(ge=1, description="fresh batches")
@@ -273,7 +273,7 @@ class RunConfig(Section):
     train_batch_size: int = Field(ge=1, description="samples, whole groups")
     buffer_limit: int = Field(0, ge=0, description="batches; 0 is unlimited")
     lease_prompts: int | None = Field(None, ge=1, description="by default about a quarter of a batch's prompts")
-    wait_timeout: float = Field(600.0, gt=0, description="seconds; the deadline of every wait")
+    wait_timeout: float = Field(600.0, gt=0, le=1e9, description="seconds; the deadline of every wait")
     lease_timeout: float | None = Field(
         None,
         gt=0,
