@@ -2,7 +2,7 @@
 
 import copy
 import math
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from proa import CallbackManager, ManifestRow
 from proa.data.experience import BufferItem, merge
 from proa.data.loop import TrainingBatch
+from proa.errors import NothingToTrainOnError
 from proa.loop import Evaluator, Saver
 from proa.maths.preferences import bradley_terry, brier_score, calibration_error, dpo_sigmoid, ipo
 from proa.policy.log_probs import action_statistics
@@ -578,13 +579,14 @@ def test_any_micro_batches_give_the_reward_models_gradient_and_metrics(token_bud
         assert state.metrics[name] == pytest.approx(values.mean().item(), rel=1e-12)
 
 
-def held_out_scores(model, pairs=PAIRS, **options):
-    """What the evaluator said before the first step."""
+def held_out_scores(model, pairs=PAIRS, trains=True, **options):
+    """What the evaluator said before the first step; where no step trains, that is all it says."""
     evals, manager = [], CallbackManager()
     manager.on("eval_end")(lambda step_idx, metrics: evals.append((step_idx, metrics)))
     fit = fit_reward_model if hasattr(model, "score") else fit_dpo
-    fit(model, TOKENIZER, PAIRS, steps=2, batch_size=2, eval_pairs=pairs, callbacks=manager, **options)
-    assert [step for step, _ in evals] == [-1, 1]
+    with nullcontext() if trains else pytest.raises(NothingToTrainOnError):
+        fit(model, TOKENIZER, PAIRS, steps=2, batch_size=2, eval_pairs=pairs, callbacks=manager, **options)
+    assert [step for step, _ in evals] == ([-1, 1] if trains else [-1])
     return evals[0][1]
 
 
@@ -614,7 +616,7 @@ def test_pairs_without_a_number_are_left_out_of_the_scores_and_counted():
     assert scores["brier_score"] == pytest.approx(brier_score(outcome.margins_N).item(), rel=1e-12)
     with torch.no_grad():
         model.score.weight.fill_(torch.nan)
-    scores = held_out_scores(model)
+    scores = held_out_scores(model, trains=False)
     assert scores.pop("nan_pairs") == 5.0
     assert all(math.isnan(value) for value in scores.values())
 
