@@ -342,3 +342,20 @@ def test_a_run_is_one_line_on_a_narrow_terminal(tmp_path, capsys, monkeypatch):
     lines = [line for line in capsys.readouterr().out.splitlines() if line.strip()]
     assert len(lines) == 5
     assert all(" 1/1 " in line and "held_out.exact 0.5" in line for line in lines[2:])
+
+
+def test_a_callback_that_calls_sys_exit_does_not_make_a_run_that_is_done(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "leaves.py").write_text(
+        "import sys\nfrom proa import Callback\n\n"
+        "class Leaves(Callback):\n    def on_step_end(self, state, step_idx, batch, metrics):\n        sys.exit(0)\n"
+    )
+    config = {
+        "name": "run", "output_dir": ".", "algorithm": "sft", "total_steps": 2, "train_batch_size": 2,
+        "model": {"config": MODEL}, "task": {"source": "sort_digits", "count": 4},
+        "callbacks": [{"kind": "leaves:Leaves"}],
+    }  # fmt: skip
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(config))
+    assert main(["train", "run.yaml"]) == 1
+    assert "called sys.exit(0) before all was done" in capsys.readouterr().err
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "cancelled"

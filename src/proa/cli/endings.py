@@ -69,9 +69,17 @@ def ending(work: Callable[[], int], given: Iterable[Path | str | None] = ()) -> 
             return 1
         print_visible(told(error), file=sys.stderr)
         return 2 if error.errno not in FULL and _is_below(error, given) else 1
+    except SystemExit as leaving:
+        return _left(leaving)
     except Exception as error:
         _print_traceback(error)
         return 1
+
+
+def _left(leaving: SystemExit) -> int:
+    """The exit code where a callback, a reward or a model's code called `sys.exit()`: that is not that all was done."""
+    print_visible(f"something within called sys.exit({leaving.code!r}) before all was done", file=sys.stderr)
+    return leaving.code if isinstance(leaving.code, int) and leaving.code else 1
 
 
 def _print_traceback(error: Exception) -> None:
