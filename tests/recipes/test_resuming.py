@@ -76,6 +76,13 @@ def cut_off(run, **entries):
     (run / "run.json").write_text(json.dumps(header(run) | {"status": "running"} | entries))
 
 
+def lose_checkpoints(run):
+    """As if it had not come to its first."""
+    (run / "checkpoints.jsonl").unlink()
+    shutil.rmtree(run / "checkpoints")
+    shutil.rmtree(run / "model")
+
+
 def tear(run, name):
     path = run / "checkpoints" / name / "state" / "trainer" / "state.json"
     path.write_bytes(path.read_bytes()[:-1])
@@ -255,6 +262,31 @@ def test_a_run_that_had_no_checkpoint_begins_without_what_it_left(run):
     assert left == {"run.json", "config.json", "notes.txt"}
 
 
+def test_a_run_whose_list_of_checkpoints_is_gone_does_not_begin_again(run):
+    manifest = run / "checkpoints.jsonl"
+    for lose in (lambda: manifest.write_text(""), manifest.unlink):
+        cut_off(run)
+        lose()
+        before = all_files(run)
+        with pytest.raises(CheckpointError, match=r"checkpoints\.jsonl, which names the checkpoints .* is gone or empty"):
+            again(run)
+        assert all_files(run) == before
+
+
+def test_a_crash_in_the_first_save_leaves_a_run_that_begins_again(run):
+    cut_off(run)
+    lose_checkpoints(run)
+    (run / "checkpoints" / "step_1").mkdir(parents=True)
+    assert find_checkpoint(run) is None
+
+
+def test_a_file_of_somebody_else_among_the_rollouts_is_left_alone(run):
+    (run / "rollouts").mkdir(exist_ok=True)
+    (run / "rollouts" / "step_mine.jsonl").write_text("{}")
+    cut_back(find_checkpoint(run, "step_2"))
+    assert (run / "rollouts" / "step_mine.jsonl").exists()
+
+
 def test_only_a_runs_folder_is_cleared(tmp_path):
     (tmp_path / "evals").mkdir()
     (tmp_path / "metrics.jsonl").write_text("not of a run")
@@ -310,7 +342,7 @@ def test_from_a_named_checkpoint_a_complete_run_goes_on(run, finished):
 def test_a_run_that_was_cut_off_before_its_first_checkpoint_begins_again(run, finished):
     digest = header(run)["weights_digest"]
     cut_off(run)
-    (run / "checkpoints.jsonl").unlink()
+    lose_checkpoints(run)
     state = again(run)
     assert (state.resumed_from, header(run)["weights_digest"]) == (None, digest)
     assert header(run)["resumed"][-1]["checkpoint"] == "the beginning"

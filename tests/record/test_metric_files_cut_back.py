@@ -54,3 +54,30 @@ def test_half_a_row_is_dropped_wherever_it_was_torn(tmp_path, lost):
     path.write_bytes(path.read_bytes()[:-lost])
     gone_on(path, CsvMetrics, 3)
     assert [(row["step"], row["note"]) for row in rows_in(path)] == [("0", NOTE), ("1", NOTE)]
+
+
+@pytest.mark.parametrize("kind", [CsvMetrics, JsonlMetrics])
+def test_a_row_that_cannot_be_read_is_left_out_and_said(tmp_path, kind, caplog):
+    path = tmp_path / "m"
+    written(path, kind, 3, note="plain")
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:2], b"\xff\x00 garbage\n", b"\n", *lines[2:]]))
+    gone_on(path, kind, 3)
+    assert path.read_bytes().splitlines(keepends=True) == lines
+    assert "m cannot be read at line 3, which is left out" in caplog.text
+
+
+@pytest.mark.parametrize("kind", [CsvMetrics, JsonlMetrics])
+def test_rows_go_on_in_a_new_file_where_somebody_removed_the_old_one(tmp_path, kind, caplog):
+    callback = kind(path := tmp_path / "m")
+    callback.on_train_start(LoopState())
+    for step in range(4):
+        callback.on_step_end(LoopState(), step, None, {"loss": float(step)})
+        if step == 1:
+            path.unlink()
+    callback.on_train_end(LoopState(), None)
+    head = ["step"] if kind is CsvMetrics else []
+    assert [line.partition(",")[0] for line in path.read_text().splitlines()] == (
+        [*head, "2", "3"] if head else ['{"step": 2', '{"step": 3']
+    )
+    assert caplog.text.count("was removed or replaced while the run went on") == 1

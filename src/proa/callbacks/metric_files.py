@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
+import logging
 import math
+import os
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -22,6 +24,8 @@ from ..record.durable import Disk
 from ..record.patient_writes import LineFile, PatientWrites
 from ..record.run_folder import spelt
 from ..record.secrets import redact_metrics
+
+log = logging.getLogger("proa.callbacks")
 
 
 class _MetricFile(Callback):
@@ -73,7 +77,19 @@ class _MetricFile(Callback):
 
     def _write(self, row: dict[str, Any]) -> None:
         assert self._file is not None, "no row comes before train_start"
-        self._writes.write(self.path, lambda: self._append(row))
+        self._writes.write(self.path, lambda: self._append_where_it_is(row))
+
+    def _append_where_it_is(self, row: dict[str, Any]) -> None:
+        """Add a row to the file of this name: somebody may have removed or replaced the one that was opened."""
+        assert self._file is not None, "it is closed when nothing waits any more"
+        if not self.path.exists() or not os.path.samestat(self.path.stat(), os.fstat(self._file.fileno())):
+            log.warning("%s was removed or replaced while the run went on: its rows so far are lost", self.path)
+            self._close()
+            self._begin_anew()
+        self._append(row)
+
+    def _begin_anew(self) -> None:
+        self._file, self._lines = open_private(self.path, "a"), LineFile(self.disk)
 
     def _append(self, row: dict[str, Any]) -> None:
         """Add a row to the file, or nothing."""
@@ -85,7 +101,7 @@ class _MetricFile(Callback):
 
     def _cut_back(self, steps: int) -> None:
         """Drop what was written after the checkpoint that the run goes on from, and a half-written last row."""
-        with self.path.open(encoding="utf-8", newline="") as file:
+        with self.path.open(encoding="utf-8", errors="replace", newline="") as file:
             kept = [row for step, row in self._rows(file.read()) if step is None or step < steps]
         beside = self.path.with_name(self.path.name + ".new")
         write_private(beside, "".join(kept))
@@ -94,6 +110,10 @@ class _MetricFile(Callback):
     def _rows(self, text: str) -> Iterator[tuple[int | None, str]]:
         """The whole rows of the file, each with the step that it is of; None is a head."""
         raise NotImplementedError
+
+    def _leave_out(self, line: int, error: Exception) -> None:
+        """A row that cannot be read costs itself: whoever goes on has all that it needs without."""
+        log.warning("%s cannot be read at line %d, which is left out: %s", self.path, line, error)
 
     def _path_in_run_folder(self, state: LoopState) -> Path:
         if state.output_dir is None:
@@ -118,8 +138,13 @@ class JsonlMetrics(_MetricFile):
     default_name = "metrics.jsonl"
 
     def _rows(self, text: str) -> Iterator[tuple[int | None, str]]:
-        for line in text.split("\n")[:-1]:
-            yield int(json.loads(line)["step"]), f"{line}\n"
+        for number, line in enumerate(text.split("\n")[:-1], start=1):
+            try:
+                step = int(json.loads(line)["step"])
+            except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
+                self._leave_out(number, error)
+            else:
+                yield step, f"{line}\n"
 
     def _append(self, row: dict[str, Any]) -> None:
         self._append_text(json.dumps(row, allow_nan=False) + "\n")
@@ -138,12 +163,24 @@ class CsvMetrics(_MetricFile):
         lines = [f"{line}\n" for line in text.split("\n")[:-1]]
         reader, begin = csv.reader(lines, strict=True), 0
         with suppress(csv.Error):  # the end of the file within quotes: half of a row
-            for step, *_ in reader:  # the first column, as `_row` orders them; others may have line breaks in quotes
-                yield None if step == "step" else int(step), "".join(lines[begin : reader.line_num])
+            for row in reader:  # others than the first column, as `_row` orders them, may have line breaks in quotes
+                try:
+                    step = None if row[:1] == ["step"] else int(row[0])
+                except (ValueError, IndexError) as error:
+                    self._leave_out(begin + 1, error)
+                else:
+                    yield step, "".join(lines[begin : reader.line_num])
                 begin = reader.line_num
 
     def on_train_start(self, state: LoopState) -> None:
         super().on_train_start(state)
+        self._read_columns()
+
+    def _begin_anew(self) -> None:
+        super()._begin_anew()
+        self._read_columns()
+
+    def _read_columns(self) -> None:
         with self.path.open(encoding="utf-8", newline="") as file:
             self._columns = next(csv.reader(file), [])
 

@@ -104,11 +104,24 @@ def find_checkpoint(folder: Path, name: str = AUTO) -> Resumption | None:
                 f"no line of {manager.manifest_path} can be read, so there is no checkpoint to go on from; what is in "
                 f"{manager.folder} is left alone. Put the file back from a copy, or remove it to begin again"
             )
+        _refuse_lost_manifest(manager)
         return None
     row, passed_over = manager.newest_good()
     for reason in passed_over:
         log.warning("passed over: %s", reason)
     return _usable(Resumption(folder, row))
+
+
+def _refuse_lost_manifest(manager: CheckpointManager) -> None:
+    """A run without a checkpoint begins again, and what is there of it is removed: not where its checkpoints are there
+    and only their list is gone. One folder that no list names is what a crash in the first save leaves."""
+    folder = manager.run_folder
+    saved = [path for path in manager.folder.glob("*") if not path.name.startswith(".")]
+    if len(saved) > 1 or (folder / "model").exists():
+        raise CheckpointError(
+            f"{manager.manifest_path}, which names the checkpoints of this run, is gone or empty, and the run had some: "
+            f"put it back from a copy. To begin again, remove {folder}"
+        )
 
 
 def _offer(manager: CheckpointManager) -> str:
@@ -137,7 +150,8 @@ def cut_back(resumption: Resumption) -> None:
         _cut_file(folder / name, lengths.get(name, 0), resumption.row.name)
     _remove_later_predictions(folder, step)
     for rollouts in folder.glob("rollouts/step_*.jsonl"):
-        if int(rollouts.stem.removeprefix("step_")) > step:
+        after = rollouts.stem.removeprefix("step_")
+        if after.isdecimal() and int(after) > step:  # else it is not the run's
             rollouts.unlink()
     CheckpointManager(folder).forget_after(step)
 
