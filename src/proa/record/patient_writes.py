@@ -73,8 +73,9 @@ class PatientWrites:
 
     def _failure(self) -> RecordError:
         path, _ = self._waiting[0]
+        why = self._error.strerror if self._error is not None and self._error.strerror else self._error
         return RecordError(
-            f"{path} cannot be written: {self._error}. {len(self._waiting)} entries of the record wait in memory. "
+            f"{path} cannot be written: {why}. {len(self._waiting)} entries of the record wait in memory. "
             "Make room, or use another output_dir, and resume the run from its last checkpoint"
         )
 
