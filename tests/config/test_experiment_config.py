@@ -272,3 +272,15 @@ def test_keys_may_be_merged_from_several_places(read):
     config = read(text.replace("  b: &b\n", "  b: &b\n    <<: *a\n"))
     run = arm_config(config, "c")
     assert (run.seed, run.total_steps, run.train_batch_size) == (3, 11, 16)
+
+
+def test_a_flag_for_one_arm_does_not_change_another_that_is_written_by_an_alias(tmp_path):
+    (tmp_path / "x.yaml").write_text(
+        "runs:\n"
+        "  a: &arm {total_steps: 1, train_batch_size: 8, task: sort_digits, model: m, optimizer: {learning_rate: 0.1}}\n"
+        "  b: {<<: *arm, seed: 1}\n"
+    )
+    config = load_experiment_config(tmp_path / "x.yaml", ["--runs.b.optimizer.learning_rate", "0.5"])
+    assert {name: arm.content["optimizer"] for name, arm in config.arms.items()} == {
+        "a": {"learning_rate": 0.1}, "b": {"learning_rate": 0.5},
+    }  # fmt: skip
