@@ -1,6 +1,7 @@
 """Records with odd contents: read, or said to be broken in a sentence; never a traceback."""
 
 import json
+import os
 import time
 
 import pytest
@@ -237,3 +238,16 @@ def test_the_notes_of_an_error_are_told_below_it(capsys):
 
     assert ending(work) == 1
     assert capsys.readouterr().err == "ProaError: it broke\n  while it was ending the run: too late\n"
+
+
+@pytest.mark.parametrize("name", ["config.json", "metrics.jsonl", "spans.jsonl", "evals.jsonl"])
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(tmp_path, capsys, name):
+    run = make_run(tmp_path).path
+    (run / name).unlink(missing_ok=True)
+    os.mkfifo(run / name)
+    told = said(capsys, "report", run, code=1).err
+    assert f"{name} is " in told
+    assert "no plain file" in told
+    if name != "spans.jsonl":
+        said(capsys, "show", run, code=1)
+        said(capsys, "runs", tmp_path)

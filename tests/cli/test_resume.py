@@ -233,3 +233,15 @@ def test_a_replay_shows_the_digest_that_the_run_showed(finished, tmp_path, capsy
     assert main(["replay", str(finished), "--into", str(tmp_path / "again"), "--json"]) == 0
     last = json.loads(capsys.readouterr().out)["compared"][-1]
     assert (last["recorded"], last["replayed"]) == (header(finished)["weights_digest"],) * 2
+
+
+def test_a_complete_run_whose_metrics_are_gone_is_still_complete(run, capsys):
+    assert main(["resume", str(run)]) == 0
+    metrics = run / "metrics.jsonl"
+    for spoil in (lambda: metrics.write_text("garbage\n"), metrics.unlink):
+        spoil()
+        capsys.readouterr()
+        assert main(["resume", str(run)]) == 0
+        told = capsys.readouterr()
+        assert "metrics.jsonl cannot be read, so no curves are shown" in told.err
+        assert "the final weights in" in told.out

@@ -277,7 +277,7 @@ def test_keys_may_be_merged_from_several_places(read):
 def test_a_flag_for_one_arm_does_not_change_another_that_is_written_by_an_alias(tmp_path):
     (tmp_path / "x.yaml").write_text(
         "runs:\n"
-        "  a: &arm {total_steps: 1, train_batch_size: 8, task: sort_digits, model: m, optimizer: {learning_rate: 0.1}}\n"
+        "  a: &arm {total_steps: 1, train_batch_size: 8, task: sort_digits, model: m, optimizer: {learning_rate: .1}}\n"
         "  b: {<<: *arm, seed: 1}\n"
     )
     config = load_experiment_config(tmp_path / "x.yaml", ["--runs.b.optimizer.learning_rate", "0.5"])

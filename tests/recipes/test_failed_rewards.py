@@ -135,6 +135,12 @@ def test_a_run_without_failed_rewards_says_so_by_a_metric_of_0_and_nothing_else(
     assert "has no reward" not in caplog.text
 
 
+@pytest.mark.parametrize(("reward", "warned"), [(lambda completions: [1.0] * len(completions), 1), (Spoilt(0.0), 0)])
+def test_a_run_that_learned_nothing_because_every_gradient_was_0_says_so(tmp_path, caplog, reward, warned):
+    grpo(**SMALL, reward=inline(reward), output_dir=tmp_path, total_steps=2)
+    assert caplog.text.count("the gradient of every step was 0, so nothing was learned") == warned
+
+
 def test_a_reward_beyond_the_limit_is_a_failed_reward_and_changes_nothing_else(tmp_path):
     digests = []
     for name, spoilt in {"none": "x", "float32": 1e39, "squared": 1e30}.items():

@@ -268,7 +268,9 @@ def test_a_run_whose_list_of_checkpoints_is_gone_does_not_begin_again(run):
         cut_off(run)
         lose()
         before = all_files(run)
-        with pytest.raises(CheckpointError, match=r"checkpoints\.jsonl, which names the checkpoints .* is gone or empty"):
+        with pytest.raises(
+            CheckpointError, match=r"checkpoints\.jsonl, which names the checkpoints .* is gone or empty"
+        ):
             again(run)
         assert all_files(run) == before
 

@@ -226,6 +226,18 @@ def test_headers_and_quoted_pairs_in_a_text_are_replaced_and_prose_stays():
         assert Redactor({}).redact_values(text) == clean
 
 
+def test_pairs_as_a_shell_writes_them_are_replaced_and_other_settings_stay():
+    texts = {
+        "failed: AWS_SECRET_ACCESS_KEY=a1b2 HOME=/root": "failed: AWS_SECRET_ACCESS_KEY=REDACTED HOME=/root",
+        "connect(password='hunter2', port=5)": "connect(password='REDACTED', port=5)",
+        "judge --api-key k-1 --model m --api_key=k-2": "judge --api-key REDACTED --model m --api_key=REDACTED",
+        "max_new_tokens=5 eos_token=</s> token=x key=prompt api_key=None": None,
+        "the secret is out, and --verbose prints more": None,
+    }
+    for text, clean in texts.items():
+        assert Redactor(environment={}).redact(text) == (clean or text)
+
+
 def test_a_value_beside_the_name_of_a_secret_is_one():
     redactor = Redactor({})
     given = {"env": [{"name": "WANDB_API_KEY", "value": "w-123456"}, {"name": "HOME", "value": "/home/me"}]}

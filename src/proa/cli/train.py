@@ -21,6 +21,7 @@ from ..lifecycle.hooks import BaseCallback, Callback
 from ..lifecycle.policy import ErrorPolicy, Priority
 from ..recipes import run
 from ..record.checkpoints import CheckpointManager
+from ..record.run_folder import read_json
 from ..terminal import JobConsole, output_may_be_lost
 from ..visible import print_visible
 from .endings import ending
@@ -86,8 +87,7 @@ class _SayWhence(Callback):
 def _show_result(console: Console, config: RunConfig) -> None:
     """Before and after, the ledger, and where the record is."""
     folder = config.folder
-    header = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    header, rows = read_json(folder / "run.json"), _rows_in(folder / "metrics.jsonl")
     curves = _eval_curves(rows, header["evals"])
     if curves:
         table = Table(title=f"{config.name}: {counted(header['steps_run'], 'step')}", title_justify="left")
@@ -107,6 +107,15 @@ def _show_result(console: Console, config: RunConfig) -> None:
     lines += [weights, f"the record is in {folder}, the final weights in {folder / 'model'}"]
     for line in lines:
         console.print(line, soft_wrap=True)
+
+
+def _rows_in(path: Path) -> list[dict[str, Any]]:
+    """What was written of each step. If somebody removed or spoilt that, the run is no less done."""
+    try:
+        return [dict(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError, TypeError) as error:
+        print_visible(f"{path} cannot be read, so no curves are shown: {error}", file=sys.stderr)
+        return []
 
 
 def _show_samples(console: Console, folder: Path, count: int = 6) -> None:
@@ -132,5 +141,6 @@ def _eval_curves(rows: list[dict[str, Any]], evals: dict[str, dict[str, float]])
     for name, metrics in evals.items():
         for metric in metrics:
             key = f"{name}.{metric}"
-            curves[key] = values_of(rows, key)
+            if values := values_of(rows, key):
+                curves[key] = values
     return curves

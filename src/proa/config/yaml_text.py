@@ -69,7 +69,7 @@ def load(text: str) -> tuple[Any, yaml.Node | None]:
 
 
 def _unshared(value: Any) -> Any:
-    """The same with every alias a copy of its own: a flag that changes one arm must not change those written like it."""
+    """The same with each alias a copy of its own: a flag that changes one arm must not change those written like it."""
     if isinstance(value, dict):
         return {key: _unshared(inner) for key, inner in value.items()}
     return [_unshared(inner) for inner in value] if isinstance(value, list) else value

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..errors import NothingToTrainOnError
+
+log = logging.getLogger("proa.trainer")
 
 
 @dataclass
@@ -23,10 +26,13 @@ class TrainedSteps:
     trained: int = 0
     first_skip: str = ""
     """Of the first step that was skipped: which, and its numbers."""
+    moved: bool = False
+    """Whether one of them had a gradient other than 0."""
 
     def note(self, index: int, metrics: Mapping[str, Any]) -> None:
         if not metrics.get("skipped"):
             self.trained += 1
+            self.moved = self.moved or metrics.get("grad_norm") != 0.0
         elif not self.first_skip:
             numbers = [f"{name} {metrics[name]}" for name in ("loss", "grad_norm") if name in metrics]
             self.first_skip = f"in step {index}: {', '.join(numbers) or 'it gave no numbers'}"
@@ -38,6 +44,11 @@ class TrainedSteps:
             if self.first_skip and not why:
                 why = f"; {'it was skipped' if steps == 1 else 'they were skipped, the first'} {self.first_skip}"
             raise NothingToTrainOnError(f"{made} trained on {'nothing' if steps == 1 else 'anything'}{why}")
+        if steps and not self.moved:
+            log.warning(
+                "the gradient of every step was 0, so nothing was learned: did all completions of each prompt get the "
+                "same reward?"
+            )
 
     def state_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -45,4 +56,4 @@ class TrainedSteps:
     @classmethod
     def from_saved(cls, saved: Mapping[str, Any] | None) -> TrainedSteps:
         """Version 0.1 did not count them; its runs are taken at their word."""
-        return cls(1) if saved is None else cls(**saved)
+        return cls(1, moved=True) if saved is None else cls(**saved)

@@ -119,8 +119,8 @@ def _refuse_lost_manifest(manager: CheckpointManager) -> None:
     saved = [path for path in manager.folder.glob("*") if not path.name.startswith(".")]
     if len(saved) > 1 or (folder / "model").exists():
         raise CheckpointError(
-            f"{manager.manifest_path}, which names the checkpoints of this run, is gone or empty, and the run had some: "
-            f"put it back from a copy. To begin again, remove {folder}"
+            f"{manager.manifest_path}, which names the checkpoints of this run, is gone or empty, and the run had "
+            f"some: put it back from a copy. To begin again, remove {folder}"
         )
 
 
@@ -162,6 +162,8 @@ def _refuse_links(folder: Path) -> None:
     for path in (*(folder / name for name in names), *folder.glob("evals/*"), *folder.glob("checkpoints/*")):
         if path.is_symlink():
             raise CheckpointError(f"{path} is a link, and links are not followed in a run's folder")
+        if path.exists() and not path.is_file() and not path.is_dir():  # opening a pipe may wait for ever
+            raise CheckpointError(f"{path} is no plain file, as those of a run's folder are")
 
 
 def _cut_file(path: Path, length: int, checkpoint: str) -> None:

@@ -14,7 +14,7 @@ from ..data.results import EvalResult
 from ..private_files import make_private_folder, write_private
 from .durable import opened_to_write
 from .patient_writes import LineFile
-from .run_folder import BrokenRecordError, numbers_back, quoted, scores_line, spelt
+from .run_folder import BrokenRecordError, numbers_back, quoted, refuse_pipe, scores_line, spelt
 from .secrets import redact_values
 
 EVALS_NAME = "evals.jsonl"
@@ -63,6 +63,7 @@ class EvalRecord:
     def _results(self, begin: int) -> Iterator[EvalResult]:
         """Those on whole lines from this byte on."""
         try:
+            refuse_pipe(self.path)
             with self.path.open("rb") as file:
                 file.seek(begin)
                 lines = file.read().split(b"\n")[:-1]

@@ -16,7 +16,7 @@ from typing import Any
 
 from .durable import Disk, opened_to_write
 from .patient_writes import LineFile
-from .run_folder import BrokenRecordError, as_json_line
+from .run_folder import BrokenRecordError, as_json_line, refuse_pipe
 
 JOURNAL_NAME = "journal.jsonl"
 
@@ -38,6 +38,7 @@ class Journal:
     def read(self) -> list[dict[str, Any]]:
         """All entries; a last line that was being written is passed over."""
         try:
+            refuse_pipe(self.path)
             text = self.path.read_bytes().decode("utf-8", "replace")
         except FileNotFoundError:
             return []

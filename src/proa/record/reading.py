@@ -16,7 +16,7 @@ from ..errors import ProaError
 from ..spelling import did_you_mean
 from .evals import MOST_STEPS, EvalRecord
 from .live import LiveFile, LiveView
-from .run_folder import BrokenRecordError, quoted, read_json
+from .run_folder import BrokenRecordError, quoted, read_json, refuse_pipe
 from .times import Going, going, gone_on_at, is_time
 
 TAIL_BYTES = 1 << 18
@@ -245,6 +245,7 @@ def _eval_names(config: Mapping[str, Any]) -> list[str]:
 
 def _last_rows(path: Path) -> tuple[list[dict[str, Any]], bool]:
     """The rows at the end of the file, and whether that is all of them."""
+    refuse_pipe(path)
     try:
         with path.open("rb") as file:
             begin = max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES)

@@ -160,12 +160,19 @@ _NOT_FINITE = frozenset({"NaN", "Infinity", "-Infinity", "nan", "inf", "-inf"})
 def read_json(path: Path) -> dict[str, Any]:
     """What a file that holds one object says; `FileNotFoundError` if there is none."""
     try:
+        refuse_pipe(path)
         content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:  # no JSON, or no text
         raise BrokenRecordError(f"{path} is broken: {error}") from error
     if not isinstance(content, dict):
         raise BrokenRecordError(f"{path} is broken: it holds a {type(content).__name__}, not an object")
     return content
+
+
+def refuse_pipe(path: Path) -> None:
+    """Raise if what is to be read is a pipe or a device: opening one may wait for ever, and reading one never end."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise BrokenRecordError(f"{path} is broken: it is no plain file")
 
 
 def quoted(value: Any, most: int = 80) -> str:

@@ -219,6 +219,11 @@ _HEADER = re.compile(
 _BEARER = re.compile(r"(?<=\bBearer )(?=[^\s\"'<>,]*[0-9])[A-Za-z0-9._~+/=-]{8,}", re.IGNORECASE)
 _QUOTED = re.compile(r"""(?P<before>(?P<q>["'])(?P<name>[\w-]{1,80})(?P=q)\s*:\s*(?P<r>["']))(?P<value>[^"']+)(?P=r)""")
 """A pair as Python and JSON write it, as errors quote it."""
+_ASSIGNED = re.compile(
+    r"""(?P<before>(?:(?<![\w?&;#.-])(?P<name>[A-Za-z][\w-]{2,79})="""
+    r"""|(?<![\w-])--(?P<option>[A-Za-z][\w-]{2,79})[= ])["']?)(?P<value>[^\s"'<>,;&(){}\[\]]+)"""
+)
+"""A pair as a shell and its commands have it: `API_KEY=…`, `--api-key …`."""
 
 
 Written: TypeAlias = tuple[tuple[str, re.Pattern[str] | None], ...]
@@ -270,6 +275,8 @@ def _without_in_text(text: str, secrets: Written) -> str:
         text = _QUERY.sub(_query_without, text)
     if _HEADER_MARK.search(text):
         text = _BEARER.sub(REDACTED, _HEADER.sub(rf"\g<name>\g<between>{REDACTED}", text))
+    if "=" in text or "--" in text:
+        text = _ASSIGNED.sub(_assigned_without, text)
     return _QUOTED.sub(_pair_without, text) if ":" in text else text
 
 
@@ -290,6 +297,12 @@ def _pair_without(found: re.Match[str]) -> str:
     words = _words(found["name"])
     certain = words != ["token"] and _is_certain(words)
     return f"{found['before']}{REDACTED}{found['r']}" if certain else found[0]
+
+
+def _assigned_without(found: re.Match[str]) -> str:
+    words = _words(found["name"] or found["option"])
+    certain = words != ["token"] and _is_certain(words) and found["value"] not in ("None", "True", "False")
+    return f"{found['before']}{REDACTED}" if certain else found[0]
 
 
 def _blotted(value: Any) -> Any:

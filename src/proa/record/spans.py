@@ -11,7 +11,7 @@ from typing import Any
 
 from .durable import Disk, opened_to_write
 from .patient_writes import LineFile
-from .run_folder import BrokenRecordError
+from .run_folder import BrokenRecordError, refuse_pipe
 
 SPANS_NAME = "spans.jsonl"
 
@@ -33,6 +33,7 @@ class SpanRecord:
     def read(self) -> Iterator[dict[str, Any]]:
         """One after the other; a line that was being written is passed over."""
         try:
+            refuse_pipe(self.path)
             with self.path.open("rb") as file:
                 for number, line in enumerate(file, start=1):
                     if line.endswith(b"\n"):
