@@ -319,6 +319,13 @@ def test_a_complete_run_is_left_untouched_and_its_final_state_returned(run):
     assert state.metrics["held_out.exact"] == header(run)["evals"]["held_out"]["exact"]
 
 
+def test_a_complete_run_is_not_the_result_of_other_settings(run):
+    before = all_files(run)
+    with pytest.raises(ConfigError, match="total_steps was 4 and is 9"):
+        again(run, total_steps=9)
+    assert all_files(run) == before
+
+
 def test_the_final_state_knows_what_came_after_the_last_checkpoint(tmp_path):
     class StopLate(Callback):
         def on_checkpoint(self, state, row):

@@ -164,7 +164,12 @@ def _complete(config: RunConfig) -> TrainState | None:
     if read_json(config.folder / "run.json").get("status") != "completed":
         return None
     resumption = find_checkpoint(config.folder)
-    return None if resumption is None else resumption.final_state(config.folder)
+    if resumption is None:
+        return None
+    bound = resumption.bound_to
+    # What was asked for may be something else than what there is.
+    changes_to(saved_config(config.folder), config, None if bound is None else bound[0])
+    return resumption.final_state(config.folder)
 
 
 def _fresh(config: RunConfig) -> RunFolder:
