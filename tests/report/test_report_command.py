@@ -33,6 +33,15 @@ def test_a_place_that_cannot_be_written_is_wrong_use(tmp_path, capsys, output, s
     assert said in capsys.readouterr().err
 
 
+def test_a_link_that_it_is_told_to_write_to_is_not_replaced(tmp_path):
+    """/dev/stdout is one, and root could replace it."""
+    (tmp_path / "there").write_text("")
+    (tmp_path / "link").symlink_to(tmp_path / "there")
+    assert report(str(records.write_run(tmp_path / "run")), str(tmp_path / "link")) == 0
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "there").read_text().startswith("<!doctype html>")
+
+
 def test_what_is_no_run_is_wrong_use_and_what_is_there_is_named(tmp_path, capsys):
     records.write_run(tmp_path / "runs" / "one", steps=2)
     records.write_experiment(tmp_path / "runs" / "sweep", {"a": 1.0}, seeds=1, steps=2)

@@ -20,5 +20,8 @@ def write_report(folder: Path, output: Path | None = None) -> tuple[Path, int]:
     """
     page = page_of(read_subject(folder)).encode("utf-8")
     path = folder / REPORT_NAME if output is None else output
-    Disk().replace_file(path, page)
+    if output is not None and output.exists() and (output.is_symlink() or not output.is_file()):
+        output.write_bytes(page)  # into a pipe or a device: as root, /dev/stdout itself could be replaced
+    else:
+        Disk().replace_file(path, page)
     return path, len(page)
