@@ -54,3 +54,23 @@ def test_half_a_row_is_dropped_wherever_it_was_torn(tmp_path, lost):
     path.write_bytes(path.read_bytes()[:-lost])
     gone_on(path, CsvMetrics, 3)
     assert [(row["step"], row["note"]) for row in rows_in(path)] == [("0", NOTE), ("1", NOTE)]
+
+
+def test_of_a_long_file_that_is_cut_back_already_only_the_end_is_read(tmp_path):
+    """As after a run's own resume. What cannot be parsed at its beginning is never looked at."""
+    path = tmp_path / "m.jsonl"
+    step = '{{"step": {}, "epoch": 0, "loss": 1.0}}\n'
+    late_eval = '{"step": 1990, "held_out.loss": 1.0}\n'  # its scores came after later steps
+    content = "not JSON\n" + "".join(map(step.format, range(2000))) + late_eval
+    assert len(content) > 2**16
+    path.write_text(content)
+    gone_on(path, JsonlMetrics, 2000)
+    assert path.read_text() == content
+
+
+def test_a_late_row_of_an_earlier_step_stays_when_later_steps_are_dropped(tmp_path):
+    path = tmp_path / "m.jsonl"
+    rows = ['{"step": 0, "epoch": 0}\n', '{"step": 1, "epoch": 0}\n', '{"step": 2, "epoch": 0}\n', '{"step": 0}\n']
+    path.write_text("".join(rows))
+    gone_on(path, JsonlMetrics, 2)
+    assert path.read_text() == "".join([rows[0], rows[1], rows[3]])

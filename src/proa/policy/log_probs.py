@@ -106,7 +106,13 @@ def _statistics(
     log_probs_n = log_probs_nV.gather(-1, tokens_n[:, None])[:, 0]
     if not with_entropy:
         return log_probs_n[None]
-    return torch.stack((log_probs_n, -(log_probs_nV.exp() * log_probs_nV).sum(-1)))
+    # A token that cannot come adds 0 · log 0 = 0, and no gradient; as numbers, 0 × -inf would be NaN in both.
+    entropy_n = -(log_probs_nV.exp() * log_probs_nV.clamp(min=LEAST)).sum(-1)
+    return torch.stack((log_probs_n, entropy_n))
+
+
+LEAST = -1e4
+"""A logarithm whose probability is 0 in every dtype: what is below may stand there in sums over a distribution."""
 
 
 def at_places(statistics_KN: torch.Tensor, mask_BA: torch.Tensor) -> torch.Tensor:
@@ -181,7 +187,7 @@ def _logits_agree(
     except RuntimeError:  # the head is not made for hidden states of this width
         return False
     tolerance = 0.02 if dtype in (torch.bfloat16, torch.float16) else 1e-4
-    largest = float(theirs.abs().nan_to_num().max())
+    largest = float(theirs.abs().nan_to_num(posinf=0.0).max())  # a token that cannot come is no measure of the others
     return ours.shape == theirs.shape and torch.allclose(ours, theirs, 0.0, tolerance * largest, equal_nan=True)
 
 

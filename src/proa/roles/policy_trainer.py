@@ -17,7 +17,7 @@ from ..data.experience import BufferItem, Experience
 from ..data.loop import ManifestRow
 from ..data.sampling import Sampling
 from ..errors import SettingError
-from ..maths.importance import truncated_importance
+from ..maths.importance import log_ratio, truncated_importance
 from ..policy.log_probs import ActionStatistics, action_statistics
 from ..policy.lora import trained_weights
 from ..policy.micro_batches import deal_rows, plan_micro_batches, take_rows
@@ -197,7 +197,8 @@ class PolicyTrainer(DetachedTrainer):
             with self._reference() as reference:
                 experience.reference_log_probs = self._log_probs(reference, experience)
         if experience.kl is None and experience.reference_log_probs is not None:
-            experience.kl = (experience.old_log_probs - experience.reference_log_probs).masked_fill(~mask_BA, 0)
+            distance_BA = log_ratio(experience.old_log_probs, experience.reference_log_probs)
+            experience.kl = distance_BA.masked_fill(~mask_BA, 0)
         credit = self._credit(experience, mask_BA)
         experience.advantages = credit.advantages_BT
         experience.returns = credit.returns_BT
