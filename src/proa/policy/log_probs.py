@@ -164,15 +164,16 @@ def _compare(model: PreTrainedModel, logits_of: Callable[[torch.Tensor], torch.T
     """Refuse a model that looks ahead, or does something else with its logits: training would be silently wrong."""
     decoder = decoder_of(model)
     tokens = trial_tokens(vocabulary_of(decoder), 2, trial_length(model.config, 1)).to(model.device)
-    hidden = hidden_states(decoder, tokens, torch.ones_like(tokens).bool())
-    theirs = _at_least_float32(model(input_ids=tokens, use_cache=False).logits)
+    half = tokens[:, : max(1, tokens.shape[1] // 2)]
+    hidden = hidden_states(decoder, half, torch.ones_like(half).bool())
+    theirs = _at_least_float32(model(input_ids=half, use_cache=False).logits)
     if not _logits_agree(logits_of, hidden, theirs, model.dtype):
         raise UnsupportedModelError(
             f"{type(model).__name__} computes its logits in a way that Proa does not know: its output head applied "
             "to its decoder's hidden states gives other numbers"
         )
-    half = tokens[:, : tokens.shape[1] // 2]
-    if not vectors_agree(hidden_states(decoder, half, torch.ones_like(half).bool()), hidden[:, : half.shape[1]]):
+    in_whole = hidden_states(decoder, tokens, torch.ones_like(tokens).bool())[:, : half.shape[1]]
+    if not vectors_agree(in_whole, hidden):
         remedy = ": set is_decoder to true in its configuration" if _is_encoder(model) else ""
         raise UnsupportedModelError(
             f"{type(model).__name__} is not causal: what it says of a token depends on those that follow{remedy}"
