@@ -190,7 +190,7 @@ def test_a_full_disk_is_no_wrong_use_and_what_has_no_file_is_ours(capsys):
         raise OSError(errno.ENOSPC, "No space left on device", "runs/x")
 
     assert ending(full_there, given=["runs"]) == 1
-    assert capsys.readouterr().err == "runs/x cannot be used: no space left on device\n"
+    assert capsys.readouterr().err == "runs/x cannot be written: no space left on device\n"
     assert ending(full) == 1
     assert capsys.readouterr().err == "something cannot be written: no space left on device\n"
     assert ending(reset) == 1
