@@ -191,7 +191,7 @@ def test_a_disk_that_is_full_outside_a_checkpoint_is_told_in_one_sentence_with_t
     fill_disk(monkeypatch, lambda name: name == "spans.jsonl")
     assert main(["resume", str(run), "--checkpoint", "step_1"]) == 1
     said = capsys.readouterr().err
-    assert f"{run / 'spans.jsonl'} cannot be written: no space left on device\n" in said
+    assert f"{run / 'spans.jsonl'} cannot be written: No space left on device. " in said
     assert "Traceback" not in said
     assert header(run)["status"] == "failed"
     assert "No space left on device" in header(run)["stop_reason"]
@@ -209,7 +209,7 @@ def test_a_disk_too_full_for_the_header_does_not_hide_why_the_run_failed(run, ca
 
     assert main(["resume", str(run), "--checkpoint", "step_1"]) == 1
     said = capsys.readouterr().err
-    assert f"{run / 'spans.jsonl'} cannot be written: no space left on device\n" in said
+    assert f"{run / 'spans.jsonl'} cannot be written: No space left on device. " in said
     assert "Traceback" not in said + caplog.text
     assert f"{run / 'run.json'} still says running" in caplog.text
 
