@@ -76,7 +76,8 @@ class PatientWrites:
         path, _ = self._waiting[0]
         return RecordError(
             f"{path} cannot be written: {_in_words(self._error)}. "
-            f"{len(self._waiting)} entries of the record wait in memory. Make room, or use another output_dir, and resume the run from its last checkpoint"
+            f"{len(self._waiting)} entries of the record wait in memory. Make room, or use another output_dir, and "
+            "resume the run from its last checkpoint"
         )
 
 
