@@ -1,11 +1,14 @@
 """A checkpoint is bound to what its run works on: data, tokenizer, rewards, models, and its configuration."""
 
+import contextlib
+import functools
 import importlib
 import json
 import os
 import shutil
 import sys
 from datetime import datetime
+from decimal import Decimal
 
 import pytest
 import torch
@@ -201,7 +204,7 @@ def test_a_reward_is_the_same_as_long_as_it_says_the_same():
     before = identity(counted)
     counted([])
     assert before == identity(counted) != ""
-    assert identity(Judge(1.0)) == identity(Judge(2.0)) != ""  # what an object holds cannot be told
+    assert identity(Judge(1.0)) == identity(Judge(1.0)) != identity(Judge(2.0))
     assert identity(lambda x: x + 1).startswith("bytecode")
     assert identity(lambda x: x + 1) != identity(lambda x: x + 2)
     assert identity(len) == ""  # nothing is known, and nobody is refused for it
@@ -300,3 +303,80 @@ def test_a_run_of_a_version_that_noted_nothing_goes_on_with_a_warning(place, cap
     resume = started(sft, place, model="model", task="rows.jsonl")
     assert resume().global_step == 3
     assert "of a version that did not note what a run works on" in caplog.text
+
+
+# What only Python has.
+
+
+def test_columns_of_any_kind_are_bound_by_what_they_hold():
+    columns = [
+        ({1: "a", "b": 2}, {1: "b", "b": 2}),
+        ({(0, 1): "x"}, {(0, 2): "x"}),
+        ([{None: 1, "a": {2: 3, "c": 4}}], [{None: 1, "a": {2: 3, "c": 5}}]),
+        ({1, 2}, {1, 3}),
+        (datetime(2026, 1, 2), datetime(2026, 1, 3)),
+        (Decimal("1.5"), Decimal("1.6")),
+    ]
+    for before, after in columns:
+        one, same, other = (Rows.of([(1,)], [{"column": value}], 1) for value in (before, before, after))
+        assert one.differences(same) == [], before
+        assert one.differences(other) == ["row 0 is another than it was (its columns)"], before
+
+
+def _times(factor):
+    def judge(prompts, completions, **columns):
+        return [factor * len(text) for text in completions]
+
+    return judge
+
+
+def _counting(factor):
+    calls = 0
+
+    def judge(prompts, completions, **columns):
+        nonlocal calls
+        calls += 1
+        return [factor * len(text) for text in completions]
+
+    return judge
+
+
+class Times:
+    def __init__(self, factor):
+        self.factor, self.calls = factor, 0
+
+    def __call__(self, prompts, completions, **columns):
+        self.calls += 1
+        return [self.factor * len(text) for text in completions]
+
+    def method(self, prompts, completions, **columns):
+        return self(prompts, completions)
+
+
+def test_what_a_reward_was_made_with_is_a_part_of_it_and_what_it_counts_is_not():
+    makers = {
+        "a function within a function": _times,
+        "one that counts": _counting,
+        "an object": Times,
+        "a method": lambda factor: Times(factor).method,
+        "a partial": lambda factor: functools.partial(_times(1), prompts=factor),
+    }
+    for name, make in makers.items():
+        used = make(1.0)
+        with contextlib.suppress(TypeError):
+            used([], ["text"])
+        assert identity(used) == identity(make(1.0)) != "", name
+        assert identity(used) != identity(make(-1.0)), name
+
+
+def test_a_run_whose_reward_is_an_object_goes_on_with_another_like_it(place):
+    started(grpo, place, model="model", task="rows.jsonl", **GRPO | {"reward": inline(Times(1.0))})
+    settings = {**COMMON, **GRPO, "model": "model", "task": "rows.jsonl", "output_dir": place, "resume": "step_1"}
+    with pytest.raises(ChangedInputsError, match="the reward Times is another function than it was"):
+        grpo(**settings | {"reward": inline(Times(2.0))})
+    assert grpo(**settings | {"reward": inline(Times(1.0))}).global_step == 3
+    assert "0x" not in (place / "run" / "config.json").read_text()
+
+
+def inline(function):
+    return {"workers": 0, "functions": function}
