@@ -162,9 +162,40 @@ def _through_template(
             f"chat model, set tokenizer.chat_template, or give the prompts as text"
         )
     try:
+        messages = _as_the_template_takes_them(messages, tokenizer, where)
         return tokenizer.apply_chat_template(list(messages), **options)  # type: ignore[arg-type, unused-ignore]
+    except TaskError:
+        raise
     except Exception as error:  # a template is a program of its own, and refuses with its own errors
         raise TaskError(f"{where}: the tokenizer's chat template refuses the {what}: {error}") from error
+
+
+def _as_the_template_takes_them(
+    messages: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase, where: str
+) -> Sequence[Mapping[str, Any]]:
+    """The same messages; those in parts as their text, where the template would write Python's list of them."""
+    in_parts = [place for place, one in enumerate(messages) if isinstance(one.get("content"), list | tuple)]
+    if not in_parts or _takes_parts(messages, tokenizer):
+        return messages
+    for place in in_parts:
+        if not all(isinstance(part, Mapping) and "text" in part for part in messages[place]["content"]):
+            raise TaskError(
+                f"{where}: the content of message {place} is a list of parts, which the tokenizer's chat template does "
+                "not take, and not all of them are text: give its content as text, or set tokenizer.chat_template"
+            )
+    return [
+        {**one, "content": "".join(str(part["text"]) for part in one["content"])} if place in in_parts else one
+        for place, one in enumerate(messages)
+    ]
+
+
+def _takes_parts(messages: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase) -> bool:
+    try:
+        written = str(tokenizer.apply_chat_template(list(messages), tokenize=False))  # type: ignore[arg-type, unused-ignore]
+    except Exception:  # a template that puts texts together cannot do so with a list
+        return False
+    parts = [part for one in messages if isinstance(one.get("content"), list | tuple) for part in one["content"]]
+    return not any(str(part) in written for part in parts if isinstance(part, Mapping))
 
 
 def _permutation(count: int, seed: int, pass_number: int) -> list[int]:
