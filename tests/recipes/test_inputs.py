@@ -4,6 +4,7 @@ import contextlib
 import functools
 import importlib
 import json
+import linecache
 import os
 import shutil
 import sys
@@ -380,3 +381,32 @@ def test_a_run_whose_reward_is_an_object_goes_on_with_another_like_it(place):
 
 def inline(function):
     return {"workers": 0, "functions": function}
+
+
+def test_a_reward_is_another_when_a_module_a_base_or_a_constant_that_it_uses_is(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    helper = "def share(text):\n    return len(text) / {by}\n"
+    helper += "class Base:\n    def score(self, text):\n        return {by}\n"
+    function = "def judge(completions):\n    return [%s for one in completions]\n"
+    judges = {
+        "from helper_of_test import share\n" + function % "share(one)": "by",
+        "import helper_of_test as h\n" + function % "h.share(one)": "by",
+        "from helper_of_test import Base\nclass Judge(Base):\n    def __call__(self, completions):\n"
+        "        return [self.score(one) for one in completions]\njudge = Judge()\n": "by",
+        "WORDS = ['a', {word!r}]\n" + function % "one in WORDS": "word",
+        "import re\nFOUND = re.compile({word!r})\n" + function % "bool(FOUND.match(one))": "word",
+        "SCALE = {by}\ndef judge(completions, by=SCALE):\n    return [by] * len(completions)\n": "by",
+    }
+    for code, changed in judges.items():
+        found = []
+        for by, word in (("1", "b"), ("1", "b"), ("2", "b") if changed == "by" else ("1", "c")):
+            for name, text in (("helper", helper), ("judge", code)):
+                shutil.rmtree(tmp_path / "__pycache__", ignore_errors=True)
+                (tmp_path / f"{name}_of_test.py").write_text(text.format(by=by, word=word))
+                sys.modules.pop(f"{name}_of_test", None)
+            importlib.invalidate_caches()
+            linecache.clearcache()
+            found.append(identity(importlib.import_module("judge_of_test").judge))
+        assert found[0] == found[1] != found[2], code
+    sys.modules.pop("helper_of_test", None)
+    sys.modules.pop("judge_of_test", None)

@@ -7,8 +7,11 @@ import dis
 import functools
 import hashlib
 import inspect
+import re
 import sys
+import sysconfig
 import textwrap
+from pathlib import Path
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -18,8 +21,8 @@ _MAKERS = ("__init__", "__post_init__", "__new__", "__setstate__")
 
 
 def identity(function: Any) -> str:
-    """A digest of a function's source and of the functions of its module that it calls, without comments and layout;
-    of its bytecode where there is no source. With it goes what it was made with and does not change: the settings of an
+    """A digest of a function's source and of the user's functions and constants that it uses, in any module of theirs,
+    without comments and layout; of its bytecode where there is no source. With it goes what it was made with and does not change: the settings of an
     object, a partial or a function within a function. Empty where neither can be had, and for what comes with Proa,
     whose version says it. Two digests can be compared if what stands before the colon is the same.
     """
@@ -37,7 +40,7 @@ def identity(function: Any) -> str:
 
 
 def _collect(thing: Any, found: dict[str, str]) -> None:
-    """What a function says, under its name, and the same for what it calls in its own module."""
+    """What a function says, under its name, and the same for what it uses that is the user's."""
     if isinstance(thing, functools.partial):
         found[f"partial of {len(found)}"] = f"source {_plain([thing.args, sorted(thing.keywords.items())])}"
         return _collect(thing.func, found)
@@ -54,17 +57,28 @@ def _collect(thing: Any, found: dict[str, str]) -> None:
     found[name] = _said_by(thing)
     functions = [thing] if isinstance(thing, FunctionType) else _methods(thing)
     used = {key: value for one in functions for key, value in _used_by(one.__code__, one.__globals__).items()}
-    for key, value in _closed_over(thing).items():
+    used |= {base.__name__: base for base in getattr(thing, "__mro__", ())[1:]}
+    for key, value in {**_closed_over(thing), **_defaults(thing)}.items():
         if isinstance(value, FunctionType):
             used[key] = value
         elif _is_plain(value):
             found[f"{name} with {key}"] = f"source {_plain(value)}"
     for key, value in used.items():
-        if isinstance(value, FunctionType | type) and value.__module__ == thing.__module__:
+        if isinstance(value, FunctionType | type) and _is_the_users(value.__module__, thing.__module__):
             _collect(value, found)
-        elif key.isupper() and isinstance(value, str | int | float | tuple):  # a constant: others may be counted up
+        elif key.rpartition(".")[2].isupper() and _is_constant(value):  # others may be counted up
             found[f"{thing.__module__}.{key}"] = f"source {_plain(value)}"
     return None
+
+
+def _is_the_users(module: str, own: str) -> bool:
+    """Whether a module is one of those that are edited: not Python's, and not one that was installed."""
+    if module == own:
+        return True
+    file = getattr(sys.modules.get(module), "__file__", None)
+    if file is None or {"site-packages", "dist-packages"} & set(Path(file).parts):
+        return False
+    return not Path(file).is_relative_to(sysconfig.get_paths()["stdlib"])
 
 
 def _note_settings(thing: Any, found: dict[str, str]) -> None:
@@ -96,6 +110,22 @@ def _stored(code: CodeType, *how: str) -> set[str]:
     return names.union(*(_stored(one, *how) for one in inner))
 
 
+def _defaults(thing: Any) -> dict[str, Any]:
+    """What parameters are if they are not given: the source names it, and may not say it."""
+    if not isinstance(thing, FunctionType):
+        return {}
+    numbered = {f"default {place}": value for place, value in enumerate(thing.__defaults__ or ())}
+    return {**numbered, **(thing.__kwdefaults__ or {})}
+
+
+def _is_constant(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(map(_is_plain, value)) and all(map(_is_constant, value.values()))
+    if isinstance(value, list | set | frozenset):
+        return all(map(_is_constant, value))
+    return _is_plain(value) or isinstance(value, re.Pattern)
+
+
 def _is_plain(value: Any) -> bool:
     if isinstance(value, tuple):
         return all(map(_is_plain, value))
@@ -109,6 +139,10 @@ def _methods(kind: type) -> list[FunctionType]:
 def _used_by(code: CodeType, names: dict[str, Any]) -> dict[str, Any]:
     """What of its module a function mentions, by name; in functions within it too."""
     used = {name: names[name] for name in code.co_names if name in names}
+    for module in [value for value in used.values() if isinstance(value, ModuleType)]:
+        if _is_the_users(module.__name__, ""):
+            inside = vars(module)
+            used |= {f"{module.__name__}.{name}": inside[name] for name in code.co_names if name in inside}
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             used |= _used_by(constant, names)
@@ -134,6 +168,10 @@ def _plain(value: Any) -> str:
     """As text if that is the same in every process."""
     if isinstance(value, tuple | list):
         return f"[{', '.join(map(_plain, value))}]"
+    if isinstance(value, set | frozenset):
+        return f"{{{', '.join(sorted(map(_plain, value)))}}}"
+    if isinstance(value, re.Pattern):
+        return f"{value.pattern!r} {value.flags}"
     if isinstance(value, dict):
         return f"{{{', '.join(f'{key!r}: {_plain(inner)}' for key, inner in value.items())}}}"
     return repr(value) if isinstance(value, str | int | float | bool | bytes | None) else type(value).__qualname__
