@@ -22,9 +22,10 @@ _MAKERS = ("__init__", "__post_init__", "__new__", "__setstate__")
 
 def identity(function: Any) -> str:
     """A digest of a function's source and of the user's functions and constants that it uses, in any module of theirs,
-    without comments and layout; of its bytecode where there is no source. With it goes what it was made with and does not change: the settings of an
-    object, a partial or a function within a function. Empty where neither can be had, and for what comes with Proa,
-    whose version says it. Two digests can be compared if what stands before the colon is the same.
+    without comments and layout; of its bytecode where there is no source. With it goes what it was made with and does
+    not change: the settings of an object, a partial or a function within a function. Empty where neither can be had,
+    and for what comes with Proa, whose version says it. Two digests can be compared if what stands before the colon is
+    the same.
     """
     found: dict[str, str] = {}
     try:
