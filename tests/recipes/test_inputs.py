@@ -272,6 +272,19 @@ def test_keys_that_a_newer_version_adds_were_at_their_defaults():
     assert changes_to(older, config, older) == {}
 
 
+def test_other_tokens_that_end_a_completion_are_refused(place):
+    """A model's folder may name more of them than the tokenizer has."""
+    reward = {**GRPO["reward"], "functions": ["judge_of_test:judge"]}
+    resume = started(grpo, place, model="model", task="rows.jsonl", **GRPO | {"reward": reward})
+    settings = place / "model" / "generation_config.json"
+    content = json.loads(settings.read_text())
+    settings.write_text(json.dumps(content | {"eos_token_id": [1, 5]}))
+    with pytest.raises(ChangedInputsError, match=r"what ends a completion was \[.*\] and is \[1, .*5"):
+        resume()
+    settings.write_text(json.dumps(content))
+    assert resume().global_step == 3
+
+
 # Dates.
 
 DATED = "{{ strftime_now('%d') }}{% for message in messages %}{{ message.content }}{% endfor %}>"

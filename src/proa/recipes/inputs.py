@@ -71,6 +71,8 @@ class Inputs:
     rewards: dict[str, str] = field(default_factory=dict)
     """By name."""
     reward_model: str = ""
+    end_ids: list[int] = field(default_factory=list)
+    """Tokens that end a completion, of which the model's folder may name more than the tokenizer's."""
     hooks: dict[str, str] = field(default_factory=dict)
     """Those that may change rewards and masks, by name."""
 
@@ -95,6 +97,8 @@ class Inputs:
         for name in sorted(self.rewards.keys() & now.rewards.keys()):
             if _differ(self.rewards[name], now.rewards[name]):
                 found.append(f"the reward {name} is another function than it was (it, or what it calls, was edited)")
+        if self.end_ids and now.end_ids and self.end_ids != now.end_ids:
+            found.append(f"what ends a completion was {self.end_ids} and is {now.end_ids} (generation_config.json)")
         for name in sorted(self.hooks.keys() | now.hooks.keys()):
             found += _hook_differs(name, self.hooks.get(name), now.hooks.get(name))
         if self.reward_model and now.reward_model and self.reward_model != now.reward_model:
