@@ -215,3 +215,21 @@ def test_a_picture_in_a_message_is_refused_where_the_template_knows_no_parts():
     picture = [{"role": "user", "content": [{"type": "image", "url": "a.png"}, {"type": "text", "text": "What?"}]}]
     with pytest.raises(TaskError, match="row 3: the content of message 0 is a list of parts, which the tokenizer's"):
         tokenise(TaskRow(picture), tokenizer, where="row 3")
+
+
+WITH_TOOLS = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% for call in m.tool_calls or [] %}"
+    "{{ call.function.name }}(){% endfor %}</s>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def test_a_message_without_content_is_not_the_word_none():
+    tokenizer = copy.deepcopy(tiny_tokenizer("byte level, nothing"))
+    calls = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "add", "arguments": {}}}]}
+    with pytest.raises(TaskError, match="row 2: message 1 calls the tool 'add', and the tokenizer's chat template"):
+        conversation_tokens([user("2+2="), calls], tokenizer, every_answer=False, where="row 2")
+    tokenizer.chat_template = WITH_TOOLS
+    tokens, learned = conversation_tokens([user("2+2="), calls], tokenizer, every_answer=False, where="row 2")
+    assert text_of(tokenizer, [token for token, is_learned in zip(tokens, learned, strict=True) if is_learned]) == (
+        "add()</s>"
+    )
