@@ -44,6 +44,7 @@ from proa.lifecycle.hooks import EveryMoment
 from proa.policy.models import load_model, save_model, weights_of
 from proa.policy.optimizer import OptimizerSettings
 from proa.recipes.checkpointing import Checkpoints
+from proa.recipes.inputs import Inputs
 from proa.record.checkpoints import CheckpointManager
 from proa.record.durable import Disk
 from proa.roles.grpo_trainer import DetachedGRPOTrainer
@@ -257,7 +258,8 @@ class Bench:
             "train_batch_size": GROUPS * GROUP, "sampling": {"group_size": GROUP, "max_new_tokens": NEW_TOKENS},
             "checkpoint": {"save_every": save_every, "keep": 1, "background": background},
         })  # fmt: skip
-        return Checkpoints(config, folder, self.model, lambda model, into: save_model(model, None, into), NoRecord())
+        save = lambda model, into: save_model(model, None, into)  # noqa: E731
+        return Checkpoints(config, folder, self.model, save, NoRecord(), Inputs())
 
     def foreground(self) -> dict[str, float]:
         """The second of three saves: the first has nothing to prune, and after the last there is no step."""

@@ -185,3 +185,26 @@ def test_rloo_is_dr_grpo_times_g_over_g_minus_one(size):
     batch = random_batch(4, size=size)
     for rloo, dr_grpo in zip(*(loss_and_gradients(kind(), batch) for kind in (RLOO, DrGRPO)), strict=True):
         torch.testing.assert_close(rloo, dr_grpo * size / (size - 1), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_sampled_token_that_cannot_come_by_the_trainer_moves_nothing_and_spoils_nothing(name):
+    """Its log-probability is -inf, by this pass alone or by the one before it too (`old: trainer`): it weighs 0."""
+    batch = random_batch(3)
+    row, place = batch.mask_BT.nonzero()[0].tolist()
+    algorithm = replace(build(name), kl_coefficient=0.0)
+
+    def with_impossible(tensor):
+        changed = tensor.clone()
+        changed[row, place] = -torch.inf
+        return changed
+
+    later = replace(batch, log_probs_BT=with_impossible(batch.log_probs_BT))
+    before = replace(later, old_log_probs_BT=with_impossible(batch.old_log_probs_BT))
+    before.importance_BT[row, place] = 0.0
+    for one in (later, before):
+        loss, by_log_probs_BT, by_entropy_BT = loss_and_gradients(algorithm, one)
+        assert loss.isfinite()
+        assert by_log_probs_BT.isfinite().all()
+        assert by_entropy_BT.isfinite().all()
+        assert by_log_probs_BT[row, place] == 0

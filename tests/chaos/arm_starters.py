@@ -1,7 +1,7 @@
 """Processes that start a run of an experiment in a process of its own; the nursery calls them.
 
-The run is held before it lets signals in, where its imports would be, until there is a file `released`. It is forked
-instead of spawned: what it has to import is there already, and the signals that are held back are so in a fork too.
+The run is held where its imports would be, before it can answer a signal, until there is a file `released`. It is
+forked instead of spawned: what it needs is imported already, and signals are held back in a fork as in a spawned one.
 """
 
 import json
@@ -22,7 +22,7 @@ from proa.experiments.plan import plan
 def interrupt_early(handler, times):
     """Interrupt a run that cannot answer yet; `handler` is what the process that starts it has for SIGINT."""
     signal.signal(signal.SIGINT, {"default": signal.default_int_handler, "ignored": signal.SIG_IGN}[handler])
-    process = _held_run()
+    process = _held_run(total_steps=2)
     for _ in range(times):
         process.interrupt()
     Path("released").touch()
@@ -35,23 +35,23 @@ def interrupt_early(handler, times):
 
 def die_early():
     """Be killed while the run that was started cannot answer yet."""
-    _held_run()
+    _held_run(total_steps=1_000_000)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _held_run():
+def _held_run(total_steps):
     fork = multiprocessing.get_context("fork")
     multiprocessing.get_context = lambda kind: fork
-    let_signals_in = processes._let_signals_in
+    child = processes._child
 
-    def held():
+    def held(*arguments):
         Path("held").touch()
         while not Path("released").exists():
             time.sleep(0.01)
-        let_signals_in()
+        child(*arguments)
 
-    processes._let_signals_in = held
-    config = load_experiment_config(None, name="e", output_dir=".", run={**RUN, "total_steps": 1_000_000})
+    processes._child = held
+    config = load_experiment_config(None, name="e", output_dir=".", run={**RUN, "total_steps": total_steps})
     process = processes.ArmProcess(ArmRun(config, plan(config)[0][0]))
     while not Path("held").exists():
         time.sleep(0.01)

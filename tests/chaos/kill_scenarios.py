@@ -40,7 +40,7 @@ def not_always_a_number(completions):
 
 def beyond_all_numbers(prompts, completions):
     """For some prompts so large that nothing finite comes of it, and the step is skipped."""
-    sizes = [3e38 if prompt.startswith(tuple("12")) else 1.0 for prompt in prompts]
+    sizes = [3e38 if prompt.startswith("1") else 1.0 for prompt in prompts]
     return [size * (-1) ** place for place, size in enumerate(sizes)]
 
 

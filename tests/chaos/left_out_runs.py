@@ -162,7 +162,8 @@ def paths_in(tree, prefix=()):
 
 WHOLES = {
     "trainer.loop.metrics", "trainer.after.evaluated_at", "trainer.critic", "trainer.source", "weights.versions",
-    "run.callbacks", "run.record", "run.random.numpy", "run.libraries", "optimizer.moments", "trained",
+    "run.callbacks", "run.config", "run.inputs", "run.record", "run.random.numpy", "run.libraries",
+    "optimizer.moments", "optimizer.masters", "trained",
     *(f"trainer.optimizers.{place}.moments" for place in range(2)),
 }  # fmt: skip
 

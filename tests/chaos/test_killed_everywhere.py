@@ -22,6 +22,12 @@ def quick_disk(monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
+@pytest.fixture(autouse=True)
+def rewards_without_limit(monkeypatch):
+    """So that a reward can make a gradient infinite, and its step be skipped."""
+    monkeypatch.setattr("proa.data.reward_limits.LARGEST", 3.4e38)
+
+
 def differences(scenario, folder, every):
     """The copies from which the run came to something else, with what differs."""
     expected, copies = killed_everywhere(scenario.recipe, folder, scenario.more, **scenario.settings)

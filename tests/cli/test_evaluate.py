@@ -6,8 +6,11 @@ import pytest
 from tests.experiments.small_experiment import MODEL
 
 from proa.cli.main import main
+from proa.data.results import EvalResult
 from proa.recipes import grpo, sft
-from proa.tasks import Task
+from proa.recipes.benchmark import Scored
+from proa.recipes.job import beginning_of
+from proa.tasks import Task, template_date
 from proa.tasks.task import TaskRow
 
 COMMON = {
@@ -81,3 +84,16 @@ def test_a_supervised_run_is_scored_without_saying_how_long_completions_are(tmp_
     sft(None, name="s", output_dir=tmp_path, task={"source": "sort_digits", "count": 8}, **COMMON | {"sampling": {}})
     code, found = scores(capsys, tmp_path / "s", "--task", "sort_digits", "--count", 2)
     assert (code, found["rows"]) == (0, 2)
+
+
+def test_templates_write_the_date_of_the_run_whose_weights_are_scored(begun_in_python, capsys, monkeypatch):
+    dates = []
+
+    def scored(*_, **__):
+        dates.append(template_date.pinned())
+        return Scored(EvalResult("after_training", "sort_digits", {}, {}, 0.0), [])
+
+    monkeypatch.setattr("proa.cli.evaluate.evaluate_folder", scored)
+    for weights in (begun_in_python, begun_in_python / "checkpoints" / "step_1", begun_in_python / "model"):
+        assert scores(capsys, weights, "--task", "sort_digits")[0] == 0
+    assert dates == [beginning_of(begun_in_python)] * 3

@@ -5,6 +5,9 @@ import os
 import signal
 import subprocess
 import sys
+import time
+
+from tests.small import MODEL
 
 from proa import CheckpointManager
 
@@ -14,15 +17,14 @@ name: run
 output_dir: .
 total_steps: 6
 train_batch_size: 4
-model: {config: {model_type: llama, vocab_size: 16, hidden_size: 16, intermediate_size: 32, num_hidden_layers: 1,
-                 num_attention_heads: 2, num_key_value_heads: 1, max_position_embeddings: 24}}
+model: {config: SMALL_MODEL}
 task: {source: sort_digits, count: 16}
 checkpoint: {save_every: 0}
 callbacks: [{kind: "held:Held"}]
-"""
+""".replace("SMALL_MODEL", json.dumps(MODEL))
 
 HELD = """
-import os
+import os, time
 from proa import Callback
 
 class Held(Callback):
@@ -32,7 +34,8 @@ class Held(Callback):
         print("a line of the user's own", flush=True)
         if step_idx == 2:
             open("reached", "w").close()
-            open("let_go").read()  # a named pipe: opening it waits for the other end
+            while not os.path.exists("let_go"):
+                time.sleep(0.01)
 """
 
 
@@ -43,13 +46,13 @@ def test_ctrl_c_in_a_pipeline_saves_a_checkpoint_though_it_ends_the_reader_too(t
     """As a terminal does it: the signal goes to the whole group, so `tee` is gone before the run says anything."""
     (tmp_path / "run.yaml").write_text(RUN)
     (tmp_path / "held.py").write_text(HELD)
-    os.mkfifo(tmp_path / "reached")
-    os.mkfifo(tmp_path / "let_go")
     shell = subprocess.Popen(["bash", "-c", PIPELINE], cwd=tmp_path, start_new_session=True, stdout=subprocess.DEVNULL)
-    (tmp_path / "reached").read_text()
+    while not (tmp_path / "reached").exists():
+        assert shell.poll() is None, (tmp_path / "log").read_text()
+        time.sleep(0.01)
     os.killpg(shell.pid, signal.SIGINT)
-    (tmp_path / "let_go").write_text("")
-    shell.wait(60)
+    (tmp_path / "let_go").touch()
+    shell.wait(120)
     header = json.loads((tmp_path / "run" / "run.json").read_text())
     assert (header["status"], header["stop_reason"]) == ("cancelled", "interrupted")
     assert [row.step for row in CheckpointManager(tmp_path / "run").rows] == [3]

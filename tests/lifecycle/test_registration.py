@@ -59,7 +59,9 @@ async def async_generator(state):
 
 
 @pytest.mark.parametrize(
-    "function", [async_function, async_generator, AsyncCall(), functools.partial(async_function)], ids=str
+    "function",
+    [async_function, async_generator, AsyncCall(), functools.partial(async_function)],
+    ids=["function", "generator", "object", "partial"],  # the same in every process: no addresses
 )
 def test_async_functions_are_refused_with_the_remedy(function):
     with pytest.raises(HookError, match=r"write 'def', and start async work in it with asyncio.create_task"):

@@ -281,3 +281,15 @@ def test_the_overlong_penalty_is_the_papers_three_cases(length, max_length, buff
 def test_a_buffer_that_cannot_be_is_refused(buffer):
     with pytest.raises(ValueError, match="1 to 10 tokens"):
         overlong_penalty(torch.tensor([1]), max_length=10, buffer=buffer)
+
+
+def test_a_token_that_can_come_by_neither_policy_is_no_distance_and_one_that_can_by_one_is_infinitely_far():
+    impossible, possible = -math.inf, -1.0
+    mask_BT = torch.ones(1, 3, dtype=torch.bool)
+    log_probs_BT = torch.tensor([[impossible, possible, possible]], requires_grad=True)
+    reference_BT = torch.tensor([[impossible, impossible, possible]])
+    for estimator in ESTIMATORS.values():
+        value_BT = estimator(log_probs_BT, reference_BT, mask_BT)
+        assert value_BT.tolist() == [[0.0, math.inf, 0.0]]
+        (gradient_BT,) = torch.autograd.grad(value_BT[0, 0], log_probs_BT)
+        assert gradient_BT[0, 0] == 0

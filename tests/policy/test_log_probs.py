@@ -21,8 +21,25 @@ def by_definition(model, sequences, mask, actions, temperature):
         logits = model(input_ids=tokens[None]).logits[0, -completion - 1 : -1] / temperature
         distribution = logits.log_softmax(-1)
         log_probs[row, :completion] = distribution.gather(-1, tokens[-completion:, None])[:, 0]
-        entropy[row, :completion] = -(distribution.exp() * distribution).sum(-1)
+        entropy[row, :completion] = torch.stack([entropy_of(one) for one in distribution])
     return log_probs, entropy
+
+
+def entropy_of(log_probs_V):
+    """-Σ p log p, of the tokens that can come at all: p log p goes to 0 with p."""
+    return -sum(log_prob.exp() * log_prob for log_prob in log_probs_V if log_prob > -torch.inf)
+
+
+def without(model, *tokens):
+    """The same model, by which these tokens cannot come: their logits are -inf."""
+    head = model.lm_head
+    biased = torch.nn.Linear(head.in_features, head.out_features, dtype=head.weight.dtype)
+    with torch.no_grad():
+        biased.weight.copy_(head.weight)
+        biased.bias.zero_()
+        biased.bias[list(tokens)] = -torch.inf
+    model.lm_head = biased
+    return model
 
 
 def gradients(model, loss):
@@ -49,6 +66,49 @@ def test_values_and_gradients_are_those_of_the_whole_logits_row_by_row(shape, ti
         gradients(model, (weights * (ours.log_probs_BA + 0.3 * ours.entropy_BA)).sum()),
         gradients(model, (weights * (expected + 0.3 * expected_entropy)).sum()),
     )
+
+
+def test_tokens_that_cannot_come_leave_entropy_and_gradients_right(tiny, padded):
+    """Values and gradients of a loop over the tokens that can, with and without a share of the entropy."""
+    sequences, mask, actions = padded(RAGGED)
+    model = without(tiny("llama"), 0, 1, 2)  # which `padded` never draws
+    expected, expected_entropy = by_definition(model, sequences, mask, actions, 0.7)
+    ours = action_statistics(model, sequences, mask, actions, temperature=0.7, chunk_tokens=3, with_entropy=True)
+    torch.testing.assert_close(ours.log_probs_BA, expected, **EXACT)
+    torch.testing.assert_close(ours.entropy_BA, expected_entropy, **EXACT)
+    for coefficient in (0.0, 0.3):
+        own = gradients(model, (ours.log_probs_BA + coefficient * ours.entropy_BA).sum())
+        assert all(gradient.isfinite().all() for gradient in own.values())
+        assert_all_close(own, gradients(model, (expected + coefficient * expected_entropy).sum()))
+        ours = action_statistics(model, sequences, mask, actions, temperature=0.7, with_entropy=True)
+        expected, expected_entropy = by_definition(model, sequences, mask, actions, 0.7)
+
+
+def test_a_token_that_cannot_come_has_log_probability_minus_infinity_and_the_others_are_as_they_were(tiny, padded):
+    sequences, mask, actions = padded([(3, 4)])
+    model = without(tiny("llama"), int(sequences[0, 4]))
+    ours = action_statistics(model, sequences, mask, actions, with_entropy=True)
+    log_probs = ours.log_probs_BA[0].tolist()
+    assert [value == -torch.inf for value in log_probs] == [
+        int(token) == int(sequences[0, 4]) for token in sequences[0, 3:]
+    ]
+    assert ours.entropy_BA.isfinite().all()
+
+
+def test_an_unknown_model_is_refused_although_some_of_its_logits_are_minus_infinity(tiny, padded):
+    """The comparison is against the largest logit, which must not be the infinite one."""
+    sequences, mask, actions = padded(RAGGED)
+    model = without(tiny("llama"), 0)
+    forward = model.forward
+
+    def other(*args, **kwargs):
+        outputs = forward(*args, **kwargs)
+        outputs.logits = 2 * outputs.logits
+        return outputs
+
+    model.forward = other
+    with pytest.raises(UnsupportedModelError):
+        action_statistics(model, sequences, mask, actions)
 
 
 @pytest.mark.parametrize("shape", ["gemma2", "cohere", "granite"])

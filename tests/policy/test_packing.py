@@ -11,6 +11,10 @@ from proa.policy.log_probs import UnsupportedModelError
 from proa.policy.packing import pack, pack_lengths, packed_log_probs
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
+# Eager attention takes its softmax in float32 whatever the model's dtype, over rows of other lengths when they are
+# packed: sums of up to 14 terms are off by sqrt(14) * 2**-24, and each of some four products with weights of 0.2 and
+# width 16 grows that by 3.2 at the most. That is 2.3e-5 of what is compared, or of the largest in a gradient.
+ROUNDED = 2.3e-5
 LENGTHS = [5, 9, 2, 7, 12, 3, 1, 2]
 CAPACITY = 14
 
@@ -55,11 +59,13 @@ def test_values_and_gradients_are_those_of_each_sample_alone(shape, attention, t
     packed = pack(*samples, pack_lengths(LENGTHS, CAPACITY))
     ours = packed_log_probs(model, packed, chunk_tokens=4)
     expected = in_packed_order(packed, log_probs_alone(model, *samples))
-    torch.testing.assert_close(ours, expected, **EXACT)
+    bound = {"rtol": 0, "atol": ROUNDED * float(expected.detach().abs().max())} if attention == "eager" else EXACT
+    torch.testing.assert_close(ours, expected, **bound)
     weights = torch.rand(len(ours), dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     left, right = gradients(model, (weights * ours).sum()), gradients(model, (weights * expected).sum())
     for name in left:
-        torch.testing.assert_close(left[name], right[name], **EXACT)
+        bound = {"rtol": 0, "atol": ROUNDED * float(right[name].abs().max())} if attention == "eager" else EXACT
+        torch.testing.assert_close(left[name], right[name], **bound)
 
 
 def test_a_sliding_window_stays_within_its_sample(tiny, samples):

@@ -6,7 +6,10 @@ import pytest
 from tests.recipes.test_failed_rewards import SMALL, inline
 
 from proa import CallbackManager, ErrorPolicy, MakerCallback
+from proa.config import load_run_config
 from proa.recipes import grpo
+from proa.recipes.inputs import ChangedInputsError
+from proa.recipes.replaying import replay
 
 
 def by_length(completions):
@@ -161,3 +164,70 @@ def test_a_function_that_fails_in_the_runs_manager_is_counted_once(tmp_path):
 
     found, _ = run(tmp_path, "function", callbacks=manager)
     assert list(found["callback_errors"]) == ["broken"]
+
+
+class Scale(MakerCallback):
+    def __init__(self, by):
+        self.by = by
+
+    def on_make_experience_end(self, experience):
+        experience.reward *= self.by
+
+
+class Watch(MakerCallback):
+    def on_make_experience_start(self):
+        pass
+
+
+def cut_off(tmp_path, name, *hooks, **more):
+    """A run of two steps that counts as cut off after its first, and what goes on with it with other hooks."""
+    kind = "tests.recipes.test_changed_experience:"
+    settings = {
+        **SMALL, "name": name, "total_steps": 2, "output_dir": tmp_path, "checkpoint": {"save_every": 1, "keep": None},
+        "max_staleness": 0, "reward": {"workers": 0, "functions": [f"{kind}by_length"]}, **more,
+        "optimizer": {"learning_rate": 1e-2},
+    }  # fmt: skip
+
+    def config(*hooks):
+        sections = [{"kind": kind + type(one).__name__, "params": vars(one)} for one in hooks]
+        return load_run_config(None, its_algorithm="grpo", **settings, callbacks=sections)
+
+    grpo(config(*hooks))
+    path = tmp_path / name / "run.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"status": "cancelled"}))
+    return lambda *hooks, **more: grpo(config(*hooks), resume="step_1", **more)
+
+
+def test_a_replay_has_the_hooks_that_may_change_experience_and_no_other_callbacks(tmp_path):
+    cut_off(tmp_path, "hooked", Scale(-1.0), Watch())
+    found = replay(tmp_path / "hooked", into=tmp_path / "again")
+    assert found.same, found.compared
+    kept = json.loads((tmp_path / "again" / "config.json").read_text())["callbacks"]
+    assert [one["kind"].partition(":")[2] for one in kept] == ["Scale"]
+
+
+def test_a_replay_says_which_hook_it_could_not_have(tmp_path):
+    run(tmp_path, "given", callbacks=[Negate()], reward=_by_path(), checkpoint={"save_every": 1})
+    found = replay(tmp_path / "given", into=tmp_path / "again")
+    assert not found.same
+    assert found.other_inputs == ["the hook Negate, which is shown experience and may change it, was there and is not"]
+
+
+def _by_path():
+    return {"workers": 0, "functions": ["tests.recipes.test_changed_experience:by_length"]}
+
+
+def test_a_run_goes_on_with_the_hooks_that_it_had(tmp_path):
+    go_on = cut_off(tmp_path, "hooked", Scale(-1.0))
+    others = {
+        "Scale, which is shown experience and may change it, was there and is not": [],
+        "Scale, which may change experience, is another than it was": [Scale(-2.0)],
+        "Scale (2), which is shown experience and may change it, was not there and is now": [Scale(-1.0), Scale(-1.0)],
+    }
+    for words, hooks in others.items():
+        with pytest.raises(ChangedInputsError) as caught:
+            go_on(*hooks)
+        assert words in str(caught.value)
+    digest = json.loads((tmp_path / "hooked" / "run.json").read_text())["weights_digest"]
+    go_on(Scale(-1.0), Watch())
+    assert json.loads((tmp_path / "hooked" / "run.json").read_text())["weights_digest"] == digest

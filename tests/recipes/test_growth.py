@@ -69,32 +69,30 @@ def test_neither_containers_nor_checkpoints_grow_with_the_steps(tmp_path):
 
 
 class StepTimes(Callback):
-    """Processor time of each step, as a multiple of that of a piece of work that never changes, done right after it.
-
-    The machine may be busy, and slower for it; both are slower then.
-    """
+    """Processor time of each step, of all threads."""
 
     def __init__(self):
-        self.multiples = []
-        self._begun = time.process_time()
+        self.seconds = []
+        self._last = time.process_time()
 
     def on_step_end(self, state, step_idx, batch, metrics):
-        ended = time.process_time()
-        total = 0
-        for number in range(20_000):
-            total += number
-        again = time.process_time()
-        self.multiples.append((ended - self._begun) / (again - ended))
-        self._begun = again
+        now = time.process_time()
+        self.seconds.append(now - self._last)
+        self._last = now
 
 
 @pytest.mark.prove
-def test_the_last_thousand_of_ten_thousand_steps_take_as_long_as_the_first(tmp_path):
-    """Within 3 %. The policy hardly changes, so that completions are as long at the end as at the beginning."""
+def test_the_last_thousand_of_ten_thousand_steps_take_no_longer_than_the_first(tmp_path):
+    """Within 3 %. The policy hardly changes, so that completions are as long at the end as at the beginning.
+
+    Processor time, and of each thousand the fastest tenth: a neighbour on the machine makes steps slower, never faster.
+    """
     times = StepTimes()
     grpo(
         **SETTINGS, total_steps=10_200, output_dir=tmp_path, callbacks=[times], optimizer={"learning_rate": 1e-9},
         checkpoint={"save_every": 100, "keep": 2},
     )  # fmt: skip
-    first, last = (statistics.median(times.multiples[begin : begin + 1000]) for begin in (200, 9200))
-    assert abs(last / first - 1) < 0.03
+    thousands = [times.seconds[begin : begin + 1000] for begin in range(200, 10_200, 1000)]
+    fast = [statistics.quantiles(thousand, n=10)[0] for thousand in thousands]
+    assert fast[-1] / fast[0] < 1.03, [f"{1e3 * seconds:.2f} ms" for seconds in fast]
+    print([f"{1e3 * statistics.median(thousand):.2f} ms" for thousand in thousands])

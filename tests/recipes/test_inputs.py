@@ -1,11 +1,15 @@
 """A checkpoint is bound to what its run works on: data, tokenizer, rewards, models, and its configuration."""
 
+import contextlib
+import functools
 import importlib
 import json
+import linecache
 import os
 import shutil
 import sys
 from datetime import datetime
+from decimal import Decimal
 
 import pytest
 import torch
@@ -201,7 +205,7 @@ def test_a_reward_is_the_same_as_long_as_it_says_the_same():
     before = identity(counted)
     counted([])
     assert before == identity(counted) != ""
-    assert identity(Judge(1.0)) == identity(Judge(2.0)) != ""  # what an object holds cannot be told
+    assert identity(Judge(1.0)) == identity(Judge(1.0)) != identity(Judge(2.0))
     assert identity(lambda x: x + 1).startswith("bytecode")
     assert identity(lambda x: x + 1) != identity(lambda x: x + 2)
     assert identity(len) == ""  # nothing is known, and nobody is refused for it
@@ -268,6 +272,19 @@ def test_keys_that_a_newer_version_adds_were_at_their_defaults():
     assert changes_to(older, config, older) == {}
 
 
+def test_other_tokens_that_end_a_completion_are_refused(place):
+    """A model's folder may name more of them than the tokenizer has."""
+    reward = {**GRPO["reward"], "functions": ["judge_of_test:judge"]}
+    resume = started(grpo, place, model="model", task="rows.jsonl", **GRPO | {"reward": reward})
+    settings = place / "model" / "generation_config.json"
+    content = json.loads(settings.read_text())
+    settings.write_text(json.dumps(content | {"eos_token_id": [1, 5]}))
+    with pytest.raises(ChangedInputsError, match=r"what ends a completion was \[.*\] and is \[1, .*5"):
+        resume()
+    settings.write_text(json.dumps(content))
+    assert resume().global_step == 3
+
+
 # Dates.
 
 DATED = "{{ strftime_now('%d') }}{% for message in messages %}{{ message.content }}{% endfor %}>"
@@ -300,3 +317,109 @@ def test_a_run_of_a_version_that_noted_nothing_goes_on_with_a_warning(place, cap
     resume = started(sft, place, model="model", task="rows.jsonl")
     assert resume().global_step == 3
     assert "of a version that did not note what a run works on" in caplog.text
+
+
+# What only Python has.
+
+
+def test_columns_of_any_kind_are_bound_by_what_they_hold():
+    columns = [
+        ({1: "a", "b": 2}, {1: "b", "b": 2}),
+        ({(0, 1): "x"}, {(0, 2): "x"}),
+        ([{None: 1, "a": {2: 3, "c": 4}}], [{None: 1, "a": {2: 3, "c": 5}}]),
+        ({1, 2}, {1, 3}),
+        (datetime(2026, 1, 2), datetime(2026, 1, 3)),
+        (Decimal("1.5"), Decimal("1.6")),
+    ]
+    for before, after in columns:
+        one, same, other = (Rows.of([(1,)], [{"column": value}], 1) for value in (before, before, after))
+        assert one.differences(same) == [], before
+        assert one.differences(other) == ["row 0 is another than it was (its columns)"], before
+
+
+def _times(factor):
+    def judge(prompts, completions, **columns):
+        return [factor * len(text) for text in completions]
+
+    return judge
+
+
+def _counting(factor):
+    calls = 0
+
+    def judge(prompts, completions, **columns):
+        nonlocal calls
+        calls += 1
+        return [factor * len(text) for text in completions]
+
+    return judge
+
+
+class Times:
+    def __init__(self, factor):
+        self.factor, self.calls = factor, 0
+
+    def __call__(self, prompts, completions, **columns):
+        self.calls += 1
+        return [self.factor * len(text) for text in completions]
+
+    def method(self, prompts, completions, **columns):
+        return self(prompts, completions)
+
+
+def test_what_a_reward_was_made_with_is_a_part_of_it_and_what_it_counts_is_not():
+    makers = {
+        "a function within a function": _times,
+        "one that counts": _counting,
+        "an object": Times,
+        "a method": lambda factor: Times(factor).method,
+        "a partial": lambda factor: functools.partial(_times(1), prompts=factor),
+    }
+    for name, make in makers.items():
+        used = make(1.0)
+        with contextlib.suppress(TypeError):
+            used([], ["text"])
+        assert identity(used) == identity(make(1.0)) != "", name
+        assert identity(used) != identity(make(-1.0)), name
+
+
+def test_a_run_whose_reward_is_an_object_goes_on_with_another_like_it(place):
+    started(grpo, place, model="model", task="rows.jsonl", **GRPO | {"reward": inline(Times(1.0))})
+    settings = {**COMMON, **GRPO, "model": "model", "task": "rows.jsonl", "output_dir": place, "resume": "step_1"}
+    with pytest.raises(ChangedInputsError, match="the reward Times is another function than it was"):
+        grpo(**settings | {"reward": inline(Times(2.0))})
+    assert grpo(**settings | {"reward": inline(Times(1.0))}).global_step == 3
+    assert "0x" not in (place / "run" / "config.json").read_text()
+
+
+def inline(function):
+    return {"workers": 0, "functions": function}
+
+
+def test_a_reward_is_another_when_a_module_a_base_or_a_constant_that_it_uses_is(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    helper = "def share(text):\n    return len(text) / {by}\n"
+    helper += "class Base:\n    def score(self, text):\n        return {by}\n"
+    function = "def judge(completions):\n    return [%s for one in completions]\n"
+    judges = {
+        "from helper_of_test import share\n" + function % "share(one)": "by",
+        "import helper_of_test as h\n" + function % "h.share(one)": "by",
+        "from helper_of_test import Base\nclass Judge(Base):\n    def __call__(self, completions):\n"
+        "        return [self.score(one) for one in completions]\njudge = Judge()\n": "by",
+        "WORDS = ['a', {word!r}]\n" + function % "one in WORDS": "word",
+        "import re\nFOUND = re.compile({word!r})\n" + function % "bool(FOUND.match(one))": "word",
+        "SCALE = {by}\ndef judge(completions, by=SCALE):\n    return [by] * len(completions)\n": "by",
+    }
+    for code, changed in judges.items():
+        found = []
+        for by, word in (("1", "b"), ("1", "b"), ("2", "b") if changed == "by" else ("1", "c")):
+            for name, text in (("helper", helper), ("judge", code)):
+                shutil.rmtree(tmp_path / "__pycache__", ignore_errors=True)
+                (tmp_path / f"{name}_of_test.py").write_text(text.format(by=by, word=word))
+                sys.modules.pop(f"{name}_of_test", None)
+            importlib.invalidate_caches()
+            linecache.clearcache()
+            found.append(identity(importlib.import_module("judge_of_test").judge))
+        assert found[0] == found[1] != found[2], code
+    sys.modules.pop("helper_of_test", None)
+    sys.modules.pop("judge_of_test", None)

@@ -93,6 +93,19 @@ def losses_of(fit):
     return seen
 
 
+def test_a_pair_with_a_token_that_cannot_come_is_refused_before_the_first_step():
+    model = make_model()
+    head = torch.nn.Linear(16, 16, dtype=torch.float64)
+    with torch.no_grad():
+        head.bias[TOKENIZER("7")["input_ids"][0]] = -math.inf
+    model.lm_head = head
+    pairs = [PreferencePair("1>", "2", "3"), PreferencePair("1>", "2", "73")]
+    with pytest.raises(
+        SupervisedError, match="preference pair 1: the rejected completion has a token that cannot come"
+    ):
+        fit_dpo(model, TOKENIZER, pairs, steps=1, batch_size=2)
+
+
 # -- the order of batches
 
 

@@ -62,8 +62,8 @@ def test_a_row_that_cannot_be_read_is_left_out_and_said(tmp_path, kind, caplog):
     written(path, kind, 3, note="plain")
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([*lines[:2], b"\xff\x00 garbage\n", b"\n", *lines[2:]]))
-    gone_on(path, kind, 3)
-    assert path.read_bytes().splitlines(keepends=True) == lines
+    gone_on(path, kind, 2)
+    assert path.read_bytes().splitlines(keepends=True) == lines[:-1]
     assert "m cannot be read at line 3, which is left out" in caplog.text
 
 
@@ -81,3 +81,30 @@ def test_rows_go_on_in_a_new_file_where_somebody_removed_the_old_one(tmp_path, k
         [*head, "2", "3"] if head else ['{"step": 2', '{"step": 3']
     )
     assert caplog.text.count("was removed or replaced while the run went on") == 1
+
+
+def test_of_a_long_file_that_is_cut_back_already_only_the_end_is_read(tmp_path):
+    """As after a run's own resume. What cannot be parsed at its beginning is never looked at."""
+    path = tmp_path / "m.jsonl"
+    step = '{{"step": {}, "epoch": 0, "loss": 1.0}}\n'
+    late_eval = '{"step": 1990, "held_out.loss": 1.0}\n'  # its scores came after later steps
+    content = "not JSON\n" + "".join(map(step.format, range(2000))) + late_eval
+    assert len(content) > 2**16
+    path.write_text(content)
+    gone_on(path, JsonlMetrics, 2000)
+    assert path.read_text() == content
+
+
+def test_a_late_row_of_an_earlier_step_stays_when_later_steps_are_dropped(tmp_path):
+    path = tmp_path / "m.jsonl"
+    rows = ['{"step": 0, "epoch": 0}\n', '{"step": 1, "epoch": 0}\n', '{"step": 2, "epoch": 0}\n', '{"step": 0}\n']
+    path.write_text("".join(rows))
+    gone_on(path, JsonlMetrics, 2)
+    assert path.read_text() == "".join([rows[0], rows[1], rows[3]])
+
+
+def test_a_last_row_that_cannot_be_read_blocks_nobody(tmp_path):
+    path = tmp_path / "m.jsonl"
+    path.write_text('{"step": 0, "epoch": 0}\ngarbage\n[]\n')
+    gone_on(path, JsonlMetrics, 2)
+    assert path.read_text() == '{"step": 0, "epoch": 0}\n'

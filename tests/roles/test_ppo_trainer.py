@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from proa.algorithms import PPO
+from proa.algorithms import DAPO, PPO
 from proa.data.experience import Experience
 from proa.data.sampling import Sampling
 from proa.policy.critic import Critic, critic_from_reward_model, separate_critic, shared_critic
@@ -244,3 +244,21 @@ def test_a_critic_of_its_own_keeps_to_the_token_budget_where_prompts_are_shared(
     )[1]  # fmt: skip
     trainer.training_step(replace(batch(model), group_ids=("a", "b", "c")))
     assert max(rows * length for rows, length in seen) <= 8
+
+
+def test_tokens_that_a_hook_took_out_are_still_a_part_of_the_completion(model):
+    """What the critic expects after it, and how long it is: for the trainer's metrics, and for DAPO's penalty."""
+    whole = batch(model)
+    holed = replace(whole, action_mask=whole.action_mask & torch.tensor([True, False, True, True]))
+    holed.action_mask[2, 3] = False  # and its last
+    trainer = trained(model, awake(separate_critic(model)), PPO(bootstrap_truncated=True))
+    with torch.no_grad():
+        bootstraps = [trainer._credit_inputs(one, one.action_mask).bootstrap_B for one in (whole, holed)]
+    torch.testing.assert_close(*bootstraps)
+    trainer._prepare(holed)
+    described = trainer._describe(holed, holed.action_mask)
+    assert described["completion_tokens"] == pytest.approx(sum(LENGTHS) / 3)
+    trainer.algorithm = DAPO(overlong_buffer=4)
+    rewards = [trainer._shaped_rewards(one, one.action_mask) for one in (whole, holed)]
+    assert torch.equal(*rewards)
+    assert rewards[0].tolist() == [1.0 - 0.75, -0.5 - 0.25, 2.0 - 1.0]

@@ -1,5 +1,6 @@
 """Prompts and completions as tokens: those of the prompt are what generation sees, and together they are the text."""
 
+import copy
 import random
 
 import pytest
@@ -180,3 +181,55 @@ def test_of_several_messages_after_the_prompt_the_assistants_are_learned():
     tokens, learned = conversation_tokens(talk, tokenizer, every_answer=False, given=3, where="row 0")
     taken = [token for token, is_learned in zip(tokens, learned, strict=True) if is_learned]
     assert text_of(tokenizer, taken) == "4</s>6</s>"
+
+
+IN_PARTS = [
+    {"role": "user", "content": [{"type": "text", "text": "2+"}, {"type": "text", "text": "2="}]},
+    {"role": "assistant", "content": [{"type": "text", "text": "4"}]},
+]
+PARTS_TOO = (
+    "{% for m in messages %}<|{{ m.role }}|>{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for part in m.content %}{{ part.text }};{% endfor %}{% endif %}</s>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def test_a_message_in_parts_is_its_text_where_the_template_knows_no_parts():
+    """Such a template would write the list as Python does, and the model would learn brackets and quotes."""
+    tokenizer = copy.deepcopy(tiny_tokenizer("byte level, nothing"))
+    cases = {
+        "asked": (IN_PARTS[:1], "<|user|>2+2=</s><|assistant|>"),
+        "begun": (IN_PARTS, "<|user|>2+2=</s><|assistant|>4"),
+    }
+    for name, (messages, text) in cases.items():
+        assert tokenizer.decode(tokenise(TaskRow(messages), tokenizer, where="here")) == text, name
+    _, completion = completion_tokens(IN_PARTS[:1], IN_PARTS[1:], tokenizer, where="here")
+    assert text_of(tokenizer, completion) == "4</s>"
+    tokenizer.chat_template = PARTS_TOO  # one that does is given them
+    tokens = tokenise(TaskRow(IN_PARTS[:1]), tokenizer, where="here")
+    assert tokenizer.decode(tokens) == "<|user|>2+;2=;</s><|assistant|>"
+
+
+def test_a_picture_in_a_message_is_refused_where_the_template_knows_no_parts():
+    tokenizer = tiny_tokenizer("byte level, nothing")
+    picture = [{"role": "user", "content": [{"type": "image", "url": "a.png"}, {"type": "text", "text": "What?"}]}]
+    with pytest.raises(TaskError, match="row 3: the content of message 0 is a list of parts, which the tokenizer's"):
+        tokenise(TaskRow(picture), tokenizer, where="row 3")
+
+
+WITH_TOOLS = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% for call in m.tool_calls or [] %}"
+    "{{ call.function.name }}(){% endfor %}</s>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def test_a_message_without_content_is_not_the_word_none():
+    tokenizer = copy.deepcopy(tiny_tokenizer("byte level, nothing"))
+    calls = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "add", "arguments": {}}}]}
+    with pytest.raises(TaskError, match="row 2: message 1 calls the tool 'add', and the tokenizer's chat template"):
+        conversation_tokens([user("2+2="), calls], tokenizer, every_answer=False, where="row 2")
+    tokenizer.chat_template = WITH_TOOLS
+    tokens, learned = conversation_tokens([user("2+2="), calls], tokenizer, every_answer=False, where="row 2")
+    assert text_of(tokenizer, [token for token, is_learned in zip(tokens, learned, strict=True) if is_learned]) == (
+        "add()</s>"
+    )

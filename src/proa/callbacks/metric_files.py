@@ -137,6 +137,34 @@ class JsonlMetrics(_MetricFile):
 
     default_name = "metrics.jsonl"
 
+    def _cut_back(self, steps: int) -> None:
+        if not self._ends_before(steps):
+            super()._cut_back(steps)
+
+    def _ends_before(self, steps: int, block: int = 2**16) -> bool:
+        """Whether nothing is to be dropped, as when the run itself has cut the file back; read from its end.
+
+        A row with an epoch was written at its own step, so that none before it is of a later one: the rest of a long
+        run's file is not read.
+        """
+        size = self.path.stat().st_size
+        with self.path.open("rb") as file:
+            file.seek(max(0, size - block))
+            first, *lines = file.read().split(b"\n")
+        lines = [first, *lines] if block >= size else lines
+        if lines and lines[-1]:
+            return False  # half a row
+        for line in reversed(lines[:-1]):
+            try:
+                row = json.loads(line)
+                if row["step"] >= steps:
+                    return False
+            except (ValueError, TypeError, KeyError, RecursionError):
+                return False  # it is left out, which needs a look at all
+            if "epoch" in row:
+                return True
+        return block >= size or self._ends_before(steps, 2 * block)
+
     def _rows(self, text: str) -> Iterator[tuple[int | None, str]]:
         for number, line in enumerate(text.split("\n")[:-1], start=1):
             try:

@@ -21,7 +21,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from ..errors import CallbackConfigError, ProaError
-from ..lifecycle.hooks import BaseCallback
+from ..lifecycle.hooks import BaseCallback, may_change_experience
 from ..rewards.dotted import DottedPathError, resolve
 from ..spelling import did_you_mean
 
@@ -82,6 +82,14 @@ def _parse(spec: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     if not isinstance(kind, str) or not isinstance(params, Mapping):
         raise wrong
     return kind, dict(params)
+
+
+def changes_experience(spec: Mapping[str, Any]) -> bool:
+    """Whether what `build_callback` would make may change experience, and so what is learned."""
+    kind, params = _parse(spec)
+    factory = _factory(kind)
+    made = factory if isinstance(factory, type) else type(factory(**params))
+    return may_change_experience(made)
 
 
 def register_callback(kind: str, factory: Factory) -> None:

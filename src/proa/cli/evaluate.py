@@ -52,7 +52,8 @@ def evaluate(
         if output is not None:
             _refuse_unwritable(Path(output))  # before the work, not after it
         # Templates write the date that they wrote in the run, so that its evals can be repeated.
-        with nullcontext() if found.run is None else pinned_to(beginning_of(found.run)):
+        trained_by = found.run or found.trained_by
+        with nullcontext() if trained_by is None else pinned_to(beginning_of(trained_by)):
             scored = evaluate_folder(
                 found.folder,
                 section,
@@ -78,6 +79,8 @@ class _Found:
     run: Path | None = None
     version: int = 0
     steps: int = 0
+    trained_by: Path | None = None
+    """The run that they are of, also where they are scored as any other model."""
 
 
 def _find(source: Path, settings: dict[str, Any], checkpoint: str | None) -> _Found:
@@ -114,7 +117,7 @@ def _by_itself(source: Path, settings: dict[str, Any], checkpoint: str | None) -
     if source.resolve().name != MODEL_NAME or not (above / "run.json").is_file():
         return _Found(source, config)
     steps = int(read_json(above / "run.json").get("steps_run", 0))
-    return _Found(source, config, None, weights_version(saved_config_in(above), steps), steps)
+    return _Found(source, config, None, weights_version(saved_config_in(above), steps), steps, above)
 
 
 def _section(found: _Found, settings: dict[str, Any]) -> EvalSection:

@@ -29,6 +29,7 @@ from ..terminal import output_may_be_lost
 from .arm_run import ArmRun
 from .checking import check_arms
 from .plan import Chain, PlannedRun, compared, plan
+from .same_inputs import other_inputs
 from .saved_result import arm_dict, load_arm
 from .summary import summarise
 
@@ -208,6 +209,9 @@ class Experiment:
             result.arms = self._in_order()
             arm_of = {run.key: run.arm for chain in self.plan for run in chain}
             summarise(result, result.arms, arm_of, self.config, compared(self.plan))
+            for line in other_inputs(result.arms):
+                log.warning("%s", line)
+                result.conclusion = f"{result.conclusion} Beware: {line}."
 
     def _in_order(self) -> list[ArmResult]:
         return [self._arms[run.key] for chain in self.plan for run in chain if run.key in self._arms]

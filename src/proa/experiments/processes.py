@@ -11,6 +11,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
@@ -42,6 +43,7 @@ class ArmProcess:
         self._work = work
         self._here, there = context.Pipe()
         self._process = context.Process(target=_child, args=(there, work, os.getpid()), name=work.run.key, daemon=False)
+        resource_tracker.ensure_running()  # when the first process starts it, it lets SIGINT in again
         with _signals_held_back():  # in the process too, until it can answer one
             self._process.start()
         there.close()

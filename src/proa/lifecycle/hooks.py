@@ -190,6 +190,13 @@ class EveryMoment(BaseCallback, family=True):
         """`payload` maps each item's name to its value, in the moment's order."""
 
 
+def may_change_experience(kind: type) -> bool:
+    """Whether callbacks of a class are shown what makers made, which they may change. Proa's own change nothing."""
+    shown = MakerCallback.on_make_experience_end
+    overrides = issubclass(kind, MakerCallback) and kind.on_make_experience_end is not shown
+    return overrides and not kind.__module__.startswith("proa.")
+
+
 FAMILIES: tuple[type[BaseCallback], ...] = (TrainerCallback, MakerCallback, Callback, EveryMoment)
 
 

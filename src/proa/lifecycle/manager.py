@@ -206,6 +206,10 @@ class CallbackManager:
                 self._wanted[event, item] = wanted
         return wanted
 
+    def readers(self, event: EventName, item: str) -> list[Any]:
+        """The callbacks and functions that are given that item of a moment's payload, in order."""
+        return [one.registration.owner for one in self._order(self._moment(event)) if one.reads(item)]
+
     def start_run(self) -> None:
         """A new run begins: failures are counted from zero, and who was disabled gets another chance."""
         with self._change:

@@ -17,6 +17,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .importance import log_ratio
+
 
 def k1(log_probs_BT: Tensor, reference_log_probs_BT: Tensor, mask_BT: Tensor) -> Tensor:
     """log π − log π_ref; its expected gradient is 0."""
@@ -39,4 +41,4 @@ ESTIMATORS = {"k1": k1, "k2": k2, "k3": k3}
 
 
 def _log_ratio(log_probs_BT: Tensor, reference_log_probs_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    return (reference_log_probs_BT.detach() - log_probs_BT).masked_fill(~mask_BT, 0)
+    return log_ratio(reference_log_probs_BT.detach(), log_probs_BT).masked_fill(~mask_BT, 0)

@@ -47,7 +47,7 @@ def clipped_weight_loss(
     """−sg[clip(ρ, 1 − clip_low, 1 + clip_high)] A log π (CISPO, arXiv:2506.13585). Zero where masked.
 
     The clip bounds a token's weight and takes no token's gradient: it is −clip(ρ) A for each. `ratio_BT` is a
-    constant, whatever its tensor says, and 1 where masked.
+    constant, whatever its tensor says, and 1 where masked. A token that cannot come by π has no gradient to follow.
     """
     weights_BT = ratio_BT.detach().clamp(1 - clip_low, 1 + clip_high) * advantages_BT.masked_fill(~mask_BT, 0)
-    return -weights_BT * log_probs_BT.masked_fill(~mask_BT, 0)
+    return -weights_BT * log_probs_BT.masked_fill(~mask_BT | log_probs_BT.isneginf(), 0)

@@ -106,7 +106,13 @@ def _statistics(
     log_probs_n = log_probs_nV.gather(-1, tokens_n[:, None])[:, 0]
     if not with_entropy:
         return log_probs_n[None]
-    return torch.stack((log_probs_n, -(log_probs_nV.exp() * log_probs_nV).sum(-1)))
+    # A token that cannot come adds 0 · log 0 = 0, and no gradient; as numbers, 0 × -inf would be NaN in both.
+    entropy_n = -(log_probs_nV.exp() * log_probs_nV.clamp(min=LEAST)).sum(-1)
+    return torch.stack((log_probs_n, entropy_n))
+
+
+LEAST = -1e4
+"""A logarithm whose probability is 0 in every dtype: what is below may stand there in sums over a distribution."""
 
 
 def at_places(statistics_KN: torch.Tensor, mask_BA: torch.Tensor) -> torch.Tensor:
@@ -158,15 +164,16 @@ def _compare(model: PreTrainedModel, logits_of: Callable[[torch.Tensor], torch.T
     """Refuse a model that looks ahead, or does something else with its logits: training would be silently wrong."""
     decoder = decoder_of(model)
     tokens = trial_tokens(vocabulary_of(decoder), 2, trial_length(model.config, 1)).to(model.device)
-    hidden = hidden_states(decoder, tokens, torch.ones_like(tokens).bool())
-    theirs = _at_least_float32(model(input_ids=tokens, use_cache=False).logits)
+    half = tokens[:, : max(1, tokens.shape[1] // 2)]
+    hidden = hidden_states(decoder, half, torch.ones_like(half).bool())
+    theirs = _at_least_float32(model(input_ids=half, use_cache=False).logits)
     if not _logits_agree(logits_of, hidden, theirs, model.dtype):
         raise UnsupportedModelError(
             f"{type(model).__name__} computes its logits in a way that Proa does not know: its output head applied "
             "to its decoder's hidden states gives other numbers"
         )
-    half = tokens[:, : tokens.shape[1] // 2]
-    if not vectors_agree(hidden_states(decoder, half, torch.ones_like(half).bool()), hidden[:, : half.shape[1]]):
+    in_whole = hidden_states(decoder, tokens, torch.ones_like(tokens).bool())[:, : half.shape[1]]
+    if not vectors_agree(in_whole, hidden):
         remedy = ": set is_decoder to true in its configuration" if _is_encoder(model) else ""
         raise UnsupportedModelError(
             f"{type(model).__name__} is not causal: what it says of a token depends on those that follow{remedy}"
@@ -181,7 +188,7 @@ def _logits_agree(
     except RuntimeError:  # the head is not made for hidden states of this width
         return False
     tolerance = 0.02 if dtype in (torch.bfloat16, torch.float16) else 1e-4
-    largest = float(theirs.abs().nan_to_num().max())
+    largest = float(theirs.abs().nan_to_num(posinf=0.0).max())  # a token that cannot come is no measure of the others
     return ours.shape == theirs.shape and torch.allclose(ours, theirs, 0.0, tolerance * largest, equal_nan=True)
 
 

@@ -35,6 +35,7 @@ from ..private_files import private_writing
 from ..spelling import did_you_mean
 from .adapter_layout import AdapterError, AdapterOverBase
 from .folder_files import named_configurations, named_weights, outside
+from .generation_settings import check_generation_file, make_savable
 from .saved_adapter import SAFETENSORS_ALONE, SavedAdapter, is_adapter_folder, read_adapter
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -157,6 +158,7 @@ def save_model(model: PreTrainedModel, tokenizer: SavesItself | None, folder: st
 def export_model(model: PreTrainedModel, tokenizer: SavesItself | None, folder: str | PathLike[str]) -> None:
     """Write the same folder with the rights that the user's umask gives."""
     _refuse_to_save(model, folder)
+    make_savable(model)  # of a model that somebody made or changed in Python
     with without_progress_bars():
         model.save_pretrained(str(folder))
     if tokenizer is not None:
@@ -208,11 +210,13 @@ def _from_configuration(source: Mapping[str, Any], dtype: torch.dtype) -> PreTra
     config = _configuration(dict(source))
     _remove_randomness(config)
     try:
-        return cast(PreTrainedModel, _AUTO_MODEL.from_config(config, dtype=dtype))
+        model = cast(PreTrainedModel, _AUTO_MODEL.from_config(config, dtype=dtype))
     except _UNBUILDABLE as error:
         raise ModelError(
             f"no {config.model_type} model has this configuration: {type(error).__name__}: {error}"
         ) from error
+    make_savable(model)
+    return model
 
 
 _UNBUILDABLE = (
@@ -334,6 +338,7 @@ def _from_folder(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> P
     if not (folder / "config.json").is_file():
         raise ModelError(f"{folder} is no model folder: it has no config.json")
     check_weights_files(folder, "AutoModelForCausalLM")
+    check_generation_file(folder)
     local = {"local_files_only": True, "trust_remote_code": trust_remote_code}
     try:
         config = AutoConfig.from_pretrained(folder, **local)
@@ -346,6 +351,7 @@ def _from_folder(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> P
         raise ModelError(f"{folder} does not load as a causal language model: {error}") from error
     if missing := sorted(report["missing_keys"]):  # transformers would draw them at random, with a warning
         raise ModelError(f"{folder} lacks {len(missing)} of the model's weights, {missing[0]} the first of them")
+    make_savable(model)
     return cast(PreTrainedModel, model)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,8 @@ class DetachedRun:
             material=self.trainer_side.material,
             longest_prompt=self.trainer_side.stream.longest,
         )
-        self.inputs = self.trainer_side.inputs = self.maker_side.add_to(self.trainer_side.inputs)
+        inputs = self.maker_side.add_to(self.trainer_side.inputs)
+        self.inputs = self.trainer_side.inputs = replace(inputs, hooks=listeners.experience_hooks())
 
     def train(self, folder: RunFolder, resumption: Resumption | None, interruption: Interruption) -> TrainState:
         config, store = self.config, WeightStore(wait_timeout=self.config.wait_timeout)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -142,8 +143,20 @@ class ReferenceLogProbs:
             with measuring(reference):
                 for micro in batch_of(self._pairs, places).micro_batches(self._token_budget):
                     chosen_N, rejected_N = completion_log_probs(reference, micro.pairs)
-                    both = zip(chosen_N.tolist(), rejected_N.tolist(), strict=True)
+                    both = list(zip(chosen_N.tolist(), rejected_N.tolist(), strict=True))
+                    _refuse_impossible(micro.places, both)
                     self._known.update(zip(micro.places, both, strict=True))
+
+
+def _refuse_impossible(places: Sequence[int], log_probs: Sequence[tuple[float, float]]) -> None:
+    """A completion that cannot come by the reference has no log-ratio to learn from."""
+    for place, sides in zip(places, log_probs, strict=True):
+        for name, log_prob in zip(("chosen", "rejected"), sides, strict=True):
+            if log_prob == -math.inf:
+                raise SupervisedError(
+                    f"preference pair {place}: the {name} completion has a token that cannot come by the reference, "
+                    "its logit being -inf (a masked vocabulary?). Leave the pair out, or set reference_free"
+                )
 
 
 def completion_log_probs(model: PreTrainedModel, pairs: Sequence[TokenisedPair]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -70,9 +71,16 @@ def _take_evaluators(sections: Any) -> tuple[Any, dict[str, Callable[..., Any]]]
         given = section.get("evaluator") if isinstance(section, Mapping) else None
         if callable(given):
             functions[str(section.get("name"))] = given
-            section = {**section, "evaluator": f"{getattr(given, '__name__', given)} {GIVEN}"}
+            section = {**section, "evaluator": f"{_name_of(given)} {GIVEN}"}
         described.append(section)
     return described, functions
+
+
+def _name_of(function: Any) -> str:
+    """The same in every process, so that a run can be gone on with in another: an object's address is not."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return str(getattr(function, "__name__", type(function).__name__))
 
 
 def _take_functions(reward: Any) -> tuple[dict[str, Any], tuple[Callable[..., Any], ...] | None]:
@@ -82,5 +90,5 @@ def _take_functions(reward: Any) -> tuple[dict[str, Any], tuple[Callable[..., An
     functions = [functions] if callable(functions) or isinstance(functions, str) else functions
     if not any(callable(function) for function in functions):
         return section | ({"functions": list(functions)} if functions else {}), None
-    section["functions"] = [f"{getattr(function, '__name__', function)} {GIVEN}" for function in functions]
+    section["functions"] = [f"{_name_of(function)} {GIVEN}" for function in functions]
     return section, tuple(functions)

@@ -10,7 +10,13 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from datetime import date, time, timedelta
+from decimal import Decimal
+from enum import Enum
+from fractions import Fraction
+from pathlib import PurePath
 from typing import Any
+from uuid import UUID
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -65,6 +71,10 @@ class Inputs:
     rewards: dict[str, str] = field(default_factory=dict)
     """By name."""
     reward_model: str = ""
+    end_ids: list[int] = field(default_factory=list)
+    """Tokens that end a completion, of which the model's folder may name more than the tokenizer's."""
+    hooks: dict[str, str] = field(default_factory=dict)
+    """Those that may change rewards and masks, by name."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -87,6 +97,10 @@ class Inputs:
         for name in sorted(self.rewards.keys() & now.rewards.keys()):
             if _differ(self.rewards[name], now.rewards[name]):
                 found.append(f"the reward {name} is another function than it was (it, or what it calls, was edited)")
+        if self.end_ids and now.end_ids and self.end_ids != now.end_ids:
+            found.append(f"what ends a completion was {self.end_ids} and is {now.end_ids} (generation_config.json)")
+        for name in sorted(self.hooks.keys() | now.hooks.keys()):
+            found += _hook_differs(name, self.hooks.get(name), now.hooks.get(name))
         if self.reward_model and now.reward_model and self.reward_model != now.reward_model:
             found.append("the reward model has other weights than it had")
         return found
@@ -146,7 +160,18 @@ def _digest(content: Any) -> str:
 
 
 def _as_text(value: Any) -> str:
-    return json.dumps(value, default=_plain, sort_keys=True, ensure_ascii=False) + "\n"
+    try:
+        return json.dumps(value, default=_plain, sort_keys=True, ensure_ascii=False) + "\n"
+    except TypeError:  # keys that JSON does not have, or that have no order among them
+        return json.dumps(_with_text_keys(value), default=_plain, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def _with_text_keys(value: Any) -> Any:
+    if hasattr(value, "__dataclass_fields__"):
+        value = _plain(value)
+    if isinstance(value, Mapping):
+        return {key if isinstance(key, str) else repr(key): _with_text_keys(inner) for key, inner in value.items()}
+    return [_with_text_keys(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def _plain(value: Any) -> Any:
@@ -155,7 +180,20 @@ def _plain(value: Any) -> Any:
         return value.tolist()
     if hasattr(value, "__dataclass_fields__"):
         return {name: getattr(value, name) for name in value.__dataclass_fields__}
-    return repr(value) if isinstance(value, bytes | complex) else type(value).__qualname__
+    if isinstance(value, set | frozenset):
+        return sorted(map(_as_text, value))
+    return repr(value) if isinstance(value, _SAME_EVERYWHERE) else type(value).__qualname__
+
+
+_SAME_EVERYWHERE = (bytes, complex, date, time, timedelta, Decimal, Fraction, UUID, PurePath, Enum, range)
+"""What `repr` says the same of in every process."""
+
+
+def _hook_differs(name: str, before: str | None, now: str | None) -> list[str]:
+    if before is None or now is None:
+        there = "was there and is not" if now is None else "was not there and is now"
+        return [f"the hook {name}, which is shown experience and may change it, {there}"]
+    return [f"the hook {name}, which may change experience, is another than it was"] if _differ(before, now) else []
 
 
 def _differ(before: str, now: str) -> bool:

@@ -13,6 +13,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from ..config import RunConfig
 from ..config.run_config import GIVEN, LoraSection
 from ..policy.adapter_folder import base_digest_of, load_adapter, save_adapter
+from ..policy.generation_settings import make_savable
 from ..policy.lora import LoraSettings, add_lora, has_lora
 from ..policy.models import ModelError, check_base, check_tokenizer_files, load_model, save_model, weights_of
 from ..policy.saved_adapter import read_adapter
@@ -54,6 +55,8 @@ def load_material(config: RunConfig, given: Given) -> Material:
             seed=config.seed,
             trust_remote_code=section.trust_remote_code,
         )
+    else:
+        make_savable(model)
     tokenizer = given.tokenizer or _tokenizer(config)
     material = Material(model, tokenizer, _end_ids(config, model, tokenizer))
     _check_fit(material)

@@ -12,12 +12,20 @@ from ..config import RunConfig
 from ..data.results import LogContext
 from ..data.state import LoopState
 from ..errors import CallbackConfigError
-from ..lifecycle.hooks import BaseCallback, Callback, EveryMoment, MakerCallback, TrainerCallback
+from ..lifecycle.hooks import (
+    BaseCallback,
+    Callback,
+    EveryMoment,
+    MakerCallback,
+    TrainerCallback,
+    may_change_experience,
+)
 from ..lifecycle.manager import CallbackManager, Callbacks
 from ..lifecycle.moments import MOMENTS, EventName, Scope
 from ..lifecycle.placement import Placement
 from ..lifecycle.policy import Priority
 from ..lifecycle.roles import callback_from
+from ..rewards.identity import identity
 from ..spelling import did_you_mean
 
 
@@ -56,6 +64,18 @@ class Listeners:
             (self.every_trainer if callback.all_ranks else self.trainer).append(callback)
         else:
             self.add(callback)
+
+    def experience_hooks(self) -> dict[str, str]:
+        """Hooks that may change what makers made, by name, each with a digest of what it says."""
+        makers = [one if isinstance(one, BaseCallback | type) else callback_from(one) for one in self.makers]
+        readers = self.manager.readers("maker.make_experience_end", "experience")
+        hooks = [one for one in makers if may_change_experience(one if isinstance(one, type) else type(one))]
+        hooks += [one for one in readers if not isinstance(one, BaseCallback)]
+        found: dict[str, str] = {}
+        for hook in hooks:
+            name = getattr(hook, "__name__", type(hook).__name__)
+            found[name if name not in found else f"{name} ({len(found) + 1})"] = identity(hook)
+        return found
 
     def __enter__(self) -> Listeners:
         return self

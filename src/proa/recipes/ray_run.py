@@ -70,7 +70,7 @@ class RayRun:
         here = config.model_copy(update={"model": config.model.model_copy(update={"device": "cpu"})})
         side = TrainerSide(here, given)
         makers = MakerSide(here, given, task=side.task, material=side.material, longest_prompt=side.stream.longest)
-        self.inputs = makers.add_to(side.inputs)
+        self.inputs = replace(makers.add_to(side.inputs), hooks=listeners.experience_hooks())
         travelling = [*self.listeners.makers, *self.listeners.trainer, *self.listeners.every_trainer]
         refuse_unportable(travelling, pickled)
         self._runtime: RayRuntime | None = None
@@ -232,7 +232,7 @@ class _BuildTrainer:
         pin(self.began)
         side = TrainerSide(self.config, self.given)
         # Read again here: what was edited since the driver read it, or lies otherwise on this machine, is refused.
-        self.inputs.refuse_differences(side.inputs)
+        self.inputs.refuse_differences(replace(side.inputs, hooks=self.inputs.hooks))
         side.inputs = self.inputs
         everywhere = [fresh(callback) for callback in self.of_every_rank]
         if ties.replicas.rank == 0:

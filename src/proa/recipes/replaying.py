@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ..callbacks.registry import changes_experience
 from ..config import ConfigError, RunConfig, change_run_config, restore_run_config
 from ..data.loop import ManifestRow
 from ..data.state import LoopState, TrainState
@@ -25,7 +26,7 @@ from .placing import place_callbacks
 from .resuming import Resumption, changes_to, config_in, saved_config
 
 LEFT_OUT = ("callbacks", "eval")
-"""What a replay does without: it does not change what is learned."""
+"""What a replay does without: it does not change what is learned, but for hooks that change experience, which stay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,8 @@ def replay(
 ) -> Replay:
     """Repeat the run in a folder, as far as its record goes or `until` so many steps, in a folder of its own.
 
-    The run's callbacks and evals are left out: neither changes what is learned. A stop is repeated at its step.
+    The run's evals are left out, and its callbacks but for those that may change experience: the others do not change
+    what is learned. A stop is repeated at its step.
     """
     original = Path(folder)
     if not (original / "run.json").is_file():
@@ -122,7 +124,8 @@ def _repeated(config: RunConfig, original: Path, into: Path | str | None) -> Run
     changes: dict[str, Any] = {
         "name": place.resolve().name,
         "output_dir": str(place.parent),
-        **{key: [] for key in LEFT_OUT},
+        "eval": [],
+        "callbacks": [one for one in config.model_dump(mode="json")["callbacks"] if changes_experience(one)],
         "checkpoint.keep": 1,  # the rows of all of them stay
         "checkpoint.best": None,
         "checkpoint.background": False,

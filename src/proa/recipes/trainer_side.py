@@ -95,6 +95,7 @@ class TrainerSide:
             ),
             tokenizer=tokenizer_digest(self.material.tokenizer),
             architecture=architecture_of(self.material.model),
+            end_ids=self.material.end_ids,
         )
         """What checkpoints are bound to; makers have rewards to add."""
         self.critic_start = _critic_start(config, self.material, self.stream)

@@ -239,8 +239,8 @@ class CheckpointManager:
         if self.folder.is_symlink() or not self.folder.is_dir():
             return
         named = {place for row in self.rows if (place := _place_or_none(row))}
-        dropped = {place for row in self.history if (place := _place_or_none(row))} - named
         any_may_be_named = self.has_unreadable_lines
+        dropped = {_place_or_none(row) for row in self.history} - named if any_may_be_named else set()
         with os.scandir(self.folder) as entries:
             unnamed = [
                 Path(entry.path)

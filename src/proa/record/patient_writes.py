@@ -63,7 +63,8 @@ class PatientWrites:
                 make()
             except OSError as error:
                 if self._error is None:
-                    log.warning("%s cannot be written for now: %s. What comes is kept until it can be", path, error)
+                    said = _in_words(error)
+                    log.warning("%s cannot be written for now: %s. What comes is kept until it can be", path, said)
                 self._error = error
                 return
             self._waiting.popleft()
@@ -73,11 +74,16 @@ class PatientWrites:
 
     def _failure(self) -> RecordError:
         path, _ = self._waiting[0]
-        why = self._error.strerror if self._error is not None and self._error.strerror else self._error
         return RecordError(
-            f"{path} cannot be written: {why}. {len(self._waiting)} entries of the record wait in memory. "
-            "Make room, or use another output_dir, and resume the run from its last checkpoint"
+            f"{path} cannot be written: {_in_words(self._error)}. "
+            f"{len(self._waiting)} entries of the record wait in memory. Make room, or use another output_dir, and "
+            "resume the run from its last checkpoint"
         )
+
+
+def _in_words(error: OSError | None) -> str:
+    """What the system says, without its number and the path that is told already."""
+    return (error.strerror or str(error)) if error is not None else ""
 
 
 class LineFile:

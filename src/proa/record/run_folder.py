@@ -195,6 +195,7 @@ def readable(value: Any) -> Any:
 
 
 _SCORES = ("metrics", "breakdowns", "evals", "eval_metrics", "eval_breakdowns", "groups")
+_PLAN = "runs"  # of an experiment: each has a `key`, which is its name
 
 
 def _without_secrets(content: dict[str, Any]) -> dict[str, Any]:
@@ -202,7 +203,7 @@ def _without_secrets(content: dict[str, Any]) -> dict[str, Any]:
     clean: dict[str, Any] = {}
     for key, value in content.items():
         of_arms = key == "arms" and isinstance(value, list) and all(isinstance(arm, dict) for arm in value)
-        if key in _SCORES:
+        if key in _SCORES or key == _PLAN:
             clean[key] = redact_values(value)
         elif of_arms:  # of an experiment, each with scores
             clean[key] = [_without_secrets(arm) for arm in value]

@@ -96,7 +96,7 @@ class LeaseBook:
             self.ledger.drop(len(group), "stale", tokens=tokens_in(group))
         self._groups = deque(entry for entry in self._groups if entry[0] >= oldest)
         for lease_id in range(self._next, self._admitted):
-            if lease_id not in self._consumed_ahead and self._versions[lease_id] < oldest:
+            if not self._is_consumed(lease_id) and self._versions[lease_id] < oldest:
                 self._discard(lease_id)
 
     def _discard(self, lease_id: int) -> None:

@@ -17,7 +17,7 @@ from ..data.experience import BufferItem, Experience
 from ..data.loop import ManifestRow
 from ..data.sampling import Sampling
 from ..errors import SettingError
-from ..maths.importance import truncated_importance
+from ..maths.importance import log_ratio, truncated_importance
 from ..policy.log_probs import ActionStatistics, action_statistics
 from ..policy.lora import trained_weights
 from ..policy.micro_batches import deal_rows, plan_micro_batches, take_rows
@@ -197,7 +197,8 @@ class PolicyTrainer(DetachedTrainer):
             with self._reference() as reference:
                 experience.reference_log_probs = self._log_probs(reference, experience)
         if experience.kl is None and experience.reference_log_probs is not None:
-            experience.kl = (experience.old_log_probs - experience.reference_log_probs).masked_fill(~mask_BA, 0)
+            distance_BA = log_ratio(experience.old_log_probs, experience.reference_log_probs)
+            experience.kl = distance_BA.masked_fill(~mask_BA, 0)
         credit = self._credit(experience, mask_BA)
         experience.advantages = credit.advantages_BT
         experience.returns = credit.returns_BT
@@ -209,14 +210,18 @@ class PolicyTrainer(DetachedTrainer):
         advantages_BA = given[:, None].expand_as(mask_BA) if given.dim() == 1 else given
         return Credit(advantages_BA.masked_fill(~mask_BA, 0), experience.returns)
 
+    def _shaped_rewards(self, experience: Experience, mask_BA: torch.Tensor) -> torch.Tensor:
+        assert experience.reward is not None
+        lengths_B = completion_lengths(experience, mask_BA)
+        return self.algorithm.shape_rewards(experience.reward, lengths_B, self.sampling.max_new_tokens)
+
     def _credit_inputs(self, experience: Experience, mask_BA: torch.Tensor) -> CreditInputs:
         if experience.reward is None:
             raise SettingError(
                 "this experience brings neither rewards nor advantages: there is nothing to learn from it"
             )
-        rewards_B = self.algorithm.shape_rewards(experience.reward, mask_BA.sum(-1), self.sampling.max_new_tokens)
         return CreditInputs(
-            rewards_B,
+            self._shaped_rewards(experience, mask_BA),
             group_indices(experience),
             mask_BA,
             experience.kl,
@@ -336,7 +341,7 @@ class PolicyTrainer(DetachedTrainer):
         rewards = {} if experience.reward is None else _described_rewards(experience.reward)
         described = {
             **rewards,
-            "completion_tokens": float(mask_BA.sum(-1).float().mean()),
+            "completion_tokens": float(completion_lengths(experience, mask_BA).float().mean()),
             "samples": float(len(experience)),
             **_parts_of_rewards(experience),
         }
@@ -374,6 +379,13 @@ def attention_mask_of(experience: Experience) -> torch.Tensor:
     if experience.attention_mask is None:
         return torch.ones_like(experience.sequences, dtype=torch.bool)
     return experience.attention_mask
+
+
+def completion_lengths(experience: Experience, mask_BA: torch.Tensor) -> torch.Tensor:
+    """Of all sampled tokens, those too that a hook took out of what is trained."""
+    if experience.attention_mask is None:
+        return mask_BA.sum(-1)
+    return experience.attention_mask[:, -mask_BA.shape[1] :].bool().sum(-1)
 
 
 def group_indices(experience: Experience) -> torch.Tensor:

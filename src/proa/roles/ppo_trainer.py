@@ -20,7 +20,7 @@ from ..policy.critic import Critic
 from ..policy.log_probs import ActionStatistics
 from ..policy.micro_batches import take_rows
 from ..policy.optimizer import Optimizer, OptimizerSettings
-from .policy_trainer import PolicyTrainer, action_mask_of, attention_mask_of
+from .policy_trainer import PolicyTrainer, action_mask_of, attention_mask_of, completion_lengths
 
 
 class DetachedPPOTrainer(PolicyTrainer):
@@ -126,7 +126,8 @@ class DetachedPPOTrainer(PolicyTrainer):
             own_BA = self.critic.values(micro.sequences, attention_mask_of(micro), actions)
             mask_here_BA = action_mask_of(micro)
             values_BA[rows, :actions] = own_BA[:, :-1].masked_fill(~mask_here_BA, 0)
-            after_B[rows] = own_BA.gather(1, mask_here_BA.sum(-1, keepdim=True))[:, 0]
+            lengths_B = completion_lengths(micro, mask_here_BA)
+            after_B[rows] = own_BA.gather(1, lengths_B[:, None])[:, 0]
         self.replicas.sum_([values_BA, after_B])  # each has its own rows, and 0 in the others'
         return values_BA, after_B
 

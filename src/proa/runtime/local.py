@@ -148,14 +148,19 @@ class LocalRuntime:
                     hung = f"{name} has had lease {lease_id} for {self._supervision.lease_timeout:g} s"
                     if name in self._posts:  # else it was replaced before
                         self._replace(self._posts[name], hung, LeaseFailedError(hung, lease_id))
-                self._long_waits.look(
-                    ((wait.owner, wait.reason(), monotonic() - wait.since) for wait in self._waits()), self._doings
-                )  # fmt: skip
+                self._mention_long_waits()
                 if self._watch is not None and self._watch.due():
                     self._look()
             except BaseException as error:  # a supervisor that dies would leave the trainer waiting
                 self._give_up(error)
                 return
+
+    def _mention_long_waits(self) -> None:
+        try:
+            waits = [(wait.owner, wait.reason(), monotonic() - wait.since) for wait in self._waits()]
+            self._long_waits.look(waits, self._doings)
+        except Exception as error:  # it only tells people something: no reason to end a run
+            log.debug("long waits could not be looked at: %s", error)
 
     def _replace(self, post: _Post, reason: str, error: BaseException) -> None:
         if self._over.is_set():

@@ -162,9 +162,70 @@ def _through_template(
             f"chat model, set tokenizer.chat_template, or give the prompts as text"
         )
     try:
+        messages = _as_the_template_takes_them(messages, tokenizer, where)
         return tokenizer.apply_chat_template(list(messages), **options)  # type: ignore[arg-type, unused-ignore]
+    except TaskError:
+        raise
     except Exception as error:  # a template is a program of its own, and refuses with its own errors
         raise TaskError(f"{where}: the tokenizer's chat template refuses the {what}: {error}") from error
+
+
+def _as_the_template_takes_them(
+    messages: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase, where: str
+) -> Sequence[Mapping[str, Any]]:
+    """The same messages; those in parts as their text, where the template would write Python's list of them, and those
+    without content, which call tools, without the word None."""
+    messages = _without_none(messages, tokenizer, where)
+    in_parts = [place for place, one in enumerate(messages) if isinstance(one.get("content"), list | tuple)]
+    if not in_parts or _takes_parts(messages, tokenizer):
+        return messages
+    for place in in_parts:
+        if not all(isinstance(part, Mapping) and "text" in part for part in messages[place]["content"]):
+            raise TaskError(
+                f"{where}: the content of message {place} is a list of parts, which the tokenizer's chat template does "
+                "not take, and not all of them are text: give its content as text, or set tokenizer.chat_template"
+            )
+    return [
+        {**one, "content": "".join(str(part["text"]) for part in one["content"])} if place in in_parts else one
+        for place, one in enumerate(messages)
+    ]
+
+
+def _without_none(
+    messages: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase, where: str
+) -> Sequence[Mapping[str, Any]]:
+    silent = [place for place, one in enumerate(messages) if one.get("content") is None]
+    if not silent:
+        return messages
+    emptied = [{**one, "content": ""} if place in silent else one for place, one in enumerate(messages)]
+    as_given, as_empty = _written(messages, tokenizer), _written(emptied, tokenizer)
+    if as_empty is None or (as_given is not None and as_given.count("None") <= as_empty.count("None")):
+        return messages
+    for place in silent:
+        for call in messages[place].get("tool_calls") or ():
+            name = call.get("function", call).get("name") if isinstance(call, Mapping) else None
+            if name is not None and str(name) not in as_empty:
+                raise TaskError(
+                    f"{where}: message {place} calls the tool {name!r}, and the tokenizer's chat template writes no "
+                    "tool calls: set tokenizer.chat_template to one that does, or leave the row out"
+                )
+    return emptied
+
+
+def _written(messages: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """The text that the template makes of messages; None if it refuses them."""
+    try:
+        return str(tokenizer.apply_chat_template(list(messages), tokenize=False))  # type: ignore[arg-type, unused-ignore]
+    except Exception:  # a template that puts texts together cannot do so with a list
+        return None
+
+
+def _takes_parts(messages: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase) -> bool:
+    written = _written(messages, tokenizer)
+    if written is None:
+        return False
+    parts = [part for one in messages if isinstance(one.get("content"), list | tuple) for part in one["content"]]
+    return not any(str(part) in written for part in parts if isinstance(part, Mapping))
 
 
 def _permutation(count: int, seed: int, pass_number: int) -> list[int]:

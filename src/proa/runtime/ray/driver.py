@@ -310,6 +310,7 @@ class RayRuntime:
         assert self._fleet is not None
         until = monotonic() + LAST_WORDS_SECONDS
         others = self._training[1:]
+        self._fleet.see_off()
         with contextlib.suppress(RunFailedError, ray.exceptions.RayError):
             while monotonic() < until and (self._fleet.at_work or not all(call.ended() for call in others)):
                 self._exchange(0.05)

@@ -55,6 +55,15 @@ class _Post:
         return self.end.callback_errors if self.end is not None else self.view.callback_errors
 
     @property
+    def may_have_begun(self) -> bool:
+        """As it said itself; one that nobody has heard of since it came up, in a short run, may have."""
+        if self.watched is not None and self.watched.said is not None:
+            return self.view.since > 0
+        with contextlib.suppress(Exception):
+            return self.where is not None or (self.starting is not None and self.starting.ended())
+        return False
+
+    @property
     def view(self) -> ActorView:
         """What it last said of itself."""
         said: ActorView | None = self.watched.said if self.watched is not None else None
@@ -124,12 +133,14 @@ class MakerFleet:
     @property
     def at_work(self) -> bool:
         """Whether any maker that had begun has still to end; one that was still getting ready has nothing to say."""
-        return any(post.working is not None and post.view.since > 0 for post in self._posts.values())
+        return any(post.working is not None and post.may_have_begun for post in self._posts.values())
 
     def see_off(self) -> None:
         """Note who has ended with the run."""
         for post in self._posts.values():
             with contextlib.suppress(Exception):
+                if post.watched is not None:
+                    post.watched.look()
                 if post.working is not None and post.working.ended():
                     post.end, post.working = post.working.value, None
 
