@@ -193,6 +193,7 @@ VERSIONS = ("ppo", 7, "weights.versions")
 INFORMATIONAL = {
     "run.config": "what the run was made with, compared with what it is to go on with: tests/recipes/test_inputs.py",
     "run.inputs": "the data and the models it was made with, compared likewise",
+    "trainer.trained_steps.moved": "whether a warning is given at the end; nothing is decided by it",
     "trainer.trained_steps.first_skip": "words about the first step that was skipped; nothing is decided by them",
     "trainer.first_reward_error": "words about the first reward that failed; nothing is decided by them",
     "run.threads": "says with how many threads it was computed; what the run goes on with is its configuration's",

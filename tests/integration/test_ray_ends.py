@@ -52,7 +52,7 @@ def endless(tmp_path, repository):
         run = subprocess.Popen(
             [sys.executable, "-m", "proa", "train", "endless.yaml", "--output_dir", "runs", *more],
             cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            start_new_session=True,
+            start_new_session=True, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
         )  # fmt: skip
         started.append(run)
         metrics, live = (tmp_path / "runs" / "endless" / name for name in ("metrics.jsonl", "live.json"))

@@ -75,6 +75,15 @@ def test_a_reader_that_reads_no_more_does_not_hold_the_handler_up():
     assert interruption.reason == "SIGINT"
 
 
+@pytest.fixture
+def with_a_terminal():
+    """Whoever runs these tests may have nohup before them."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("with_a_terminal")
 def test_a_closed_terminal_asks_and_never_counts_as_the_second_signal(capfd):
     """The kernel tells the group of a terminal that closes, and the shell may tell its jobs too."""
     interruption = Interruption()

@@ -159,7 +159,8 @@ def test_a_reward_that_hangs_is_cut_off_by_its_deadline():
     with RewardWorkers("tests.runtime.test_faults:hang", timeout=0.5) as scorer:
         # Each sample that hangs costs a worker, and on a busy machine a new one takes seconds to come up.
         run = SmallRun(total_steps=1, max_refill=0, scorer=scorer, wait_timeout=600.0)
-        run.run(1)
+        with pytest.raises(NothingToTrainOnError, match="'hang' timed out after"):
+            run.run(1)
     assert run.book.ledger.trained == 0
 
 
