@@ -1,5 +1,6 @@
 """Ctrl-C and SIGTERM: the first asks, the second leaves, and nothing is left behind."""
 
+import contextlib
 import os
 import signal
 import threading
@@ -38,20 +39,25 @@ def test_the_first_signal_asks_and_says_what_a_second_does(number, capfd):
     assert "saving a checkpoint after this step; once more to leave at once" in capfd.readouterr().err
 
 
+@contextlib.contextmanager
+def stderr_into(descriptor):
+    before = os.dup(2)
+    os.dup2(descriptor, 2)
+    try:
+        yield
+    finally:
+        os.dup2(before, 2)
+        os.close(before)
+
+
 def test_a_reader_that_is_gone_does_not_turn_a_request_into_an_error():
     """The handler would raise in the middle of a step, and the run would fail."""
     reading, writing = os.pipe()
     os.close(reading)
-    stderr = os.dup(2)
-    os.dup2(writing, 2)
-    try:
-        interruption = Interruption()
-        with interruption.listening():
-            send()
-    finally:
-        os.dup2(stderr, 2)
-        for descriptor in (stderr, writing):
-            os.close(descriptor)
+    interruption = Interruption()
+    with stderr_into(writing), interruption.listening():
+        send()
+    os.close(writing)
     assert (interruption.reason, interruption.at_once) == ("SIGINT", False)
 
 
@@ -62,16 +68,11 @@ def test_a_reader_that_reads_no_more_does_not_hold_the_handler_up():
         while True:
             os.write(writing, b"full" * 1024)
     os.set_blocking(writing, True)
-    stderr = os.dup(2)
-    os.dup2(writing, 2)
-    try:
-        interruption = Interruption()
-        with interruption.listening():
-            send()
-    finally:
-        os.dup2(stderr, 2)
-        for descriptor in (stderr, writing, reading):
-            os.close(descriptor)
+    interruption = Interruption()
+    with stderr_into(writing), interruption.listening():
+        send()
+    for descriptor in (writing, reading):
+        os.close(descriptor)
     assert interruption.reason == "SIGINT"
 
 
