@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from tests.small import MODEL_WITH_END as CONFIG
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from proa.errors import ProaError
@@ -12,10 +13,6 @@ from proa.policy.models import export_model, load_model, save_model
 from proa.recipes import grpo, reward_model, sft
 from proa.tasks.builtin.characters import tokenizer
 
-CONFIG = {
-    "model_type": "llama", "vocab_size": 16, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1,
-    "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 24, "eos_token_id": 1,
-}  # fmt: skip
 ENDS = {"eos_token_id": [1, 2], "pad_token_id": 0}
 
 

@@ -4,15 +4,11 @@ import errno
 import os
 
 import pytest
+from tests.small import MODEL
 
 from proa import CheckpointManager
 from proa.recipes import sft
 from proa.record.checkpoints import DiskFullError
-
-MODEL = {
-    "model_type": "llama", "vocab_size": 16, "hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1,
-    "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 24,
-}  # fmt: skip
 
 
 def run_with(folder, evaluator, *, run_every, save_every, total_steps=7, **checkpoint):

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from tests.small import MODEL
 
 from proa import Callback
 from proa.cli.main import main
@@ -17,10 +18,7 @@ SMALL = {
     "train_batch_size": 8,
     "sampling": {"group_size": 4, "max_new_tokens": 3},
     "model": {
-        "config": {
-            "model_type": "llama", "vocab_size": 16, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1,
-            "num_attention_heads": 1, "num_key_value_heads": 1, "max_position_embeddings": 16,
-        }
+        "config": MODEL
     },
     "task": {"source": "sort_digits", "count": 16},
 }  # fmt: skip

@@ -9,14 +9,11 @@ import time
 
 import pytest
 import torch
+from tests.small import MODEL
 
 from proa import Callback
 from proa.recipes import grpo
 
-MODEL = {
-    "model_type": "llama", "vocab_size": 16, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1,
-    "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 24,
-}  # fmt: skip
 SETTINGS = {
     "name": "run", "train_batch_size": 4, "model": {"config": MODEL}, "task": {"source": "sort_digits", "count": 64},
     "reward": {"workers": 0}, "sampling": {"group_size": 2, "max_new_tokens": 2}, "record": {"rollouts": 0},

@@ -13,6 +13,7 @@ from decimal import Decimal
 
 import pytest
 import torch
+from tests.small import MODEL
 
 from proa import Callback
 from proa.cli.main import main
@@ -28,10 +29,6 @@ from proa.rewards.identity import identity
 from proa.tasks import template_date
 from proa.tasks.builtin.characters import tokenizer as characters
 
-MODEL = {
-    "model_type": "llama", "vocab_size": 16, "hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1,
-    "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 24,
-}  # fmt: skip
 COMMON = {"total_steps": 3, "train_batch_size": 4, "checkpoint": {"save_every": 1, "keep": None}}
 GRPO = {"sampling": {"group_size": 2, "max_new_tokens": 3}, "reward": {"workers": 0}, "wait_timeout": 60.0}
 
