@@ -40,13 +40,13 @@ from proa.algorithms import build_algorithm
 from proa.config import RunConfig
 from proa.data.experience import Experience
 from proa.data.sampling import Sampling
+from proa.learning.optimizer import OptimizerSettings
 from proa.lifecycle.hooks import EveryMoment
 from proa.policy.models import load_model, save_model, weights_of
-from proa.policy.optimizer import OptimizerSettings
-from proa.recipes.checkpointing import Checkpoints
-from proa.recipes.inputs import Inputs
 from proa.record.checkpoints import CheckpointManager
 from proa.record.durable import Disk
+from proa.resume.checkpoints import Checkpoints
+from proa.resume.inputs import Inputs
 from proa.roles.grpo_trainer import DetachedGRPOTrainer
 from proa.roles.weights import WeightStore
 

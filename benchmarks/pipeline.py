@@ -34,9 +34,9 @@ from proa.data.lease import Lease, Prompt
 from proa.data.sampling import Completion, Sampling
 from proa.engines.protocol import Request
 from proa.engines.weights import WeightPlaces
+from proa.leases.book import LeaseBook
+from proa.leases.plan import LeasePlan
 from proa.rewards import InlineRewards
-from proa.roles.lease_book import LeaseBook
-from proa.roles.lease_plan import LeasePlan
 from proa.roles.maker import ExperienceMakerHolder
 from proa.roles.trainer import DetachedTrainer
 from proa.roles.weights import WeightStore

@@ -26,8 +26,8 @@ from proa.cli.main import main as proa
 from proa.config import load_run_config
 from proa.data.results import EvalResult
 from proa.recipes import run
-from proa.recipes.step_record import TakeStepRecord
 from proa.record.evals import EvalRecord
+from proa.run.step_record import TakeStepRecord
 
 DEMO = Path(__file__).parent.parent / "examples" / "sort_digits.yaml"
 SHARE_LIMIT = 0.01

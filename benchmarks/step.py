@@ -25,8 +25,8 @@ from proa.data.experience import merge
 from proa.data.lease import sample_seed
 from proa.data.sampling import Sampling
 from proa.engines import build_engine
+from proa.learning.optimizer import OptimizerSettings
 from proa.policy.models import load_model, weights_of
-from proa.policy.optimizer import OptimizerSettings
 from proa.rewards import InlineRewards
 from proa.roles.grpo_trainer import DetachedGRPOTrainer, StepSettings
 from proa.roles.maker import ExperienceMakerHolder

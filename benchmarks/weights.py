@@ -25,12 +25,12 @@ from typing import Any
 import ray
 import torch
 
+from proa.actors.concurrency import concurrency_group
+from proa.actors.waiting import WaitTimeoutError
 from proa.data.sampling import Completion, Sampling
 from proa.engines.protocol import Request
 from proa.engines.weights import WeightPlaces
-from proa.roles.concurrency import concurrency_group
 from proa.roles.maker import ExperienceMakerHolder
-from proa.roles.waiting import WaitTimeoutError
 from proa.roles.weights import WeightStore
 from proa.runtime.ray.cluster import cluster
 from proa.runtime.ray.maker_host import RemoteStore

@@ -12,7 +12,7 @@ settings.register_profile("proa", deadline=None)  # the machine may be busy: a s
 settings.load_profile("proa")
 
 # Folders whose tests wait for other processes most of the time: begun first, they run beside the ones that compute.
-FIRST = ("tests/integration", "tests/chaos", "tests/experiments", "tests/recipes")
+FIRST = ("tests/integration", "tests/chaos", "tests/experiments", "tests/recipes", "tests/run", "tests/resume")
 
 
 @pytest.fixture(scope="session")

@@ -95,7 +95,8 @@ class Moments(Callback):
         self.seen: list[Any] = []
 
     def on_step_end(self, state: LoopState, step_idx: int, batch: Any, metrics: dict[str, float]) -> None:
-        self.seen.append([step_idx, state.episode, state.epoch, state.step, state.policy_version, sorted(metrics)])
+        names = sorted(timeless(metrics))
+        self.seen.append([step_idx, state.episode, state.epoch, state.step, state.policy_version, names])
 
 
 def recipe_run(folder: Path, recipe: str, settings: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, str]:

@@ -19,9 +19,11 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[1]
 LOGS = REPOSITORY / "runs" / "prove"
-NUMERIC = [f"tests/{folder}" for folder in ("maths", "algorithms", "policy", "engines", "roles", "runtime")]
+NUMERIC = [f"tests/{folder}" for folder in ("maths", "algorithms", "policy", "engines", "learning", "roles", "runtime")]
 
+LEARNING = ["tests/recipes", "tests/run", "tests/supervised", "tests/evals", "tests/resume", "tests/test_examples.py"]
 OTHERS = [f"tests/{folder}" for folder in ("lifecycle", "statistics", "report", "callbacks", "loop", "tasks", "config")]
+OTHERS += [f"tests/{folder}" for folder in ("roles", "leases", "actors")]
 
 
 @dataclass(frozen=True)
@@ -53,8 +55,8 @@ PARTS = {
         "experiments that are killed and go on", "tests/experiments", "tests/cli", "tests/record"
     ),
     "ray": pytest_part("Ray: faults, lost calls, topologies, kills", "tests/integration", processes=1),
-    "learning": pytest_part("every seed learns, and controls do not", "tests/recipes", "tests/test_examples.py"),
-    "models": pytest_part("every architecture", "tests/policy", "tests/engines", "tests/roles", "tests/algorithms"),
+    "learning": pytest_part("every seed learns, and controls do not", *LEARNING),
+    "models": pytest_part("every architecture", "tests/policy", "tests/engines", "tests/learning", "tests/algorithms"),
     "others": pytest_part("what is long elsewhere", *OTHERS),
     "lifecycle_demo": script_part("the lifecycle example", "examples/lifecycle_demo.py"),
     "callbacks": script_part("what an event costs", "benchmarks/callbacks.py"),

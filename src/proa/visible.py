@@ -20,7 +20,7 @@ _UNSEEN = re.compile(
 _LOGGERS = (
     "proa.callbacks", "proa.engines", "proa.experiments", "proa.lifecycle", "proa.loop.after_step", "proa.maker",
     "proa.numerics", "proa.policy", "proa.recipes", "proa.record", "proa.rewards.long_calls", "proa.rewards.workers",
-    "proa.roles.waiting", "proa.runtime", "proa.trainer",
+    "proa.actors.waiting", "proa.runtime", "proa.trainer",
 )  # fmt: skip
 """All loggers of the package: a filter on one does not hear those below it."""
 

@@ -9,7 +9,7 @@ from proa.callbacks import EarlyStopping
 from proa.config import RunConfig
 from proa.config.run_config import EvalSection
 from proa.errors import CallbackConfigError
-from proa.recipes.placing import place_callbacks
+from proa.run.placing import place_callbacks
 
 
 def steps_until_stop(callback, losses, *, metric="loss"):

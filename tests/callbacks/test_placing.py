@@ -7,7 +7,7 @@ import pytest
 
 from proa import Callback, MakerCallback, TrainerCallback
 from proa.config import load_run_config
-from proa.recipes.placing import place_callbacks
+from proa.run.placing import place_callbacks
 
 
 class OfTheDriver(Callback):

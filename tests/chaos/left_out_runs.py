@@ -13,8 +13,8 @@ import torch
 from tests.chaos.killed_runs import CountEnds, Counter, outcome_of, without_times
 
 from proa import Callback, MakerCallback
-from proa.recipes.resuming import Resumption
 from proa.record.state_files import read_state
+from proa.resume.resuming import Resumption
 
 SECONDS = 60.0
 

@@ -162,8 +162,8 @@ def main():
     import proa.cli.resume
     import proa.cli.train
     import proa.experiments.processes
-    import proa.recipes.detached_run
-    import proa.recipes.learning  # noqa: F401
+    import proa.run.local
+    import proa.run.supervised  # noqa: F401
 
     register()
     ctypes.CDLL(None).prctl(_ADOPT_ORPHANS, 1)

@@ -9,15 +9,15 @@ import torch
 from tests.chaos.kill_scenarios import ADAPTIVE_KL, LORA, OF_PAIRS, StopAfter, inline, often_the_same
 from tests.chaos.killed_runs import DETACHED, SUPERVISED
 from tests.chaos.left_out_runs import SECONDS, Gate, NotesSent, Story, emptied, paths_in, put
-from tests.roles.honest_makers import fulfil, plan, prompt
+from tests.leases.honest_makers import fulfil, plan, prompt
 
 from proa import Callback
+from proa.actors.waiting import LeaseFailedError, WaitTimeoutError
+from proa.leases.book import LeaseBook
+from proa.leases.plan import Sifted
 from proa.recipes import dapo, dr_grpo, grpo, ppo, reward_model, sft
 from proa.roles.buffer import DetachedReplayBuffer
-from proa.roles.lease_book import LeaseBook
-from proa.roles.lease_plan import Sifted
 from proa.roles.source import PushedExperience
-from proa.roles.waiting import LeaseFailedError, WaitTimeoutError
 
 
 @pytest.fixture(autouse=True)
@@ -191,7 +191,7 @@ CONTROLS_OF_ANOTHER_LOOP = [
 VERSIONS = ("ppo", 7, "weights.versions")
 
 INFORMATIONAL = {
-    "run.config": "what the run was made with, compared with what it is to go on with: tests/recipes/test_inputs.py",
+    "run.config": "what the run was made with, compared with what it is to go on with: tests/resume/test_inputs.py",
     "run.inputs": "the data and the models it was made with, compared likewise",
     "trainer.trained_steps.moved": "whether a warning is given at the end; nothing is decided by it",
     "trainer.trained_steps.first_skip": "words about the first step that was skipped; nothing is decided by them",
@@ -210,7 +210,7 @@ INFORMATIONAL = {
 ELSEWHERE = {
     **dict.fromkeys(
         ("optimizer.masters", "trainer.optimizers.0.masters", "trainer.optimizers.1.masters"),
-        "a model in float32 has none; tests/recipes/test_precision.py resumes those that do",
+        "a model in float32 has none; tests/run/test_precision.py resumes those that do",
     ),
     "trainer.source": "left out part by part below",
     "trainer.loop.step": "of a detached run follows from its place; the state of a complete run has it",

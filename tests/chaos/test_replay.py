@@ -11,9 +11,9 @@ from tests.chaos.killed_runs import DETACHED, SUPERVISED
 from proa import CallbackManager, MakerCallback
 from proa.config import ConfigError
 from proa.recipes import grpo, sft
-from proa.recipes.replaying import replay
 from proa.record.checkpoints import CheckpointManager
 from proa.record.journal import Journal
+from proa.run.replay import replay
 
 WINDOWED = DETACHED | {"schedule": "windowed", "makers": 3, "total_steps": 6, "eval": [], "lease_prompts": 1}
 

@@ -7,9 +7,9 @@ from tests.experiments.small_experiment import MODEL
 
 from proa.cli.main import main
 from proa.data.results import EvalResult
+from proa.evals.benchmark import Scored
 from proa.recipes import grpo, sft
-from proa.recipes.benchmark import Scored
-from proa.recipes.job import beginning_of
+from proa.run.start import beginning_of
 from proa.tasks import Task, template_date
 from proa.tasks.task import TaskRow
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.roles.honest_makers import fulfil, prompt, with_item
+from tests.leases.honest_makers import fulfil, prompt, with_item
 
 from proa.data.lease import Delivery, GarbageError, Lease, check_delivery
 from proa.errors import ProaError

@@ -13,11 +13,11 @@ from transformers import PreTrainedModel
 
 from proa.data.sampling import Completion, Sampling
 from proa.engines import Engine, Request, build_engine
+from proa.learning.optimizer import Optimizer, OptimizerSettings
 from proa.policy.adapter_layout import AdapterError, AdapterOverBase
 from proa.policy.log_probs import action_statistics
 from proa.policy.lora import LoraSettings, adapter_layout, adapter_weights, add_lora, base_weights, has_lora
 from proa.policy.models import weights_digest, weights_of
-from proa.policy.optimizer import Optimizer, OptimizerSettings
 
 Kind = Literal["native", "hf"]
 both_kinds = pytest.mark.parametrize("kind", ["native", "hf"])

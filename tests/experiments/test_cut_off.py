@@ -16,8 +16,8 @@ from proa import Callback
 from proa.cli.main import main
 from proa.config import ConfigError
 from proa.experiments import Experiment
-from proa.recipes.resuming import _moved_along
 from proa.record.run_lock import RunLockedError, lock
+from proa.resume.resuming import _moved_along
 
 CONFIG = {
     "name": "e", "runs": {"a": RUN, "b": {**RUN, "optimizer": {"learning_rate": 1e-2}}}, "n_repeats": 2, "base_seed": 0,

@@ -9,6 +9,7 @@ import pytest
 from tests.experiments.small_experiment import RUN, Listener
 
 from proa import Callback
+from proa.actors.interruption import Interruption
 from proa.config import ConfigError
 from proa.data.results import ArmResult
 from proa.errors import ProaError
@@ -16,7 +17,6 @@ from proa.experiments import Experiment, concurrent, processes
 from proa.experiments.arm_run import ArmRun
 from proa.experiments.plan import plan
 from proa.experiments.processes import ArmProcess, carried_out
-from proa.loop.interruption import Interruption
 
 TWO_OF_EACH = {"name": "e", "runs": {"a": RUN, "b": RUN}, "n_repeats": 2, "max_concurrent_arms": 2, "base_seed": 0}
 

@@ -10,9 +10,9 @@ import torch
 from proa import CallbackManager, DetachedTrainer
 from proa.data.lease import Prompt
 from proa.data.sampling import Completion, Sampling
+from proa.leases.book import LeaseBook
+from proa.leases.plan import LeasePlan
 from proa.rewards import InlineRewards
-from proa.roles.lease_book import LeaseBook
-from proa.roles.lease_plan import LeasePlan
 from proa.roles.maker import ExperienceMakerHolder
 from proa.roles.weights import WeightStore
 from proa.runtime.local import Supervision

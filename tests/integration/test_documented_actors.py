@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from proa import DetachedTrainer, ExperienceMakerHolder
+from proa.actors.finding import find_actor
 from proa.data.lease import Prompt
 from proa.data.sampling import Completion, Sampling
 from proa.errors import SettingError
 from proa.rewards import InlineRewards
-from proa.roles.finding import find_actor
 from proa.roles.weights import Weights
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")

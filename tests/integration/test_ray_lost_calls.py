@@ -44,7 +44,7 @@ def train_with_failures(tmp_path, repository, *, failures, name="lossy", **chang
     return json.loads((tmp_path / name / "run.json").read_text())["weights_digest"], injected
 
 
-@pytest.mark.prove  # repeated and reordered deliveries in process: tests/roles/test_lease_book.py
+@pytest.mark.prove  # repeated and reordered deliveries in process: tests/leases/test_book.py
 def test_lost_calls_and_lost_replies_change_nothing(tmp_path, repository):
     lossy, injected = train_with_failures(tmp_path, repository, failures=6, makers=2)
     assert {"request", "response"} <= set(injected)

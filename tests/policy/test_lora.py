@@ -10,6 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from proa.errors import ProaError
+from proa.learning.optimizer import Optimizer, OptimizerSettings
 from proa.policy.adapter_layout import AdapterError, AdapterOverBase, linear_layers
 from proa.policy.log_probs import action_statistics
 from proa.policy.lora import (
@@ -24,7 +25,6 @@ from proa.policy.lora import (
     trained_weights,
 )
 from proa.policy.models import ModelError, load_model, save_model, weights_digest, weights_of
-from proa.policy.optimizer import Optimizer, OptimizerSettings
 from proa.policy.whole import whole_weights, whole_weights_over
 
 SHAPES = ["llama", "qwen2", "gpt2"]

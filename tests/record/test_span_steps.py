@@ -7,17 +7,17 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from proa.run.driver import DriverSide
 from tests.experiments.small_experiment import MODEL
 
+from proa.actors.activity import Activity
 from proa.data.results import LogContext
 from proa.data.state import LoopState
 from proa.lifecycle.manager import CallbackManager
 from proa.recipes import grpo, sft
-from proa.recipes.driver_side import DriverSide
-from proa.recipes.step_record import TakeStepRecord, _listed
 from proa.record.spans import SpanRecord
 from proa.record.state_files import read_state
-from proa.roles.activity import Activity
+from proa.run.step_record import TakeStepRecord, _listed
 
 COMMON = {
     "total_steps": 4, "train_batch_size": 8, "model": {"config": MODEL}, "optimizer": {"learning_rate": 1e-2},
@@ -105,7 +105,7 @@ def test_lengths_of_files_are_told_when_they_are_on_the_disk(tmp_path, monkeypat
     """A checkpoint that names lines which a power cut takes away could not be gone on from."""
     lasting = []
     monkeypatch.setattr(
-        "proa.recipes.driver_side.os.fsync", lambda descriptor: lasting.append(length_of(descriptor))
+        "proa.run.driver.os.fsync", lambda descriptor: lasting.append(length_of(descriptor))
     )  # fmt: skip
     driver = DriverSide(tmp_path, CallbackManager(), LogContext(tmp_path))
     driver._spans.append([{"actor": "a", "kind": "b", "start": 1.0, "seconds": 1.0}])

@@ -6,9 +6,9 @@ import time
 import pytest
 import torch
 
+from proa.actors.waiting import ClosedError, WaitTimeoutError
 from proa.data.experience import BufferItem, merge
 from proa.roles.buffer import DetachedReplayBuffer
-from proa.roles.waiting import ClosedError, WaitTimeoutError
 
 
 def items(*numbers):

@@ -4,16 +4,16 @@ import threading
 
 import pytest
 import torch
-from tests.roles.honest_makers import prompt
+from tests.leases.honest_makers import prompt
 
 from proa import MakerCallback
+from proa.actors.waiting import ClosedError, LeaseFailedError, WaitTimeoutError
 from proa.data.lease import Lease, check_delivery, sample_seed
 from proa.data.sampling import Completion, Sampling
 from proa.engines import build_engine
 from proa.policy.models import load_model, weights_of
 from proa.rewards import InlineRewards
 from proa.roles.maker import ExperienceMakerHolder
-from proa.roles.waiting import ClosedError, LeaseFailedError, WaitTimeoutError
 from proa.roles.weights import WeightStore
 
 GROUP = 2
@@ -38,7 +38,7 @@ class Studio:
         self.seen, self.fetched, self.deliveries, self.pushed = [], [], [], []
         self.now = 0.0
         if monkeypatch is not None:
-            monkeypatch.setattr("proa.roles.activity.time", self)
+            monkeypatch.setattr("proa.actors.activity.time", self)
         self.store = WeightStore()
         for version in range(4):
             self.store.publish(version, {"weight": torch.full((3,), float(version))})

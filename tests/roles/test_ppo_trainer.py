@@ -9,9 +9,9 @@ import torch
 from proa.algorithms import DAPO, PPO
 from proa.data.experience import Experience
 from proa.data.sampling import Sampling
+from proa.learning.optimizer import OptimizerSettings
 from proa.policy.critic import Critic, critic_from_reward_model, separate_critic, shared_critic
 from proa.policy.models import load_model
-from proa.policy.optimizer import OptimizerSettings
 from proa.roles.grpo_trainer import DetachedGRPOTrainer
 from proa.roles.policy_trainer import StepSettings
 from proa.roles.ppo_trainer import DetachedPPOTrainer

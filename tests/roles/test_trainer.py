@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from proa import TrainerCallback
+from proa.actors.waiting import WaitTimeoutError
 from proa.data.experience import BufferItem, Experience
 from proa.errors import HookError
 from proa.roles.trainer import DetachedTrainer
-from proa.roles.waiting import WaitTimeoutError
 from proa.testing import Recorder, assert_lifecycle
 
 

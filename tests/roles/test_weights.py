@@ -5,10 +5,10 @@ import threading
 import pytest
 import torch
 
+from proa.actors.waiting import WaitTimeoutError
 from proa.data.sampling import Sampling
 from proa.engines.weights import WeightPlaces
 from proa.roles.maker import ExperienceMakerHolder
-from proa.roles.waiting import WaitTimeoutError
 from proa.roles.weights import Weights, WeightsError, WeightStore, transport_digest
 
 

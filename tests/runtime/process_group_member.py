@@ -15,7 +15,7 @@ import traceback
 import torch
 
 from proa.data.state import StopTraining
-from proa.roles.replicas import ReplicaError
+from proa.learning.replicas import ReplicaError
 from proa.runtime import process_group
 from proa.runtime.process_group import ProcessGroup, serve_store
 

@@ -16,15 +16,15 @@ from proa import CallbackManager
 from proa.algorithms import build_algorithm
 from proa.data.sampling import Sampling
 from proa.engines import build_engine
+from proa.learning.optimizer import OptimizerSettings
+from proa.leases.book import LeaseBook
+from proa.leases.plan import LeasePlan
 from proa.policy.critic import separate_critic, shared_critic
 from proa.policy.lora import LoraSettings, add_lora, trained_weights
 from proa.policy.models import load_model, weights_digest, weights_of
-from proa.policy.optimizer import OptimizerSettings
 from proa.policy.whole import whole_weights_over
 from proa.rewards import InlineRewards
 from proa.roles.grpo_trainer import DetachedGRPOTrainer
-from proa.roles.lease_book import LeaseBook
-from proa.roles.lease_plan import LeasePlan
 from proa.roles.maker import ExperienceMakerHolder
 from proa.roles.policy_trainer import PolicyTrainer, StepSettings
 from proa.roles.ppo_trainer import DetachedPPOTrainer

@@ -4,8 +4,8 @@ import pytest
 import torch
 from tests.runtime.small_run import SmallRun, failing_once, hanging_once, with_random_delays
 
+from proa.leases.book import LeaseBook
 from proa.policy.lora import LoraSettings
-from proa.roles.lease_book import LeaseBook
 from proa.runtime.local import Supervision
 
 

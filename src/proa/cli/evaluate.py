@@ -16,16 +16,16 @@ from transformers.utils import logging as transformers_logging
 
 from ..config import ConfigError, RunConfig, load_run_config
 from ..config.run_config import GIVEN, EvalSection
+from ..evals.benchmark import Scored
+from ..evals.evaluation import weights_version
 from ..private_files import make_private_folder
-from ..recipes.benchmark import Scored
-from ..recipes.evaluation import weights_version
-from ..recipes.job import beginning_of
-from ..recipes.model_eval import evaluate_folder
-from ..recipes.resuming import saved_config_in
 from ..record.checkpoints import CheckpointManager
 from ..record.evals import AFTER_TRAINING, write_predictions
 from ..record.run_folder import as_json as as_json_text
 from ..record.run_folder import read_json
+from ..resume.resuming import saved_config_in
+from ..run.evaluate import evaluate_folder
+from ..run.start import beginning_of
 from ..spelling import did_you_mean
 from ..tasks.builtin import BUILTIN
 from ..tasks.template_date import pinned_to

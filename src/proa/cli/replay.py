@@ -13,7 +13,7 @@ from rich.text import Text
 from transformers.utils import logging as transformers_logging
 
 from ..callbacks import ConsoleProgress
-from ..recipes.replaying import Replay, replay
+from ..run.replay import Replay, replay
 from ..terminal import JobConsole, output_may_be_lost
 from .endings import ending
 from .words import counted

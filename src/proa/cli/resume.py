@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import ProaError
-from ..recipes.resuming import AUTO, config_in
 from ..record.reading import NoRunError
 from ..record.run_folder import read_json
+from ..resume.resuming import AUTO, config_in
 from ..visible import print_visible
 from .endings import told
 from .train import carry_through

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
+from ..actors.interruption import Interruption
 from ..callbacks import build_callback
 from ..config import ExperimentConfig, RunConfig
 from ..data.loop import LoopArtifacts
@@ -20,15 +21,13 @@ from ..lifecycle.failures import note_failure
 from ..lifecycle.hooks import BaseCallback, Callback
 from ..lifecycle.manager import CallbackManager
 from ..lifecycle.policy import Priority
-from ..loop.interruption import Interruption
-from ..recipes import job_of
-from ..recipes.given import Given
-from ..recipes.job import carry_out
-from ..recipes.model_eval import evaluate_folder
-from ..recipes.placing import Listeners, place_callbacks
-from ..recipes.resuming import AUTO
 from ..record.evals import EvalRecord
 from ..record.run_folder import RunFolder
+from ..resume.resuming import AUTO
+from ..run.evaluate import evaluate_folder
+from ..run.given import Given
+from ..run.placing import Listeners, place_callbacks
+from ..run.start import build_run, carry_out
 from .plan import PlannedRun
 from .saved_result import save_arm
 
@@ -109,7 +108,7 @@ class _Telling:
         config = self.run.config
         carry_out(
             config,
-            lambda: job_of(config, Given(), self.listeners),
+            lambda: build_run(config, Given(), self.listeners),
             resume=AUTO,
             after_training=self._after_training,
             interruption=self.interruption,

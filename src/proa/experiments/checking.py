@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ..config import ConfigError, ExperimentConfig
 from ..config.run_config import TRAININGS_OWN, EvalSection
 from ..errors import ProaError
-from ..recipes.named import check_named, score_names
+from ..run.checks import check_named, score_names
 from ..spelling import did_you_mean
 from .plan import Chain, PlannedRun
 

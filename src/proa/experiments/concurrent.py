@@ -9,8 +9,8 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ..actors.interruption import Interruption
 from ..data.results import ArmResult, LogContext
-from ..loop.interruption import Interruption
 from .arm_run import ArmRun
 from .plan import Chain, PlannedRun
 from .processes import ArmProcess, Elsewhere

@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from ..actors.interruption import Interruption
 from ..callbacks import build_callback
 from ..config import ConfigError, ExperimentConfig, load_experiment_config
 from ..data.results import ArmResult, ExperimentResult, LogContext, Status
@@ -18,13 +19,12 @@ from ..lifecycle.manager import CallbackManager, Callbacks
 from ..lifecycle.moments import EventName
 from ..lifecycle.placement import refuse_unportable
 from ..lifecycle.roles import callbacks_in
-from ..loop.interruption import Interruption
-from ..recipes.resuming import changes_to, saved_config
 from ..record.checkpoints import CheckpointManager
 from ..record.durable import Disk
 from ..record.run_folder import RunFolderError, as_json, read_json
 from ..record.run_lock import lock
 from ..record.secrets import remember
+from ..resume.resuming import changes_to, saved_config
 from ..terminal import output_may_be_lost
 from .arm_run import ArmRun
 from .checking import check_arms

@@ -15,8 +15,8 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
+from ..actors.interruption import SIGNALS
 from ..data.results import ArmResult, Status
-from ..loop.interruption import SIGNALS
 from .arm_run import ArmRun
 
 log = logging.getLogger("proa.experiments")

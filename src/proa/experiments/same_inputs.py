@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..data.results import ArmResult
-from ..recipes.inputs import Inputs
-from ..recipes.resuming import Resumption
 from ..record.checkpoints import CheckpointError, CheckpointManager
+from ..resume.inputs import Inputs
+from ..resume.resuming import Resumption
 from ..tasks.builtin import BUILTIN
 
 

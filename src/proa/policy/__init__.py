@@ -1,1 +1,1 @@
-"""The policy: a causal language model, its log-probabilities, its micro-batches and its optimizer."""
+"""The policy and the models beside it: loading, log-probabilities, adapters, critic, reference, reward model."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
+from ..actors.waiting import ClosedError, StepInterrupted, WaitingRoom
 from ..data.experience import BufferItem, Experience, merge, split
-from .waiting import ClosedError, StepInterrupted, WaitingRoom
 
 
 class DetachedReplayBuffer:

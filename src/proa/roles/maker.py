@@ -12,6 +12,10 @@ from typing import Any, Protocol
 
 import torch
 
+from ..actors.activity import Activity, Doing
+from ..actors.concurrency import concurrency_group
+from ..actors.finding import find_actor
+from ..actors.waiting import ClosedError, LeaseFailedError, WaitTimeoutError
 from ..data.experience import BufferItem, merge
 from ..data.experience_changes import apply_changes
 from ..data.lease import Delivery, Lease, Prompt, sample_seed
@@ -19,15 +23,11 @@ from ..data.reward_limits import fault_of
 from ..data.sampling import Completion, Sampling
 from ..data.state import LoopState
 from ..engines.protocol import Engine, Request
+from ..leases.plan import group_by_id
 from ..lifecycle.manager import CallbackManager, Callbacks
 from ..lifecycle.roles import Role
 from ..numerics import Numerics
 from ..rewards.score import Score, add_part
-from .activity import Activity, Doing
-from .concurrency import concurrency_group
-from .finding import find_actor
-from .lease_plan import group_by_id
-from .waiting import ClosedError, LeaseFailedError, WaitTimeoutError
 from .weights import Weights
 
 log = logging.getLogger("proa.maker")

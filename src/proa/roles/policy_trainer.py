@@ -17,15 +17,15 @@ from ..data.experience import BufferItem, Experience
 from ..data.loop import ManifestRow
 from ..data.sampling import Sampling
 from ..errors import SettingError
+from ..learning.optimizer import Optimizer, OptimizerSettings
+from ..learning.replicas import added_up, same_gradients
+from ..leases.plan import Sifted
 from ..maths.importance import log_ratio, truncated_importance
 from ..policy.log_probs import ActionStatistics, action_statistics
 from ..policy.lora import trained_weights
 from ..policy.micro_batches import deal_rows, plan_micro_batches, take_rows
-from ..policy.optimizer import Optimizer, OptimizerSettings
 from ..policy.reference import reference_of
 from ..policy.shared_prompts import shared_lengths, shared_prompt_statistics
-from .lease_plan import Sifted
-from .replicas import added_up, same_gradients
 from .trainer import DetachedTrainer
 from .weights import WeightStore
 

@@ -14,12 +14,12 @@ from ..algorithms import PPO, Credit, CreditInputs
 from ..data.experience import Experience
 from ..data.loop import ManifestRow
 from ..errors import SettingError
+from ..learning.optimizer import Optimizer, OptimizerSettings
 from ..maths.shaping import adapted_kl_coefficient
 from ..maths.values import explained_variance
 from ..policy.critic import Critic
 from ..policy.log_probs import ActionStatistics
 from ..policy.micro_batches import take_rows
-from ..policy.optimizer import Optimizer, OptimizerSettings
 from .policy_trainer import PolicyTrainer, action_mask_of, attention_mask_of, completion_lengths
 
 

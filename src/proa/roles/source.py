@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from ..data.experience import BufferItem, Experience, split
+from ..data.packed_items import pack_items, unpack_items
 from ..data.saved_items import items_from, items_tree
+from ..learning.replicas import Replicas
+from ..leases.ledger import Ledger, tokens_in
 from .buffer import DetachedReplayBuffer
-from .ledger import Ledger, tokens_in
 
 
 class Source(Protocol):
@@ -97,3 +99,53 @@ class PushedExperience:
         self.buffer.close(reason)
         with self.buffer.room:
             self.ledger.abandon("run_ended")
+
+
+class SharedSource:
+    """Rank 0's source of batches, for every trainer: it alone asks there and settles, all get the same items."""
+
+    def __init__(self, replicas: Replicas, source: Source | None) -> None:
+        self._replicas = replicas
+        self._source = source
+        self.ledger = source.ledger if source is not None else Ledger()
+
+    @property
+    def ready(self) -> bool:
+        return self._source is not None and self._source.ready
+
+    @property
+    def made(self) -> dict[str, float]:
+        return self._source.made if self._source is not None else {}
+
+    def start_episode(self, episode: int) -> None:
+        if self._source is not None:
+            self._source.start_episode(episode)
+
+    def take_step(self, owner: str) -> list[BufferItem]:
+        if self._source is None:
+            return list(unpack_items(self._replicas.from_first(pack_items([]))))
+        taken = self._source.take_step(owner)
+        self._replicas.from_first(pack_items(taken))
+        return taken
+
+    def settle(self, items: Sequence[BufferItem], *, dropped: str | None = None) -> None:
+        if self._source is not None:
+            self._source.settle(items, dropped=dropped)
+
+    def interrupt(self) -> None:
+        if self._source is not None:
+            self._source.interrupt()
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._source.state_dict() if self._source is not None else {}
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        if self._source is not None:
+            self._source.load_state_dict(saved)
+
+    def versions_in_use(self) -> set[int] | None:
+        return self._source.versions_in_use() if self._source is not None else None
+
+    def close(self, reason: str) -> None:
+        if self._source is not None:
+            self._source.close(reason)

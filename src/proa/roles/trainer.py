@@ -14,12 +14,16 @@ from typing import Any, TypeVar
 
 import torch
 
+from ..actors.activity import Activity
+from ..actors.concurrency import concurrency_group
+from ..actors.waiting import StepInterrupted
 from ..data.experience import BufferItem, Experience, merge
 from ..data.lease import sample_seed
 from ..data.loop import ManifestRow
 from ..data.saved_items import experience_from, experience_tree
 from ..data.state import LoopState
 from ..errors import NothingToTrainOnError
+from ..learning.replicas import Alone, Replicas, telling_the_others
 from ..lifecycle.manager import CallbackManager, Callbacks
 from ..lifecycle.roles import Role
 from ..lifecycle.spans import Lifecycle
@@ -27,12 +31,8 @@ from ..loop.after_step import AfterStep, Evaluator, Resumed, Saver, go_on_with
 from ..loop.supervised import artifacts_of
 from ..loop.trained_steps import TrainedSteps
 from ..numerics import Numerics
-from .activity import Activity
 from .buffer import DetachedReplayBuffer
-from .concurrency import concurrency_group
-from .replicas import Alone, Replicas, telling_the_others
 from .source import PushedExperience, Source
-from .waiting import StepInterrupted
 
 log = logging.getLogger("proa.trainer")
 

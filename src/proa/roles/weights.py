@@ -12,8 +12,8 @@ import numpy as np
 import torch
 import xxhash
 
+from ..actors.waiting import WaitingRoom
 from ..errors import ProaError
-from .waiting import WaitingRoom
 
 Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
 

@@ -9,13 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import monotonic
 
+from ..actors.waiting import ClosedError, LeaseFailedError, LongWaits, Wait, WaitTimeoutError
 from ..errors import ProaError
+from ..leases.book import LeaseBook
 from ..lifecycle.manager import CallbackManager
 from ..record.live import ActorView, LiveFile, LiveView, WaitView
-from ..roles.lease_book import LeaseBook
 from ..roles.maker import ExperienceMakerHolder
 from ..roles.trainer import DetachedTrainer
-from ..roles.waiting import ClosedError, LeaseFailedError, LongWaits, Wait, WaitTimeoutError
 from ..roles.weights import WeightStore
 
 log = logging.getLogger("proa.runtime")

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from ..roles.replicas import ReplicaError, as_raised_elsewhere, farewell
+from ..learning.replicas import ReplicaError, as_raised_elsewhere, farewell
 
 T = TypeVar("T")
 

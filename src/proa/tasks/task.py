@@ -28,3 +28,14 @@ class Task:
     name: str
     rows: Sequence[TaskRow]
     reward: Callable[..., list[float | None]] | None = None
+
+
+def check_columns(task: Task) -> None:
+    """Rewards get a column of every row, or of none."""
+    if not task.rows:
+        return
+    first = task.rows[0].columns.keys()
+    for place, row in enumerate(task.rows):
+        if row.columns.keys() != first:
+            name = min(row.columns.keys() ^ first)
+            raise TaskError(f"task {task.name!r}, row {place}: {name!r} is in some rows and not in others")

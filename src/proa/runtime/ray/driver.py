@@ -14,13 +14,13 @@ from typing import Any
 
 import ray
 
+from ...actors.interruption import Interruption
+from ...actors.waiting import ClosedError, LongWaits, WaitTimeoutError
 from ...data.state import LoopState
 from ...errors import ProaError
+from ...learning.replicas import ReplicaError
 from ...lifecycle.manager import CallbackManager
-from ...loop.interruption import Interruption
 from ...record.live import LiveFile, LiveView, WaitView
-from ...roles.replicas import ReplicaError
-from ...roles.waiting import ClosedError, LongWaits, WaitTimeoutError
 from ..local import RunFailedError
 from .calls import LongCall, UnreachableError, Watched, asked, in_short
 from .link import Answer, Interests, Key

@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
+from ...actors.waiting import WaitTimeoutError
 from ...data.state import LoopState
 from ...lifecycle.hooks import EveryMoment
 from ...lifecycle.moments import MOMENTS, EventName, Scope
-from ...roles.waiting import WaitTimeoutError
 from .calls import portable
 
 Key: TypeAlias = tuple[str, int]

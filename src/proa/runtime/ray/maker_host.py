@@ -14,14 +14,14 @@ from typing import Any, ClassVar
 
 import ray
 
+from ...actors.concurrency import concurrency_group
+from ...actors.waiting import ClosedError, LeaseFailedError, WaitTimeoutError
 from ...data.lease import Delivery, Lease
 from ...lifecycle.hooks import BaseCallback
 from ...lifecycle.moments import Scope
 from ...record.live import ActorView
 from ...record.secrets import redact_values
-from ...roles.concurrency import concurrency_group
 from ...roles.maker import ExperienceMakerHolder
-from ...roles.waiting import ClosedError, LeaseFailedError, WaitTimeoutError
 from ...roles.weights import Weights
 from .calls import Once, asked
 from .link import Answer, Interests, Question, ToRemoteDriver

@@ -20,17 +20,17 @@ from typing import Any, ClassVar
 import ray
 import torch
 
+from ...actors.concurrency import concurrency_group
+from ...actors.waiting import ClosedError, WaitTimeoutError
 from ...data.lease import Delivery
 from ...data.packed_items import PackedItems
+from ...learning.replicas import Alone, Replicas
+from ...leases.book import LeaseBook
 from ...lifecycle.hooks import BaseCallback
 from ...lifecycle.moments import Scope
 from ...record.live import ActorView
 from ...record.secrets import redact_values
-from ...roles.concurrency import concurrency_group
-from ...roles.lease_book import LeaseBook
-from ...roles.replicas import Alone, Replicas
 from ...roles.trainer import DetachedTrainer
-from ...roles.waiting import ClosedError, WaitTimeoutError
 from ...roles.weights import Keep, Recall, WeightStore
 from ..process_group import ProcessGroup, serve_store
 from .calls import Once, portable

@@ -1,0 +1,448 @@
+"""The lease book: which work is handed out, with which weights, and in which order it is trained on.
+
+Staleness is bounded by admission. Let L be the leases of one episode and c those consumed. When episode e
+starts, leases up to c + (1 + max_staleness) * L are admitted, and the newly admitted carry version e. With
+two leases an episode and max_staleness 1:
+
+    episode 0 admits 0 1 2 3 with version 0 and trains on 0 1
+    episode 1 admits     4 5 with version 1 and trains on 2 3 (version 0)
+    episode 2 admits     6 7 with version 2 and trains on 4 5 (version 1)
+
+Nothing here depends on who generates a lease or when it comes back, so neither do the weights.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ..actors.activity import making_metrics
+from ..actors.waiting import ClosedError, LeaseFailedError, StepInterrupted, WaitingRoom
+from ..data.experience import BufferItem
+from ..data.lease import Delivery, Lease, Prompt, sample_seed
+from ..data.saved_items import delivery_from, delivery_tree, items_from, items_tree
+from .decisions import Decisions
+from .ledger import Ledger, tokens_in
+from .open_leases import OpenLeases
+from .plan import LeasePlan, Sift, keep_everything
+
+
+class LeaseBook:
+    """Order, admission, sequencer and ledger of one run; every method may be called from any thread."""
+
+    def __init__(
+        self,
+        plan: LeasePlan,
+        prompt: Callable[[int], Prompt],
+        *,
+        sift: Sift = keep_everything,
+        wait_timeout: float = 600.0,
+    ) -> None:
+        self.plan = plan
+        self.ledger = Ledger()
+        self.made: dict[str, float] = {}
+        """What makers spent on the leases that the last `take_step` consumed, as metrics; empty if on none."""
+        self.room = WaitingRoom()
+        self._prompt = prompt
+        self._sift = sift
+        self._wait_timeout = wait_timeout
+        self._admitted = 0  # leases, whose ids are those below
+        self._versions: dict[int, int] = {}  # of the leases that are not done with, by id
+        self._open = OpenLeases()  # admitted, not delivered
+        self._arrived: dict[int, Delivery] = {}  # delivered, not consumed; in order of arrival
+        self._consumed_ahead: set[int] = set()  # of those after `_next`
+        self._expected_in_vain: set[int] = set()  # with a maker, but too stale by now to be trained on
+        self._next = 0  # the lease that `in_order` consumes next: all before it are consumed
+        self._groups: deque[tuple[int, tuple[BufferItem, ...]]] = deque()  # (version, sifted group), not in a batch
+        self._at_the_door: set[int] = set()  # made, and waiting for room
+        self._dismissed: set[str] = set()
+        self._scored = (0, 0)  # of the step that is being put together: samples, and those without a reward
+        self._in_training = (0, 0)  # samples and tokens of the step that is being computed
+        self._decisions = Decisions()
+        self._spans: list[dict[str, Any]] = []
+        self._episode = 0
+        self._steps_taken = 0
+        self._closed = ""
+        self._interrupted = False
+
+    # -- admission -----------------------------------------------------------------------------------
+
+    def start_episode(self, episode: int) -> None:
+        """Admit what this episode may admit; the newly admitted carry its version."""
+        plan = self.plan
+        with self.room as room:
+            if self._admitted and episode == self._episode:
+                return  # a run that goes on in the middle of it
+            self._episode = episode
+            self._drop_stale()
+            self._forget_versions()
+            ahead = (1 + plan.max_staleness) * plan.update_steps * plan.leases_per_step
+            needed = (plan.total_steps - self._steps_taken) * plan.leases_per_step
+            self._admit(self._consumed + min(ahead, needed) - self._admitted)
+            room.announce()
+
+    def _drop_stale(self) -> None:
+        """Let go of what this episode may not train on any more.
+
+        In order and without filtering, admission alone keeps the bound and there is nothing to drop. With filtering a
+        step may need fewer leases than were admitted for it, because groups were left over from the one before;
+        and where the first that comes is taken, one that comes late may come too late.
+        """
+        oldest = self._episode - self.plan.max_staleness
+        for group in [group for version, group in self._groups if version < oldest]:
+            self.ledger.drop(len(group), "stale", tokens=tokens_in(group))
+        self._groups = deque(entry for entry in self._groups if entry[0] >= oldest)
+        for lease_id in range(self._next, self._admitted):
+            if not self._is_consumed(lease_id) and self._versions[lease_id] < oldest:
+                self._discard(lease_id)
+
+    def _discard(self, lease_id: int) -> None:
+        self._mark_consumed(lease_id)
+        delivery = self._arrived.pop(lease_id, None)
+        if delivery is not None:
+            self.ledger.drop(len(delivery.items), "stale", tokens=delivery.tokens)
+        elif lease_id not in self._open.asked:
+            self._open.close(lease_id)
+        elif lease_id in self._open.with_nobody:
+            self._let_go(lease_id)
+        else:
+            self._expected_in_vain.add(lease_id)
+
+    def _let_go(self, lease_id: int) -> None:
+        """Expect no more of a lease that is too stale to be trained on; should it still come, it is ignored."""
+        self._expected_in_vain.discard(lease_id)
+        self._open.close(lease_id)
+        self.ledger.lose(self.plan.lease_prompts * self.plan.group_size, "stale")
+
+    def _admit(self, count: int) -> None:
+        for lease_id in range(self._admitted, self._admitted + max(0, count)):
+            self._open.with_nobody.add(lease_id)
+            self._versions[lease_id] = self._episode
+            self._admitted += 1
+
+    def _forget_versions(self) -> None:
+        """Of leases that are done with: the book of a long run is as large as that of a short one."""
+        self._versions = {
+            lease_id: version
+            for lease_id, version in self._versions.items()
+            if lease_id in self._open.asked or not self._is_consumed(lease_id)
+        }
+
+    # -- makers --------------------------------------------------------------------------------------
+
+    def next_lease(self, maker: str, *, seconds: float | None = None) -> Lease:
+        """The next piece of work; waits until there is one. Raises `ClosedError` when there will be none."""
+        with self.room as room:
+            room.wait_until(
+                lambda: bool(self._closed or self._open.with_nobody or maker in self._dismissed),
+                owner=maker,
+                reason="the trainer to admit more leases",
+                timeout=self._wait_timeout if seconds is None else seconds,
+            )
+            self._refuse_if_closed()
+            if maker in self._dismissed:
+                raise ClosedError(f"{maker} was replaced")
+            lease = self._lease_or_say_why(min(self._open.with_nobody))
+            if lease.id not in self._open.asked:
+                self.ledger.lease(lease.samples)
+            self._open.ask(lease, maker)
+            room.announce()
+            return lease
+
+    def deliver(self, delivery: Delivery, maker: str, *, seconds: float | None = None) -> bool:
+        """Bring a lease back. Bringing it twice is harmless: the second time changes nothing and says False.
+
+        What the lease did not ask for is refused with `GarbageError`, and changes nothing either.
+        """
+        with self.room as room:
+            self._at_the_door.add(delivery.lease_id)  # held back is not hung
+            try:
+                room.wait_until(
+                    lambda: bool(self._closed) or self._known(delivery.lease_id) or self._may_enter(delivery.lease_id),
+                    owner=maker,
+                    reason="room in the replay buffer",
+                    timeout=self._wait_timeout if seconds is None else seconds,
+                )
+            finally:
+                self._at_the_door.discard(delivery.lease_id)
+            self._refuse_if_closed()
+            in_vain = delivery.lease_id in self._expected_in_vain
+            if self._known(delivery.lease_id) and not in_vain:
+                return False
+            self._open.check(delivery)
+            self._open.close(delivery.lease_id)
+            self.ledger.deliver(len(delivery.items), tokens=delivery.tokens)
+            if in_vain:
+                self._expected_in_vain.remove(delivery.lease_id)
+                self.ledger.drop(len(delivery.items), "stale", tokens=delivery.tokens)
+                return False
+            self._arrived[delivery.lease_id] = delivery
+            room.announce()
+            return True
+
+    def release(self, lease_id: int, maker: str) -> None:
+        """A maker gives a lease up; it is handed to the next one who asks. A late delivery still counts."""
+        with self.room as room:
+            if lease_id in self._expected_in_vain:
+                self._let_go(lease_id)
+                return
+            if self._open.give_up(lease_id, maker):
+                room.announce()
+
+    def dismiss(self, maker: str) -> None:
+        """A maker was replaced: what it has may still come, but it gets nothing more."""
+        with self.room as room:
+            self._dismissed.add(maker)
+            room.announce()
+
+    def held_by(self, maker: str) -> list[int]:
+        """The leases that a maker was given and has not brought back."""
+        with self.room:
+            return self._open.held_by(maker)
+
+    def overdue(self, seconds: float) -> dict[int, str]:
+        """Leases that one maker has had for longer than that, and who."""
+        with self.room:
+            late = self._open.overdue(seconds)
+            return {lease_id: maker for lease_id, maker in late.items() if lease_id not in self._at_the_door}
+
+    def _lease_or_say_why(self, lease_id: int) -> Lease:
+        try:
+            return self._lease(lease_id)
+        except Exception as error:  # a prompt that cannot be tokenised, say
+            raise LeaseFailedError(f"lease {lease_id} cannot be handed out: {error}", lease_id) from error
+
+    def _lease(self, lease_id: int) -> Lease:
+        plan = self.plan
+        first = lease_id * plan.lease_prompts
+        ordinals = range(first, first + plan.lease_prompts)
+        return Lease(
+            lease_id,
+            self._versions[lease_id],
+            tuple(self._prompt(ordinal) for ordinal in ordinals),
+            tuple(
+                tuple(sample_seed(plan.seed, ordinal, sample) for sample in range(plan.group_size))
+                for ordinal in ordinals
+            ),
+        )
+
+    def _known(self, lease_id: int) -> bool:
+        return lease_id in self._arrived or self._is_consumed(lease_id)
+
+    def _is_consumed(self, lease_id: int) -> bool:
+        return 0 <= lease_id < self._next or lease_id in self._consumed_ahead
+
+    @property
+    def _consumed(self) -> int:
+        """How many leases are."""
+        return self._next + len(self._consumed_ahead)
+
+    def _may_enter(self, lease_id: int) -> bool:
+        """Whether a delivery need not wait. What the trainer waits for is always let in; and if nobody works
+        on that, everyone is, because those held back here are the ones who could."""
+        limit = self.plan.buffer_limit * self.plan.leases_per_step
+        if not limit or len(self._arrived) < limit:
+            return True
+        awaited = self._next if self._awaited is None else self._awaited
+        return lease_id == awaited or awaited in self._open.with_nobody
+
+    # -- the trainer ---------------------------------------------------------------------------------
+
+    def take_step(self, owner: str = "the trainer") -> list[BufferItem]:
+        """The items of the next step, whole groups; fewer than a batch if filtering used up what may be refilled.
+
+        They count as buffered until `settle` says what became of them.
+        """
+        plan = self.plan
+        consumed: list[Delivery] = []
+        with self.room as room:
+            self._scored = (0, 0)
+            refill_left = plan.max_refill * plan.leases_per_step
+            while (short := plan.prompts_per_step - len(self._groups)) > 0:
+                if self._consumed == self._admitted:
+                    if not refill_left:
+                        break
+                    refill = min(refill_left, -(-short // plan.lease_prompts))
+                    refill_left -= refill
+                    self._admit(refill)
+                    room.announce()
+                consumed.append(self._consume(self._next_to_consume(owner)))
+                room.announce()  # another lease is the awaited one now
+            taken = min(plan.prompts_per_step, len(self._groups))
+            groups = [self._groups.popleft()[1] for _ in range(taken)]
+            items = [item for group in groups for item in group]
+            self._steps_taken += 1
+            self.made = making_metrics(consumed) | _failed_fraction(*self._scored)
+            self._in_training = (len(items), tokens_in(items))
+            return items
+
+    def settle(self, items: Sequence[BufferItem], *, dropped: str | None = None) -> None:
+        """A step on these items is done; or it was skipped, for the reason given, and they are dropped."""
+        with self.room as room:
+            self._in_training = (0, 0)
+            if dropped is None:
+                self.ledger.train(len(items), tokens=tokens_in(items))
+            else:
+                self.ledger.drop(len(items), dropped, tokens=tokens_in(items))
+            room.announce()
+
+    @property
+    def ready(self) -> bool:
+        """Whether `take_step` would return without waiting for a maker, as far as can be told."""
+        with self.room:
+            short = self.plan.prompts_per_step - len(self._groups)
+            leases = -(-short // self.plan.lease_prompts)
+            if self.plan.schedule == "windowed":
+                return len(self._arrived) >= leases
+            return all(lease_id in self._arrived for lease_id in range(self._next, self._next + leases))
+
+    def _next_to_consume(self, owner: str) -> int:
+        """Wait for, and choose, the next lease: the next in order, or the first that came."""
+        self.room.wait_until(
+            lambda: bool(self._closed or self._interrupted or self._has_come()),
+            owner=owner,
+            reason=self._what_is_awaited,
+            timeout=self._wait_timeout,
+        )
+        self._refuse_if_closed()
+        if self._interrupted:
+            raise StepInterrupted("the trainer was asked to end while it waited for experience")
+        if self.plan.schedule != "windowed":
+            return self._next
+        return self._decisions.first_of(self._arrived, self._steps_taken)
+
+    @property
+    def _awaited(self) -> int | None:
+        """The one lease that the trainer can go on with; None if any will do."""
+        return self._decisions.awaited if self.plan.schedule == "windowed" else self._next
+
+    def _has_come(self) -> bool:
+        return bool(self._arrived) if self._awaited is None else self._awaited in self._arrived
+
+    def _what_is_awaited(self) -> str:
+        awaited = self._awaited
+        return "any lease" if awaited is None else f"lease {awaited}{self._open.whereabouts(awaited)}"
+
+    def _consume(self, lease_id: int) -> Delivery:
+        delivery = self._arrived.pop(lease_id)
+        self._mark_consumed(lease_id)
+        self._spans += [
+            {"actor": delivery.made_by, "kind": kind, "start": start, "seconds": seconds, "lease": lease_id,
+             "version": self._versions[lease_id]}
+            for kind, start, seconds in delivery.spans
+        ]  # fmt: skip
+        size = self.plan.group_size
+        for first in range(0, len(delivery.items), size):
+            group = tuple(map(self._decisions.as_scored, delivery.items[first : first + size]))
+            failed = sum(item.reward is None for item in group)
+            self._scored = (self._scored[0] + len(group), self._scored[1] + failed)
+            sifted = self._sift(group)
+            for reason, items in sifted.dropped.items():
+                self.ledger.drop(len(items), reason, tokens=tokens_in(items))
+            if sifted.kept:
+                self._groups.append((self._versions[lease_id], sifted.kept))
+        return delivery
+
+    def _mark_consumed(self, lease_id: int) -> None:
+        self._consumed_ahead.add(lease_id)
+        while self._next in self._consumed_ahead:
+            self._consumed_ahead.remove(self._next)
+            self._next += 1
+
+    # -- what the record is told ----------------------------------------------------------------------
+
+    def take_journal(self) -> list[dict[str, Any]]:
+        """The decisions since this was last asked: which lease came first, which sample's reward could not be had."""
+        with self.room:
+            return self._decisions.take()
+
+    def take_spans(self) -> list[dict[str, Any]]:
+        """What makers did for the leases consumed since this was last asked."""
+        with self.room:
+            taken, self._spans = self._spans, []
+            return taken
+
+    def repeat(self, entries: Sequence[Mapping[str, Any]]) -> None:
+        """Decide as it was decided in another run of the same plan, as far as its journal goes."""
+        with self.room as room:
+            self._decisions.repeat(entries)
+            room.announce()
+
+    # -- saving --------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Between two steps, all that does not follow from the seed: what was admitted with which version, what has
+        come, what is open, and the ledger."""
+        with self.room:
+            self._forget_versions()
+            return {
+                "episode": self._episode,
+                "steps_taken": self._steps_taken,
+                "admitted": self._admitted,
+                "version_ids": torch.tensor(list(self._versions), dtype=torch.int64),
+                "versions": torch.tensor(list(self._versions.values()), dtype=torch.int64),
+                "next": self._next,
+                "consumed_ahead": sorted(self._consumed_ahead),
+                "handed_out": sorted(self._open.asked),
+                "in_vain": sorted(self._expected_in_vain),
+                "arrived": [delivery_tree(delivery) for delivery in self._arrived.values()],
+                "groups": [{"version": version, "items": items_tree(group)} for version, group in self._groups],
+                "ledger": self.ledger.as_dict(),
+            }
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Go on from there. What makers had is with nobody now, and is handed out again."""
+        with self.room as room:
+            self._episode, self._steps_taken, self._next = saved["episode"], saved["steps_taken"], saved["next"]
+            versions = saved["versions"].tolist()
+            self._admitted = saved.get("admitted", len(versions))  # version 0.1 saved the versions of all leases
+            ids = saved["version_ids"].tolist() if "version_ids" in saved else range(len(versions))
+            self._versions = dict(zip(ids, versions, strict=True))
+            self._consumed_ahead = set(saved["consumed_ahead"])
+            self._arrived = {one["lease_id"]: delivery_from(one) for one in saved["arrived"]}
+            self._groups = deque((one["version"], items_from(one["items"])) for one in saved["groups"])
+            self.ledger.load(saved["ledger"])
+            self._open = OpenLeases()
+            for lease_id in saved["handed_out"]:
+                self._open.ask(self._lease(lease_id), "nobody")
+            for lease_id in saved["in_vain"]:
+                self._let_go(lease_id)
+            still_to_come = set(range(self._next, self._admitted)) - self._consumed_ahead
+            self._open.with_nobody = still_to_come - self._arrived.keys()
+            room.announce()
+
+    # -- looking and ending --------------------------------------------------------------------------
+
+    def versions_in_use(self) -> set[int]:
+        """The versions that leases still to be made name, and that of this episode, which more may be admitted with."""
+        with self.room:
+            return {self._episode, *(self._versions[lease_id] for lease_id in self._open.ids)}
+
+    def interrupt(self) -> None:
+        """Have the trainer wait no longer: whoever waits in `take_step`, or comes to, raises `StepInterrupted`."""
+        with self.room as room:
+            self._interrupted = True
+            room.announce()
+
+    def close(self, reason: str, *, step_goes_on: bool = False) -> None:
+        """The run is over: whoever waits is told, and what is left is dropped.
+
+        With `step_goes_on`, what the trainer is training on just now is left for it to settle.
+        """
+        with self.room as room:
+            self._closed = self._closed or reason
+            samples, tokens = self._in_training if step_goes_on else (0, 0)
+            self.ledger.abandon("run_ended", but=samples, but_tokens=tokens)
+            room.announce()
+
+    def _refuse_if_closed(self) -> None:
+        if self._closed:
+            raise ClosedError(self._closed)
+
+
+def _failed_fraction(samples: int, failed: int) -> dict[str, float]:
+    """As a step's metric: of the samples that were consumed for it, how many had no usable reward."""
+    return {"reward_failed_fraction": failed / samples} if samples else {}

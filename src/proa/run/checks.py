@@ -1,0 +1,58 @@
+"""Looks whether what a configuration names is there: tasks, rewards, data and metrics of evals. No model is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..config import ConfigError, RunConfig
+from ..config.run_config import EvalSection
+from ..evals.benchmark import metric_of
+from ..evals.evaluation import eval_task
+from ..rewards import InlineRewards
+from ..rewards.dotted import resolve
+from .given import Given
+from .maker_side import rewards_for
+from .material import load_training_task
+from .supervised import training_data
+
+
+def check_named(config: RunConfig, benchmarks: Sequence[EvalSection] = ()) -> None:
+    """Raise as a run would when it is put together: where several runs come one after the other, the last one's mistake
+    should not wait for the others."""
+    if config.is_supervised:
+        training_data(config, Given())
+    else:
+        _check_rewards(config)
+    for section in (*config.eval, *benchmarks):
+        _check_eval(section, config)
+
+
+def score_names(section: EvalSection, config: RunConfig) -> list[str] | None:
+    """What the scores of an eval are called, the first one first; None if only its own function knows."""
+    if section.evaluator is not None or _is_loss(section, config):
+        return None
+    (function,) = InlineRewards(metric_of(section, eval_task(section, config))).functions
+    several = [f"pass@{section.samples}", f"mean@{section.samples}"] if section.samples > 1 else []
+    return [function.name, "completion_tokens", *several, "errors"]
+
+
+def _check_rewards(config: RunConfig) -> None:
+    task = load_training_task(config, Given())
+    rewards = rewards_for(config, Given(), task)
+    if rewards is not None:
+        scorer = InlineRewards(rewards, weights=config.reward.weights)
+        if task.rows:
+            scorer.check(task.rows[0].columns)
+
+
+def _check_eval(section: EvalSection, config: RunConfig) -> None:
+    if section.evaluator is not None:
+        if not callable(resolve(section.evaluator)):
+            raise ConfigError(f"eval {section.name}: {section.evaluator} is no function of the policy")
+    elif not _is_loss(section, config):
+        InlineRewards(metric_of(section, eval_task(section, config)))
+
+
+def _is_loss(section: EvalSection, config: RunConfig) -> bool:
+    """Benchmarks of an experiment generate, also those of a supervised run."""
+    return section.kind != "generate" and config.is_supervised and section in config.eval

@@ -1,0 +1,48 @@
+"""What a run is to whoever starts it, whatever it trains and wherever."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from ..actors.interruption import Interruption
+from ..data.state import LoopState, TrainState
+from ..record.run_folder import RunFolder
+from ..resume.inputs import Inputs
+from ..resume.resuming import Resumption
+
+
+class Job(Protocol):
+    """A run put together and ready to go."""
+
+    @property
+    def inputs(self) -> Inputs:
+        """What it works on."""
+
+    @property
+    def began(self) -> bool:
+        """Whether training has started; what was refused before leaves no folder."""
+
+    def train(self, folder: RunFolder, resumption: Resumption | None, interruption: Interruption) -> TrainState: ...
+
+    def summary(self) -> dict[str, Any]:
+        """What the header says of how far the run came."""
+
+
+def state_summary(state: LoopState, evals: Iterable[str], callback_errors: dict[str, int]) -> dict[str, Any]:
+    """What a header says of any loop."""
+    return {
+        **({"stop_reason": state.stop_reason} if state.stop_reason else {}),
+        "stopped_by": state.stopped_by,
+        "steps_run": state.global_step,
+        "evals": _evals_in(state.metrics, evals),
+        "callback_errors": callback_errors,
+    }
+
+
+def _evals_in(metrics: dict[str, Any], names: Iterable[str]) -> dict[str, dict[str, float]]:
+    """The last scores of each eval, as the state's metrics hold them."""
+    return {
+        name: {key.removeprefix(f"{name}."): value for key, value in metrics.items() if key.startswith(f"{name}.")}
+        for name in names
+    }

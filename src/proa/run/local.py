@@ -1,0 +1,92 @@
+"""A detached run in one process: trainer and makers in threads, over one copy of the model."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ..actors.interruption import Interruption
+from ..config import RunConfig
+from ..data.state import TrainState
+from ..lifecycle.manager import CallbackManager
+from ..policy.whole import whole_weights_over
+from ..record.live import LiveFile
+from ..record.run_folder import RunFolder
+from ..resume.resuming import Resumption, restore_process
+from ..roles.maker import ExperienceMakerHolder
+from ..roles.weights import WeightStore
+from ..runtime.local import LocalRuntime, Supervision
+from .driver_record import DriverRecord
+from .given import Given
+from .maker_side import MakerSide
+from .placing import Listeners, ToDriver, fresh
+from .trainer_side import Surroundings, TrainerSide
+
+
+class DetachedRun:
+    """One run on this machine: both sides in one process, over one copy of the model."""
+
+    def __init__(
+        self, config: RunConfig, given: Given, listeners: Listeners, journal: Sequence[Mapping[str, Any]] = ()
+    ) -> None:
+        self.config = config
+        self.journal = journal
+        self.listeners = listeners
+        self._makers: list[CallbackManager] = []  # of all that there were, the replaced ones too
+        self.trainer_side = TrainerSide(config, given)
+        self.maker_side = MakerSide(
+            config,
+            given,
+            task=self.trainer_side.task,
+            material=self.trainer_side.material,
+            longest_prompt=self.trainer_side.stream.longest,
+        )
+        inputs = self.maker_side.add_to(self.trainer_side.inputs)
+        self.inputs = self.trainer_side.inputs = replace(inputs, hooks=listeners.experience_hooks())
+
+    def train(self, folder: RunFolder, resumption: Resumption | None, interruption: Interruption) -> TrainState:
+        config, store = self.config, WeightStore(wait_timeout=self.config.wait_timeout)
+        self.trainer_side.prepare(folder.path, resumed=resumption is not None)
+        record = DriverRecord(folder.path, self.listeners.manager, self.listeners.context(folder.path))
+        around = Surroundings(
+            folder.path,
+            store,
+            self.listeners.manager,
+            self.listeners.add,
+            record,
+            resumption=resumption,
+            asked_to_leave=lambda: interruption.reason,
+            journal=self.journal,
+        )
+        trainer, book = self.trainer_side.assemble_first(around)
+        if resumption is not None:
+            restore_process(resumption, self.listeners.manager)
+        interruption.when_asked(trainer.interrupt)
+        with record.finishing(), self.maker_side.scorer as scorer:
+            runtime = LocalRuntime(
+                trainer,
+                lambda name: self._maker(name, scorer),
+                makers=config.makers,
+                book=book,
+                store=store,
+                supervision=Supervision(lease_timeout=config.lease_timeout or config.wait_timeout / 2),
+                watch=LiveFile(folder.path),
+            )
+            runtime.run(config.total_steps, config.update_steps, config.train_epochs)
+        return trainer.state
+
+    @property
+    def began(self) -> bool:
+        return self.trainer_side.trainer is not None
+
+    def summary(self) -> dict[str, Any]:
+        errors = sum((Counter(manager.errors) for manager in [self.listeners.manager, *self._makers]), Counter[str]())
+        return self.trainer_side.summary(dict(errors))
+
+    def _maker(self, name: str, scorer: Any) -> ExperienceMakerHolder:
+        callbacks = [ToDriver(self.listeners.manager), *(fresh(callback) for callback in self.listeners.makers)]
+        maker = self.maker_side.make(name, scorer, callbacks, whole_weights_over(self.trainer_side.material.model))
+        self._makers.append(maker.manager)
+        return maker

@@ -1,0 +1,313 @@
+"""A detached run on Ray: the same two sides, each built in an actor of its own."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..actors.interruption import Interruption
+from ..config import ConfigError, RunConfig
+from ..data.results import EvalResult
+from ..data.state import TrainState
+from ..errors import SettingError
+from ..lifecycle.hooks import BaseCallback
+from ..lifecycle.manager import CallbackManager
+from ..lifecycle.placement import refuse_unportable
+from ..policy.adapter_layout import AdapterLayout, AdapterOverBase
+from ..policy.lora import base_weights, has_lora
+from ..policy.material import Material
+from ..policy.saved_adapter import read_adapter
+from ..policy.whole import WholeWeights
+from ..record.checkpoints import CheckpointManager
+from ..record.live import LiveFile
+from ..record.run_folder import RunFolder
+from ..record.run_record import StepRecord
+from ..resume.inputs import Inputs
+from ..resume.random_state import random_state
+from ..resume.resuming import FROM_THE_BEGINNING, Resumption, begin_again, cut_back, find_checkpoint, restore_process
+from ..roles.maker import ExperienceMakerHolder, Store
+from ..roles.weights import WeightStore
+from ..runtime.local import Supervision
+from ..runtime.ray.cluster import cluster, pickled
+from ..runtime.ray.driver import RayRuntime, TrainerDiedError
+from ..runtime.ray.link import AskDriver
+from ..runtime.ray.makers import Limits
+from ..runtime.ray.places import RaySettings, check_options
+from ..runtime.ray.trainer_host import TrainerParts, TrainerTies
+from ..tasks.template_date import pin, pinned
+from .driver_record import DriverRecord
+from .given import Given
+from .maker_side import MakerSide
+from .material import load_material, load_training_task, lora_settings
+from .placing import Listeners, fresh
+from .trainer_side import Surroundings, TrainerSide
+
+log = logging.getLogger("proa.recipes")
+
+BASE_VERSION = -1
+"""With LoRA, the weights that adapters go over, published once."""
+
+
+class RayRun:
+    """The driver's part of a run on Ray. What is wrong is found when it is built, here, before anything is started."""
+
+    def __init__(
+        self, config: RunConfig, given: Given, listeners: Listeners, journal: Sequence[Mapping[str, Any]] = ()
+    ) -> None:
+        self.config = config
+        self.listeners = listeners
+        self.given = given
+        self.journal = tuple(journal)
+        _check_devices(config)
+        here = config.model_copy(update={"model": config.model.model_copy(update={"device": "cpu"})})
+        side = TrainerSide(here, given)
+        makers = MakerSide(here, given, task=side.task, material=side.material, longest_prompt=side.stream.longest)
+        self.inputs = replace(makers.add_to(side.inputs), hooks=listeners.experience_hooks())
+        travelling = [*self.listeners.makers, *self.listeners.trainer, *self.listeners.every_trainer]
+        refuse_unportable(travelling, pickled)
+        self._runtime: RayRuntime | None = None
+        self._record: DriverRecord | None = None
+
+    def train(self, folder: RunFolder, resumption: Resumption | None, interruption: Interruption) -> TrainState:
+        config, manager = self.config, self.listeners.manager
+        interruption.polled = True
+        at_first = manager.state_dict()
+        name = f"proa-{config.name}-{uuid.uuid4().hex[:8]}"
+        with cluster(config.ray.address, name):
+            interruption.listen_again()
+            for attempt in range(config.ray.trainer_restarts + 1):
+                namespace = f"{name}-{attempt}"  # names of actors that died may not be free yet
+                folder.update(ray={"namespace": namespace})
+                if resumption is not None:
+                    restore_process(resumption, manager, partly=True)
+                self._runtime = runtime = self._new_runtime(folder, namespace, resumption, interruption)
+                runtime.state.checkpoint_mgr = CheckpointManager(folder.path)  # to be read; rank 0 writes
+                assert self._record is not None, "it is made with the runtime"
+                try:
+                    with self._record.finishing():
+                        runtime.run(config.total_steps, config.update_steps, config.train_epochs)
+                    break
+                except TrainerDiedError as died:
+                    if attempt == config.ray.trainer_restarts or interruption.reason:
+                        raise
+                    resumption = self._after_death(folder, died, at_first)
+        return runtime.state
+
+    def _after_death(self, folder: RunFolder, died: TrainerDiedError, at_first: dict[str, Any]) -> Resumption | None:
+        """Where to go on from; everything that came after it is taken back."""
+        resumption = find_checkpoint(folder.path)
+        if resumption is None:
+            begin_again(folder.path)
+            self.listeners.manager.load_state_dict(at_first)
+        else:
+            cut_back(resumption)
+        place = FROM_THE_BEGINNING if resumption is None else resumption.row.name
+        log.warning("%s; the run goes on from %s", died, place)
+        folder.went_on(checkpoint=place, reason=str(died))
+        return resumption
+
+    def _new_runtime(
+        self, folder: RunFolder, namespace: str, resumption: Resumption | None, interruption: Interruption
+    ) -> RayRuntime:
+        config, listeners = self.config, self.listeners
+        # Actors may have another working directory.
+        absolute = config.model_copy(update={"output_dir": config.output_dir.resolve()})
+        there = None if resumption is None else replace(resumption, folder=resumption.folder.resolve())
+        self._record = record = DriverRecord(folder.path, listeners.manager, listeners.context(folder.path))
+        return RayRuntime(
+            _BuildTrainer(
+                absolute,
+                self.given,
+                folder.path.resolve(),
+                tuple(listeners.trainer),
+                tuple(listeners.every_trainer),
+                there,
+                self.journal,
+                self.inputs,
+                pinned(),
+            ),
+            _BuildMaker(absolute, self.given, tuple(listeners.makers), pinned()),
+            makers=config.makers,
+            trainers=config.trainers,
+            manager=listeners.manager,
+            settings=RaySettings(
+                namespace=namespace,
+                trainer_resources=config.ray.trainer,
+                maker_resources=config.ray.maker,
+                placement=config.ray.placement,
+            ),
+            limits=Limits(
+                supervision=Supervision(lease_timeout=config.lease_timeout or config.wait_timeout / 2),
+                min_makers=config.ray.min_makers,
+                max_restarts=config.ray.max_restarts,
+            ),
+            patience=config.wait_timeout,
+            backend=_backend(config),
+            output_dir=config.folder,
+            live=LiveFile(folder.path),
+            services={
+                "before_saving": record.before_saving,
+                "write_step": record.write_step,
+                "report_eval": record.report_eval,
+            },
+            interruption=interruption,
+        )
+
+    @property
+    def began(self) -> bool:
+        return self._runtime is not None
+
+    def summary(self) -> dict[str, Any]:
+        if self._runtime is None:
+            return {}
+        state = self._runtime.state
+        known = self._runtime.summary or ({"steps_run": state.global_step} if state.global_step else {})
+        errors = Counter(self.listeners.manager.errors) + Counter(self._runtime.callback_errors)
+        return known | {"callback_errors": dict(errors)}
+
+
+def _check_devices(config: RunConfig) -> None:
+    """Options that Ray knows; and it hides GPUs from actors that did not ask for any."""
+    for role, options in (("trainer", config.ray.trainer), ("maker", config.ray.maker)):
+        try:
+            check_options(options)
+        except SettingError as error:
+            raise ConfigError(f"ray.{role}: {error}") from None
+    if config.model.device.partition(":")[0] != "cuda":
+        return
+    for role, options in (("trainer", config.ray.trainer), ("maker", config.ray.maker)):
+        if not options.get("num_gpus"):
+            raise ConfigError(
+                f"model.device is {config.model.device}, and on Ray each actor says what it takes: "
+                f"set ray.{role}, e.g. {{num_gpus: 1}}, or a share of one, {{num_gpus: 0.25}}"
+            )
+
+
+def _backend(config: RunConfig) -> str:
+    """NCCL where every trainer has a GPU of its own; it cannot serve two that share one."""
+    whole = config.ray.trainer.get("num_gpus", 0) >= 1
+    return "cpu:gloo,cuda:nccl" if whole and config.model.device.startswith("cuda") else "gloo"
+
+
+class _RemoteRecord:
+    """The run's record, as the trainer sees it from its actor."""
+
+    def __init__(self, ask: AskDriver) -> None:
+        self._ask = ask
+
+    def before_saving(self) -> dict[str, Any]:
+        told: dict[str, Any] = self._ask("before_saving")
+        return told
+
+    def write_step(self, record: StepRecord) -> None:
+        self._ask("write_step", record)
+
+    def report_eval(self, result: EvalResult, predictions: list[dict[str, Any]]) -> None:
+        self._ask("report_eval", result, predictions)
+
+
+@dataclass(frozen=True)
+class _BuildTrainer:
+    """Builds a trainer's side, in its actor."""
+
+    config: RunConfig
+    given: Given
+    folder: Path
+    callbacks: tuple[Any, ...]
+    of_every_rank: tuple[Any, ...]
+    resumption: Resumption | None
+    journal: tuple[Mapping[str, Any], ...]
+    inputs: Inputs
+    began: datetime | None
+
+    def __call__(self, ties: TrainerTies) -> TrainerParts:
+        pin(self.began)
+        side = TrainerSide(self.config, self.given)
+        # Read again here: what was edited since the driver read it, or lies otherwise on this machine, is refused.
+        self.inputs.refuse_differences(replace(side.inputs, hooks=self.inputs.hooks))
+        side.inputs = self.inputs
+        everywhere = [fresh(callback) for callback in self.of_every_rank]
+        if ties.replicas.rank == 0:
+            self._check_folder()
+        side.prepare(self.folder, ties.replicas, resumed=self.resumption is not None)
+        if ties.replicas.rank:
+            manager = CallbackManager(everywhere)
+            self._restore(manager)
+            other = side.assemble_other(ties.replicas, manager, self.resumption)
+            return TrainerParts(other, None, None, lambda: {"callback_errors": manager.errors})
+        return self._first(ties, side, everywhere)
+
+    def _first(self, ties: TrainerTies, side: TrainerSide, everywhere: list[BaseCallback]) -> TrainerParts:
+        assert ties.link is not None, "rank 0 has both"
+        assert ties.ask_driver is not None
+        store = WeightStore(wait_timeout=self.config.wait_timeout, keep=ties.keep, recall=ties.recall)
+        if has_lora(side.material.model):
+            store.publish(BASE_VERSION, base_weights(side.material.model))
+        manager = CallbackManager([ties.link, *(fresh(callback) for callback in self.callbacks), *everywhere])
+        around = Surroundings(
+            self.folder,
+            store,
+            manager,
+            manager.add,
+            _RemoteRecord(ties.ask_driver),
+            ties.replicas,
+            self.resumption,
+            of_this_process=lambda: {"trainer_callbacks": manager.state_dict(), "trainer_random": random_state()},
+            journal=self.journal,
+        )
+        trainer, book = side.assemble_first(around)
+        self._restore(manager)
+        return TrainerParts(trainer, book, store, lambda: side.summary(manager.errors))
+
+    def _restore(self, manager: CallbackManager) -> None:
+        if self.resumption is not None:
+            restore_process(self.resumption, manager, partly=True, random="trainer_random")
+
+    def _check_folder(self) -> None:
+        if not (self.folder / "run.json").is_file():
+            raise ConfigError(
+                f"the trainer is on another machine, and {self.folder} is not there: output_dir must be a folder that "
+                f"all machines share"
+            )
+
+
+@dataclass(frozen=True)
+class _BuildMaker:
+    """Builds a maker, in its actor."""
+
+    config: RunConfig
+    given: Given
+    callbacks: tuple[Any, ...]
+    began: datetime | None
+
+    @contextmanager
+    def __call__(self, name: str, store: Store, link: BaseCallback | None) -> Iterator[ExperienceMakerHolder]:
+        config = self.config
+        pin(self.began)
+        torch.set_num_threads(config.threads)
+        material = load_material(config, self.given)
+        side = MakerSide(config, self.given, task=load_training_task(config, self.given), material=material)
+        callbacks = [*([link] if link is not None else []), *(fresh(callback) for callback in self.callbacks)]
+        with side.scorer as scorer:
+            yield side.make(name, scorer, callbacks, _over_base(config, material, store, name))
+
+
+def _over_base(config: RunConfig, material: Material, store: Store, name: str) -> WholeWeights | None:
+    if config.lora is None:
+        return None
+    if config.lora.path is not None:
+        layout: AdapterLayout = read_adapter(config.lora.path).layout_in(material.model)
+    else:
+        layout = lora_settings(config.lora).layout(material.model)
+    base = store.fetch(BASE_VERSION, owner=name)
+    base.check()
+    return AdapterOverBase({n: tensor.clone() for n, tensor in base.tensors.items()}, layout).merged

@@ -1,0 +1,242 @@
+"""Repeating a run from its seed and its journal, and comparing the weights at each of its checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ..callbacks.registry import changes_experience
+from ..config import ConfigError, RunConfig, change_run_config, restore_run_config
+from ..data.loop import ManifestRow
+from ..data.state import LoopState, TrainState
+from ..lifecycle.hooks import BaseCallback, Callback
+from ..lifecycle.policy import Priority
+from ..record.checkpoints import CheckpointError, CheckpointManager
+from ..record.journal import Journal
+from ..record.reading import read_run
+from ..record.run_folder import read_json
+from ..record.secrets import redact
+from ..resume.resuming import Resumption, changes_to, config_in, saved_config
+from .given import Given
+from .placing import place_callbacks
+from .start import beginning_of, build_run, carry_out
+
+LEFT_OUT = ("callbacks", "eval")
+"""What a replay does without: it does not change what is learned, but for hooks that change experience, which stay."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The weights after so many steps, as they were recorded and as they came out again.
+
+    The digests are of a checkpoint's files, and of final weights the `weights_digest` of the runs.
+    """
+
+    step: int
+    name: str
+    recorded: str
+    replayed: str
+
+    @property
+    def same(self) -> bool:
+        return self.recorded == self.replayed
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What came of repeating a run."""
+
+    folder: Path
+    """Where the repeated run lies, a run like any other."""
+    state: TrainState
+    compared: list[Comparison]
+    missing: list[str] = field(default_factory=list)
+    """Checkpoints of the run at whose step the repeated one has none: those that an interrupt left, say."""
+    changes: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+    """What flags changed in the configuration, as {key: (before, now)}, without secrets."""
+    learns_otherwise: bool = False
+    """Whether one of the changes is to what is learned, so that a difference is to be expected."""
+    other_inputs: list[str] = field(default_factory=list)
+    """What of the data, rewards and models is not what the run worked on, in words."""
+
+    @property
+    def same(self) -> bool | None:
+        """Whether all weights came out again, to the last bit; None if there were none to compare."""
+        return all(one.same for one in self.compared) if self.compared else None
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "folder": str(self.folder),
+            "steps": self.state.global_step,
+            "same": self.same,
+            "compared": [{**asdict(one), "same": one.same} for one in self.compared],
+            "missing": self.missing,
+            "changes": {key: {"before": before, "now": now} for key, (before, now) in self.changes.items()},
+            "other_inputs": self.other_inputs,
+            "difference_expected": self.learns_otherwise or bool(self.other_inputs),
+        }
+
+
+def replay(
+    folder: Path | str,
+    *,
+    until: int | None = None,
+    into: Path | str | None = None,
+    flags: Sequence[str] = (),
+    show: Sequence[BaseCallback] = (),
+) -> Replay:
+    """Repeat the run in a folder, as far as its record goes or `until` so many steps, in a folder of its own.
+
+    The run's evals are left out, and its callbacks but for those that may change experience: the others do not change
+    what is learned. A stop is repeated at its step.
+    """
+    original = Path(folder)
+    if not (original / "run.json").is_file():
+        read_run(original)  # which says what is there instead
+    changed = config_in(original, flags)
+    config = _repeated(changed, original, into)
+    last = _last_step(original)
+    if until is not None and not 1 <= until <= last:
+        raise ConfigError(f"until {until}: the record of {original} has steps 1 to {last}")
+    entries = Journal(original).read()
+    with place_callbacks(config, [*show, _StopAfter(until or last)]) as listeners:
+        build = partial(build_run, config, Given(), listeners, entries)
+        state = carry_out(config, build, now=beginning_of(original))
+    compared, missing = _compared(original, config.folder, state)
+    unchanged = _written(original, changed) if flags else changed.model_dump(mode="json")
+    return Replay(
+        config.folder,
+        state,
+        compared,
+        missing,
+        _changes(unchanged, changed),
+        _learns_otherwise(unchanged, changed),
+        _other_inputs(original, config.folder),
+    )
+
+
+def _repeated(config: RunConfig, original: Path, into: Path | str | None) -> RunConfig:
+    place = Path(into) if into is not None else _free_place(original)
+    changes: dict[str, Any] = {
+        "name": place.resolve().name,
+        "output_dir": str(place.parent),
+        "eval": [],
+        "callbacks": [one for one in config.model_dump(mode="json")["callbacks"] if changes_experience(one)],
+        "checkpoint.keep": 1,  # the rows of all of them stay
+        "checkpoint.best": None,
+        "checkpoint.background": False,
+    }
+    return change_run_config(config, **changes)
+
+
+def _free_place(original: Path) -> Path:
+    number = 1
+    while (place := original.parent / f"{original.resolve().name}-replay-{number}").exists():
+        number += 1
+    return place
+
+
+def _last_step(original: Path) -> int:
+    """How far the record goes: to the end that the run had, or to its last checkpoint."""
+    header = read_json(original / "run.json")
+    if header.get("status") == "completed":
+        return int(header["steps_run"])
+    last = max((row.step for row in CheckpointManager(original).rows), default=0)
+    if last == 0:
+        record = read_run(original)
+        goes_on = record.running and not record.cut_off
+        why = "it is running, and its first is still to come" if goes_on else "it ended before its first"
+        raise ConfigError(f"{original} has no checkpoint to compare with: {why}")
+    return last
+
+
+def _written(original: Path, changed: RunConfig) -> dict[str, Any]:
+    """The configuration as it is without flags, which also give secrets again that were not written down."""
+    where = {"name": changed.name, "output_dir": str(changed.output_dir)}
+    return restore_run_config(saved_config(original) | where).model_dump(mode="json")
+
+
+def _changes(unchanged: dict[str, Any], config: RunConfig) -> dict[str, tuple[Any, Any]]:
+    """What flags changed, of what a replay does not leave out."""
+    before, now = (dict(_leaves(redact(content))) for content in (unchanged, config.model_dump(mode="json")))
+    keys = [key for key in {**before, **now} if key.partition(".")[0] not in LEFT_OUT]
+    return {key: (before.get(key), now.get(key)) for key in keys if before.get(key) != now.get(key)}
+
+
+def _leaves(content: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of a configuration by dotted key."""
+    for name, value in content.items():
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, f"{above}{name}.")
+        else:
+            yield f"{above}{name}", value
+
+
+def _learns_otherwise(unchanged: dict[str, Any], config: RunConfig) -> bool:
+    """Whether a run of the one could not go on with the other."""
+    try:
+        changes_to(unchanged, config)
+    except ConfigError:
+        return True
+    return False
+
+
+def _compared(original: Path, replayed: Path, state: TrainState) -> tuple[list[Comparison], list[str]]:
+    """The checkpoints that both have, and the names of those that the replay has not."""
+    again = {row.step: row for row in CheckpointManager(replayed).history}
+    finals = _final_digest(original), _final_digest(replayed)
+    compared: list[Comparison] = []
+    missing: list[str] = []
+    for row in CheckpointManager(original).history:
+        if row.step in again:
+            digests = _weights_of(row), _weights_of(again[row.step])
+            if all(step == row.step for step, _ in finals):  # the same as `proa train` showed
+                digests = finals[0][1], finals[1][1]
+            compared.append(Comparison(row.step, row.name, *digests))
+        elif row.step <= state.global_step:
+            missing.append(row.name)
+    return compared, missing
+
+
+def _other_inputs(original: Path, replayed: Path) -> list[str]:
+    """What the repeated run worked on that the first one did not, as far as checkpoints say it."""
+    bound = []
+    for folder in (original, replayed):
+        row = CheckpointManager(folder).latest()
+        try:
+            found = Resumption(folder, row).bound_to if row is not None and row.state_path is not None else None
+        except (CheckpointError, OSError):
+            found = None
+        if found is not None:
+            bound.append(found[1])
+    return bound[0].differences(bound[1]) if len(bound) == 2 else []
+
+
+def _final_digest(folder: Path) -> tuple[int, str]:
+    """After how many steps a run was complete, and the digest of its weights then."""
+    header = read_json(folder / "run.json")
+    is_complete = header.get("status") == "completed" and "weights_digest" in header
+    return (int(header["steps_run"]), str(header["weights_digest"])) if is_complete else (-1, "")
+
+
+def _weights_of(row: ManifestRow) -> str:
+    """The digests of a checkpoint's weights, as one text."""
+    names = sorted(name for name in row.digests if name.startswith("model/") and name.endswith(".safetensors"))
+    return " ".join(row.digests[name] for name in names)
+
+
+class _StopAfter(Callback):
+    """Ends the repeated run where the first one ended, or where somebody wants to look."""
+
+    priority = Priority.CONTROL
+    uses_asyncio = False
+
+    def __init__(self, steps: int) -> None:
+        self._steps = steps
+
+    def on_step_end(self, state: LoopState, step_idx: int, batch: Any, metrics: dict[str, float]) -> None:
+        if state.global_step == self._steps and state.global_step < state.max_steps:
+            state.stop_training(f"replayed {self._steps} steps")

@@ -1,0 +1,246 @@
+"""Starts a run, of any kind: its configuration, its folder, its header, where it continues from, and how it ends."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from ..actors.interruption import Interruption
+from ..config import ConfigError, RunConfig
+from ..data.state import TrainState
+from ..errors import ProaError
+from ..lifecycle.manager import Callbacks
+from ..record.run_folder import LIVE_NAME, LOCK_NAME, RunFolder, read_json, refuse_used
+from ..record.run_lock import lock
+from ..resume.inputs import Inputs
+from ..resume.resuming import (
+    AUTO,
+    FROM_THE_BEGINNING,
+    Resumption,
+    begin_again,
+    changes_to,
+    cut_back,
+    find_checkpoint,
+    saved_config,
+    tell_changes,
+    tell_libraries,
+)
+from ..tasks.template_date import pinned, pinned_to
+from ..terminal import output_may_be_lost
+from .given import Given, configured
+from .job import Job
+from .local import DetachedRun
+from .placing import Listeners, place_callbacks
+from .supervised import SupervisedRun
+
+log = logging.getLogger("proa.recipes")
+
+_BEFORE_THE_HEADER = {"config.json", ".config.json.new", ".run.json.new"}
+"""What is written before `run.json` makes a folder a run's."""
+
+
+AfterTraining = Callable[[RunFolder, TrainState], None]
+"""What comes after training and before the run is marked completed."""
+
+
+def start(
+    config: RunConfig | Path | str | None = None,
+    algorithm: str | None = None,
+    /,
+    *,
+    callbacks: Callbacks = None,
+    resume: str | None = None,
+    allow_changes: bool = False,
+    **changes: Any,
+) -> TrainState:
+    """Run as configured (a `RunConfig`, a YAML file, or keywords alone) and return the final state.
+
+    The run folder `<output_dir>/<name>` holds the record, and the final weights in `model/`. With `resume="auto"` a run
+    that is there continues from its newest checkpoint, and with a checkpoint's name from that one. It is refused if its
+    data, rewards or models have changed since, unless `allow_changes`.
+    """
+    settled, given = configured(config, algorithm, changes)
+    with place_callbacks(settled, callbacks) as listeners:
+        return carry_out(
+            settled, lambda: build_run(settled, given, listeners), resume=resume, allow_changes=allow_changes
+        )
+
+
+def build_run(config: RunConfig, given: Given, listeners: Listeners, journal: Sequence[Mapping[str, Any]] = ()) -> Job:
+    """A run put together, for `carry_out`; `journal` is of a run that is to be repeated."""
+    if config.is_supervised:
+        return SupervisedRun(config, given, listeners)
+    if config.runtime == "local":
+        return DetachedRun(config, given, listeners, journal)
+    if importlib.util.find_spec("ray") is None:
+        raise ConfigError("runtime ray needs the package ray: pip install 'proa[ray]'")
+    from .on_ray import RayRun  # slow to import, and not everyone has it
+
+    return RayRun(config, given, listeners, journal)
+
+
+def carry_out(
+    config: RunConfig,
+    build: Callable[[], Job],
+    *,
+    resume: str | None = None,
+    after_training: AfterTraining | None = None,
+    interruption: Interruption | None = None,
+    patience: float = 0.0,
+    allow_changes: bool = False,
+    now: datetime | None = None,
+) -> TrainState:
+    """Put the run together, make its folder, train in it, and leave a header that says how it ended.
+
+    `resume` is `"auto"` or a checkpoint's name: a run that is there is gone on with, and one that is complete is left
+    as it is, unless something comes `after_training`. What can be wrong with a configuration is found before training
+    starts; no folder is left then. `interruption` is that of whoever runs several; `patience` is how many seconds to
+    wait for another process to leave the folder. With `allow_changes` a run goes on though its data, rewards or models
+    are not those that it had. `now` is what chat templates take for now, by default when the run began.
+    """
+    there = resume is not None and (config.folder / "run.json").exists()
+    if there and resume == AUTO and after_training is None and (done := _complete(config)) is not None:
+        return done
+    interruption = interruption or Interruption()
+    interruption.grace = config.checkpoint.grace
+    with (
+        lock(config.folder, patience),
+        output_may_be_lost(),
+        interruption.listening(),
+        _actions_of(interruption),
+        pinned_to(now or beginning_of(config.folder)),
+    ):
+        if not there:
+            _clear_unborn(config.folder)
+            refuse_used(config.folder)
+        saved = saved_config(config.folder) if there else {}
+        resumption = find_checkpoint(config.folder, resume or AUTO) if there else None
+        # Without a checkpoint it begins again, and may begin otherwise.
+        bound = None if resumption is None else resumption.bound_to
+        changes = {} if resumption is None else changes_to(saved, config, bound[0] if bound is not None else None)
+        job = build()
+        if resumption is not None:
+            _compare_inputs(resumption, job.inputs, allow_changes)
+        folder = _reopened(config, resumption, changes) if there else _fresh(config)
+        with _ending(job, folder, is_new=not there):
+            interruption.leave_if_asked()  # while it was put together
+            state = job.train(folder, resumption, interruption)
+            if after_training is not None:
+                after_training(folder, state)
+        return state
+
+
+BEGAN = "template_time"
+"""The header's key of what chat templates take for now: local time, as templates write it."""
+
+
+def beginning_of(folder: Path) -> datetime:
+    """When the run in a folder began, in the local time of where that was; now, if there is none yet."""
+    try:
+        header = read_json(folder / "run.json")
+        if isinstance(header.get(BEGAN), str):
+            return datetime.fromisoformat(header[BEGAN])
+        return datetime.fromtimestamp(float(header["started"]))  # as version 0.1 wrote it
+    except (FileNotFoundError, KeyError, TypeError, ValueError):
+        return datetime.now()
+
+
+def _compare_inputs(resumption: Resumption, now: Inputs, allow_changes: bool) -> None:
+    """Refuse to go on with other data, rewards or models than the checkpoint's, or say so where that is allowed."""
+    tell_libraries(resumption)
+    if resumption.bound_to is None:
+        log.warning(
+            "checkpoint %s is of a version that did not note what a run works on: whether data, rewards and models are "
+            "still the same cannot be told", resumption.row.name,
+        )  # fmt: skip
+        return
+    _, before = resumption.bound_to
+    if not allow_changes:
+        before.refuse_differences(now)
+    for line in before.differences(now):
+        log.warning("%s; this was allowed, and from here on it is another run than it would have been", line)
+
+
+@contextmanager
+def _actions_of(interruption: Interruption) -> Iterator[None]:
+    """What this run wants to be done when it is asked to leave is done for it alone."""
+    try:
+        yield
+    finally:
+        interruption.forget_actions()
+        interruption.polled = False
+
+
+def _clear_unborn(folder: Path) -> None:
+    """Remove what a run left that was killed before it had a header: `proa resume` would not know it as one."""
+    inside = [path for path in folder.iterdir() if path.name != LOCK_NAME]
+    if {path.name for path in inside} <= _BEFORE_THE_HEADER:
+        for path in inside:
+            path.unlink()
+
+
+def _complete(config: RunConfig) -> TrainState | None:
+    """The final state of a run that is complete."""
+    if read_json(config.folder / "run.json").get("status") != "completed":
+        return None
+    resumption = find_checkpoint(config.folder)
+    if resumption is None:
+        return None
+    bound = resumption.bound_to
+    # What was asked for may be something else than what there is.
+    changes_to(saved_config(config.folder), config, None if bound is None else bound[0])
+    return resumption.final_state(config.folder)
+
+
+def _fresh(config: RunConfig) -> RunFolder:
+    began = pinned()
+    assert began is not None, "carry_out pins it"
+    return RunFolder.create(config.folder, config.model_dump(mode="json"), **{BEGAN: began.isoformat()})
+
+
+def _reopened(config: RunConfig, resumption: Resumption | None, changes: dict[str, tuple[Any, Any]]) -> RunFolder:
+    tell_changes(changes)
+    if resumption is None:  # it ended before its first checkpoint: nothing is lost that is not made again
+        begin_again(config.folder)
+    else:
+        cut_back(resumption)
+    name = FROM_THE_BEGINNING if resumption is None else resumption.row.name
+    told = {key: {"before": before, "now": now} for key, (before, now) in changes.items()}
+    return RunFolder.reopen(config.folder, config.model_dump(mode="json"), checkpoint=name, changes=told)
+
+
+@contextmanager
+def _ending(job: Job, folder: RunFolder, *, is_new: bool) -> Iterator[None]:
+    """Whatever comes of it, the header says so; but what was refused before it began leaves no folder."""
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, ProaError) and not job.began and is_new:
+            folder.discard()
+            raise
+        interrupted = not isinstance(error, Exception)
+        reason = "interrupted" if interrupted else f"{type(error).__name__}: {error}"
+        ending = {"status": "cancelled" if interrupted else "failed", "stop_reason": reason}
+        _write_ending(folder, job.summary() | ending | {"ended": round(time.time(), 3)})
+        raise
+    folder.update(**job.summary() | {"status": "completed", "ended": round(time.time(), 3)})
+
+
+def _write_ending(folder: RunFolder, entries: dict[str, Any]) -> None:
+    """Say in the header how a run ended that did not end well. Where the disk is full, what nobody needs any more makes
+    room for it; and what cannot be written must not hide why the run ended."""
+    try:
+        folder.update(**entries)
+    except OSError:
+        try:
+            (folder.path / LIVE_NAME).unlink(missing_ok=True)
+            folder.update(**entries)
+        except OSError as error:
+            path = folder.path / "run.json"
+            log.error("%s still says running, and the run is over: %s", path, error)

@@ -1,0 +1,187 @@
+"""What is written down with a step, beside its metrics: decisions, who did what, and some of its completions."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from time import perf_counter
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from ..config import RunConfig
+from ..data.experience import Experience
+from ..data.loop import LoopArtifacts, ManifestRow
+from ..data.state import LoopState
+from ..leases.book import LeaseBook
+from ..lifecycle.hooks import Callback, EveryMoment
+from ..lifecycle.moments import EventName
+from ..lifecycle.policy import Priority
+from ..loop import Saver
+from ..record.run_record import RunRecord, StepRecord
+from ..roles.policy_trainer import PolicyTrainer, attention_mask_of
+
+ABOUT_SO_MANY = 50
+"""Steps of a run whose completions are kept, where nothing else is said."""
+AFTER_A_STEP = ("eval", "save", "publish")
+"""Kinds of work that come between a step and the next."""
+
+
+class TakeStepRecord(Callback):
+    """Takes it from the trainer and the lease book to the run's record, once a step."""
+
+    priority = Priority.RECORD
+    uses_asyncio = False
+
+    def __init__(
+        self,
+        trainer: PolicyTrainer,
+        book: LeaseBook,
+        record: RunRecord,
+        tokenizer: PreTrainedTokenizerBase,
+        config: RunConfig,
+    ) -> None:
+        self._trainer = trainer
+        self._book = book
+        self._record = record
+        self._tokenizer = tokenizer
+        self._settings = config.record
+        steps = config.total_steps * config.train_epochs
+        self._every = config.record.rollouts_every or max(1, steps // ABOUT_SO_MANY)
+        trainer.keep_log_probs = self._is_kept(0)
+
+    def on_step_end(self, state: LoopState, step_idx: int, batch: Any, metrics: dict[str, float]) -> None:
+        rollouts = self._rollouts(step_idx) if self._is_kept(step_idx) and state.exception is None else []
+        self._trainer.keep_log_probs = self._is_kept(step_idx + 1)
+        self._write(StepRecord(step_idx, self._book.take_journal(), self._spans(step_idx), rollouts))
+
+    def on_eval(self, state: LoopState, step_idx: int, eval_name: str, metrics: dict[str, float]) -> None:
+        # Now, so that a checkpoint which follows knows of it: whoever goes on from there does not score again.
+        if state.exception is None:
+            self._write(StepRecord(step_idx, [], self._spans(state.global_step, evaluated=step_idx), []))
+
+    def on_train_end(self, state: LoopState, artifacts: LoopArtifacts) -> None:
+        self._write(StepRecord(state.global_step, [], self._spans(state.global_step), []))
+
+    def _write(self, step: StepRecord) -> None:
+        if step.journal or step.spans or step.rollouts:
+            self._record.write_step(step)
+
+    def _is_kept(self, step_idx: int) -> bool:
+        return self._settings.rollouts > 0 and step_idx % self._every == 0
+
+    def _spans(self, step: int, evaluated: int | None = None) -> list[dict[str, Any]]:
+        """What was done since this was last asked, for a step; evals, saves and publishes came after the one before."""
+        steps = dict.fromkeys(AFTER_A_STEP, step - 1)
+        if evaluated is not None:
+            steps["eval"] = evaluated
+        own = [
+            _span(kind, start, seconds, steps.get(kind, step))
+            for kind, start, seconds in self._trainer.activity.take_spans()
+        ]
+        spans = [*own, *self._book.take_spans()]
+        return spans if self._settings.spans else []
+
+    def _rollouts(self, step_idx: int) -> list[dict[str, Any]]:
+        experience, own_BA = self._trainer.batch_in_step, self._trainer.log_probs_in_step
+        if experience is None or own_BA is None or experience.advantages is None:
+            return []
+        # Another group each time, so that the record shows more than the first prompt.
+        first = (step_idx // self._every * self._settings.rollouts) % len(experience)
+        rows = [(first + place) % len(experience) for place in range(min(self._settings.rollouts, len(experience)))]
+        return [self._rollout(experience, own_BA, row, step_idx) for row in rows]
+
+    def _rollout(self, experience: Experience, own_BA: torch.Tensor, row: int, step_idx: int) -> dict[str, Any]:
+        actions = experience.action_log_probs.shape[1]
+        real_S = attention_mask_of(experience)[row].bool()
+        mask_A = real_S[-actions:]  # all that was sampled, also where a hook took it out of what is trained
+        prompt = experience.sequences[row, :-actions][real_S[:-actions]].tolist()
+        tokens = experience.sequences[row, -actions:][mask_A].tolist()
+        decode: Any = self._tokenizer.decode
+        notes = experience.notes[row] if experience.notes else {}
+        assert experience.advantages is not None
+        return {
+            "step": step_idx,
+            "uid": experience.uids[row] if experience.uids else "",
+            "group_id": experience.group_ids[row] if experience.group_ids else "",
+            "prompt": decode(prompt, skip_special_tokens=True),
+            "completion": decode(tokens, skip_special_tokens=True),
+            "reward": None if experience.reward is None else float(experience.reward[row]),
+            "reward_parts": notes.get("reward_parts", {}),
+            "finish_reason": notes.get("finish_reason"),
+            "tokens": _pieces(prompt, tokens, self._tokenizer),
+            "log_probs": _listed(experience.action_log_probs[row], mask_A),
+            "trainer_log_probs": _listed(own_BA[row], mask_A),
+            "advantages": _listed(experience.advantages[row], mask_A),
+            "versions": [] if experience.versions is None else experience.versions[row][mask_A].tolist(),
+        }
+
+
+class TakeLoopSpans(EveryMoment):
+    """Writes down what a supervised loop does: its steps, its evals, its checkpoints."""
+
+    priority = Priority.RECORD
+    uses_asyncio = False
+
+    def __init__(self, record: RunRecord) -> None:
+        self._record = record
+        self._began = (0.0, 0.0)
+        self._spans: list[dict[str, Any]] = []
+
+    def saving(self, saver: Saver) -> Saver:
+        """The same, with the time that it takes among what is written down."""
+
+        def save(name: str, state: LoopState) -> ManifestRow | None:
+            began = _now()
+            try:
+                return saver.save(name, state)
+            finally:
+                self._note("save", began, state.global_step - 1)
+
+        return replace(saver, save=save)
+
+    def on_moment(self, event: EventName, payload: Mapping[str, Any]) -> None:
+        if event in ("step_start", "eval_start"):
+            self._began = _now()
+        elif event in ("step_end", "eval_end"):
+            self._note("compute" if event == "step_end" else "eval", self._began, payload["step_idx"])
+            self._write(payload["step_idx"])
+        elif event == "train_end":
+            self._write(payload["state"].global_step)
+
+    def _note(self, kind: str, began: tuple[float, float], step: int) -> None:
+        self._spans.append(_span(kind, began[0], perf_counter() - began[1], step))
+
+    def _write(self, step: int) -> None:
+        spans, self._spans = self._spans, []
+        if spans:
+            self._record.write_step(StepRecord(step, [], spans, []))
+
+
+def _pieces(prompt: Sequence[int], tokens: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """The text of each token where it stands: alone, some tokenizers leave out the space that it begins with."""
+    decode: Any = tokenizer.decode
+    pieces = []
+    for before, token in itertools.pairwise([*prompt[-1:], *tokens]):
+        first, both = str(decode([before])), str(decode([before, token]))
+        pieces.append(both.removeprefix(first) if both.startswith(first) else str(decode([token])))
+    return pieces
+
+
+def _now() -> tuple[float, float]:
+    """Seconds since the epoch, and of the clock that durations are measured by."""
+    return time.time(), perf_counter()
+
+
+def _span(kind: str, start: float, seconds: float, step: int) -> dict[str, Any]:
+    return {"actor": "trainer_0", "kind": kind, "start": start, "seconds": seconds, "step": step}
+
+
+def _listed(values_A: torch.Tensor, mask_A: torch.Tensor) -> list[float | None]:
+    """Numbers as JSON has them; a token that another trainer computed has none here."""
+    values = values_A[mask_A].float().tolist()
+    return [round(value, 6) if math.isfinite(value) else None for value in values]

@@ -1,0 +1,1 @@
+"""Training on data as it is: supervised fine-tuning, DPO, reward models."""

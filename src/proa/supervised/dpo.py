@@ -1,0 +1,250 @@
+"""Direct preference optimisation: a policy learns from pairs, against the policy as it was, without a reward model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..data.experience import BufferItem, merge
+from ..data.loop import TrainingBatch
+from ..data.state import LoopState
+from ..learning.optimizer import Optimizer, OptimizerSettings
+from ..lifecycle.manager import Callbacks
+from ..loop import Evaluator, Saver
+from ..maths.preferences import PreferenceLoss, dpo_sigmoid, ipo, log_ratios
+from ..policy.log_probs import action_statistics, check_causal
+from ..policy.measuring import measuring
+from ..spelling import did_you_mean
+from ..tasks.preferences import PreferencePair, TokenisedPair
+from .training import (
+    BatchOrder,
+    PairBatch,
+    PairLoss,
+    PairOutcome,
+    ReportScores,
+    SupervisedError,
+    batch_of,
+    context_of,
+    held_out_means,
+    optimizer_for,
+    pair_step,
+    run_loop,
+    score_pairs,
+    tokenise_pairs,
+)
+
+Reference: TypeAlias = PreTrainedModel | Callable[[], AbstractContextManager[Any]]
+"""A frozen model, or what makes a context: the model it gives is the reference, or the policy itself if it gives none.
+
+With LoRA: `lambda: adapter_off(model)`, under which the policy is its base.
+"""
+
+
+def fit_dpo(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    pairs: Sequence[PreferencePair],
+    *,
+    steps: int | None = None,
+    batch_size: int = 32,
+    epochs: int = 1,
+    beta: float = 0.1,
+    loss: Literal["sigmoid", "ipo"] = "sigmoid",
+    label_smoothing: float = 0.0,
+    reference_free: bool = False,
+    reference: Reference | None = None,
+    optimizer: OptimizerSettings | Optimizer | None = None,
+    token_budget: int = 16_384,
+    max_length: int | None = None,
+    seed: int = 0,
+    callbacks: Callbacks = None,
+    evaluators: Sequence[Evaluator] = (),
+    saver: Saver | None = None,
+    output_dir: Path | str | None = None,
+    eval_pairs: Sequence[PreferencePair] = (),
+    eval_every: int = 0,
+    eval_name: str = "held_out",
+    eval_baseline: bool = True,
+    eval_report: ReportScores | None = None,
+) -> LoopState:
+    """Train `model` in place for `epochs` times `steps` steps (None: one pass over the pairs).
+
+    The loss is the mean over a batch's pairs, whatever the micro-batches; prompts are not learned. The reference is
+    the model as it is now, unless another is given. Its log-probabilities are taken once per pair: of the model as
+    it is now before the first step, so that no copy is held; of another at a pair's first use.
+    """
+    pair_loss = _checked_loss(loss, beta, label_smoothing)
+    if reference_free and reference is not None:
+        raise SupervisedError("reference_free has no reference: leave out one of the two")
+    order = BatchOrder(len(pairs), batch_size, steps, epochs, seed)
+    max_length = context_of(model, max_length)
+    check_causal(model)
+
+    def loss_over(tokenised: Mapping[int, TokenisedPair]) -> PairLoss:
+        known = None if reference_free else ReferenceLogProbs(model, reference, tokenised, token_budget)
+        return dpo_loss(model, pair_loss, known)
+
+    tokenised = tokenise_pairs(pairs, order.drawn(), tokenizer, max_length)
+    if eval_pairs:
+        held_out = tokenise_pairs(eval_pairs, range(len(eval_pairs)), tokenizer, max_length, "eval pair")
+        batch = batch_of(held_out, list(held_out))
+        evaluators = [
+            *evaluators,
+            dpo_evaluator(model, batch, loss_over(held_out), token_budget, eval_every, eval_name, eval_baseline),
+        ]
+    settings = {"beta": beta, "label_smoothing": label_smoothing, "reference_free": reference_free}
+    return run_loop(
+        pair_step(optimizer_for(model, optimizer, order), loss_over(tokenised), token_budget),
+        lambda places: TrainingBatch(batch_of(tokenised, places), _LOSS_NAMES[loss], dict(settings)),
+        order,
+        callbacks=callbacks,
+        evaluators=evaluators,
+        saver=saver,
+        output_dir=output_dir,
+        report=eval_report,
+    )
+
+
+class ReferenceLogProbs:
+    """What the reference says of each pair, taken once and kept as two numbers."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        reference: Reference | None,
+        pairs: Mapping[int, TokenisedPair],
+        token_budget: int,
+    ) -> None:
+        self._model = model
+        self._reference = _as_context(model, reference)
+        self._pairs = pairs
+        self._token_budget = token_budget
+        self._known: dict[int, tuple[float, float]] = {}
+        if reference is None:
+            self._learn(list(pairs))  # now: after the first step the model is not the reference any more
+
+    def of(self, places: Sequence[int]) -> torch.Tensor:
+        """The log-probabilities of the chosen sides and, in a second row, of the rejected ones."""
+        self._learn(list(dict.fromkeys(place for place in places if place not in self._known)))
+        return torch.tensor([self._known[place] for place in places], dtype=torch.float64).T
+
+    def _learn(self, places: Sequence[int]) -> None:
+        if not places:
+            return
+        with self._reference() as given:
+            reference = self._model if given is None else given
+            with measuring(reference):
+                for micro in batch_of(self._pairs, places).micro_batches(self._token_budget):
+                    chosen_N, rejected_N = completion_log_probs(reference, micro.pairs)
+                    both = list(zip(chosen_N.tolist(), rejected_N.tolist(), strict=True))
+                    _refuse_impossible(micro.places, both)
+                    self._known.update(zip(micro.places, both, strict=True))
+
+
+def _refuse_impossible(places: Sequence[int], log_probs: Sequence[tuple[float, float]]) -> None:
+    """A completion that cannot come by the reference has no log-ratio to learn from."""
+    for place, sides in zip(places, log_probs, strict=True):
+        for name, log_prob in zip(("chosen", "rejected"), sides, strict=True):
+            if log_prob == -math.inf:
+                raise SupervisedError(
+                    f"preference pair {place}: the {name} completion has a token that cannot come by the reference, "
+                    "its logit being -inf (a masked vocabulary?). Leave the pair out, or set reference_free"
+                )
+
+
+def completion_log_probs(model: PreTrainedModel, pairs: Sequence[TokenisedPair]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The log-probabilities of chosen and of rejected completions, summed over their tokens: (N,) each."""
+    items = [_item(pair.prompt, pair.chosen) for pair in pairs] + [_item(pair.prompt, pair.rejected) for pair in pairs]
+    batch = merge(items)
+    assert batch.attention_mask is not None
+    batch.to_device(model.device)
+    statistics = action_statistics(model, batch.sequences, batch.attention_mask, batch.action_log_probs.shape[1])
+    chosen_N, rejected_N = statistics.log_probs_BA.sum(-1).chunk(2)
+    return chosen_N, rejected_N
+
+
+def dpo_loss(model: PreTrainedModel, pair_loss: _DPOLoss, reference: ReferenceLogProbs | None) -> PairLoss:
+    """The loss of pairs under the model against a reference, or without one."""
+
+    def loss_of(batch: PairBatch) -> PairOutcome:
+        log_probs = completion_log_probs(model, batch.pairs)
+        known = [None, None] if reference is None else list(reference.of(batch.places).to(log_probs[0]))
+        ratios = [log_ratios(of_policy, of_reference) for of_policy, of_reference in zip(log_probs, known, strict=True)]
+        tokens = [
+            log_probs[0].new_tensor([len(side) for side in sides])
+            for sides in ([pair.chosen for pair in batch.pairs], [pair.rejected for pair in batch.pairs])
+        ]
+        more = {"chosen_log_prob": log_probs[0], "rejected_log_prob": log_probs[1]}
+        return PairOutcome(pair_loss(*ratios, *tokens), more)
+
+    return loss_of
+
+
+def dpo_evaluator(
+    model: PreTrainedModel,
+    held_out: PairBatch,
+    loss_of: PairLoss,
+    token_budget: int,
+    run_every: int = 0,
+    name: str = "held_out",
+    baseline: bool = True,
+) -> Evaluator:
+    """Accuracy, margin and loss on held-out pairs."""
+
+    def score() -> dict[str, float]:
+        return held_out_means(score_pairs(model, held_out, loss_of, token_budget), ("accuracy", "margin", "loss"))
+
+    return Evaluator(name, score, run_every=run_every, baseline=baseline)
+
+
+_DPOLoss: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], PreferenceLoss]
+"""From log-ratios and lengths, of chosen and rejected sides, to losses."""
+
+_LOSS_NAMES = {"sigmoid": "dpo_sigmoid", "ipo": "ipo"}
+
+
+def _checked_loss(loss: str, beta: float, label_smoothing: float) -> _DPOLoss:
+    """The loss with its settings, tried once: what is wrong with them is said before anything is computed."""
+    if loss not in _LOSS_NAMES:
+        raise SupervisedError(
+            f"no DPO loss is called {loss!r}{did_you_mean(loss, _LOSS_NAMES)} ({', '.join(_LOSS_NAMES)})"
+        )
+    if loss == "ipo" and label_smoothing:
+        raise SupervisedError("label_smoothing is of the sigmoid loss; IPO is made for noisy preferences as it is")
+
+    def sigmoid(
+        chosen_N: torch.Tensor, rejected_N: torch.Tensor, _chosen_tokens_N: torch.Tensor, _tokens_N: torch.Tensor
+    ) -> PreferenceLoss:
+        return dpo_sigmoid(chosen_N, rejected_N, beta=beta, label_smoothing=label_smoothing)
+
+    pair_loss: _DPOLoss = sigmoid if loss == "sigmoid" else partial(ipo, beta=beta)
+    try:
+        pair_loss(*(torch.ones(1) for _ in range(4)))
+    except ValueError as error:
+        raise SupervisedError(str(error)) from None
+    return pair_loss
+
+
+def _as_context(model: PreTrainedModel, reference: Reference | None) -> Callable[[], AbstractContextManager[Any]]:
+    if reference is None:
+        return lambda: nullcontext(model)
+    if isinstance(reference, PreTrainedModel):
+        return lambda: nullcontext(reference)
+    return reference
+
+
+def _item(prompt: Sequence[int], completion: Sequence[int]) -> BufferItem:
+    tokens = torch.tensor([*prompt, *completion])
+    return BufferItem(
+        tokens,
+        torch.zeros(len(completion)),
+        attention_mask=torch.ones(len(tokens), dtype=torch.bool),
+        action_mask=torch.ones(len(completion), dtype=torch.bool),
+    )

@@ -1,0 +1,123 @@
+"""Reward models: learned from pairs by Bradley and Terry's likelihood, with margins where the data has them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..data.loop import TrainingBatch
+from ..data.state import LoopState
+from ..learning.optimizer import Optimizer, OptimizerSettings
+from ..lifecycle.manager import Callbacks
+from ..loop import Evaluator, Saver
+from ..maths.preferences import bradley_terry, brier_score, calibration_error
+from ..policy.reward_model import sequence_scores
+from ..tasks.preferences import PreferencePair
+from .training import (
+    BatchOrder,
+    PairBatch,
+    PairLoss,
+    PairOutcome,
+    ReportScores,
+    SupervisedError,
+    batch_of,
+    context_of,
+    held_out_means,
+    optimizer_for,
+    pair_step,
+    run_loop,
+    score_pairs,
+    tokenise_pairs,
+)
+
+
+def fit_reward_model(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    pairs: Sequence[PreferencePair],
+    *,
+    steps: int | None = None,
+    batch_size: int = 32,
+    epochs: int = 1,
+    optimizer: OptimizerSettings | Optimizer | None = None,
+    token_budget: int = 16_384,
+    max_length: int | None = None,
+    seed: int = 0,
+    callbacks: Callbacks = None,
+    evaluators: Sequence[Evaluator] = (),
+    saver: Saver | None = None,
+    output_dir: Path | str | None = None,
+    eval_pairs: Sequence[PreferencePair] = (),
+    eval_every: int = 0,
+    eval_name: str = "held_out",
+    eval_baseline: bool = True,
+    eval_report: ReportScores | None = None,
+) -> LoopState:
+    """Train a reward model (`reward_model_from`) in place for `epochs` times `steps` steps (None: one pass).
+
+    The loss is the mean over a batch's pairs, whatever the micro-batches. `eval_pairs` are scored before the first
+    step, every `eval_every` steps and at the end, as `eval_name`: accuracy, margin, loss and calibration.
+    """
+    if getattr(model, "score", None) is None:
+        raise SupervisedError(f"{type(model).__name__} has no score: make a reward model of it with reward_model_from")
+    order = BatchOrder(len(pairs), batch_size, steps, epochs, seed)
+    max_length = context_of(model, max_length)
+    tokenised = tokenise_pairs(pairs, order.drawn(), tokenizer, max_length)
+    loss_of = reward_loss(model)
+    if eval_pairs:
+        held_out = tokenise_pairs(eval_pairs, range(len(eval_pairs)), tokenizer, max_length, "eval pair")
+        evaluators = [
+            *evaluators,
+            reward_evaluator(
+                model, batch_of(held_out, list(held_out)), token_budget, eval_every, eval_name, eval_baseline
+            ),
+        ]
+    return run_loop(
+        pair_step(optimizer_for(model, optimizer, order), loss_of, token_budget),
+        lambda places: TrainingBatch(batch_of(tokenised, places), "bradley_terry"),
+        order,
+        callbacks=callbacks,
+        evaluators=evaluators,
+        saver=saver,
+        output_dir=output_dir,
+        report=eval_report,
+    )
+
+
+def reward_loss(model: PreTrainedModel) -> PairLoss:
+    """Bradley and Terry's loss of the scores that the model gives the two sides."""
+
+    def loss_of(batch: PairBatch) -> PairOutcome:
+        chosen = [pair.prompt + pair.chosen for pair in batch.pairs]
+        rejected = [pair.prompt + pair.rejected for pair in batch.pairs]
+        chosen_N, rejected_N = sequence_scores(model, chosen + rejected, token_budget=0).chunk(2)
+        margins_N = chosen_N.new_tensor([pair.margin for pair in batch.pairs])
+        return PairOutcome(bradley_terry(chosen_N, rejected_N, margins_N), {})
+
+    return loss_of
+
+
+def reward_evaluator(
+    model: PreTrainedModel,
+    held_out: PairBatch,
+    token_budget: int,
+    run_every: int = 0,
+    name: str = "held_out",
+    baseline: bool = True,
+) -> Evaluator:
+    """Accuracy, margin and loss on held-out pairs, and how far σ(margin) can be taken for a probability."""
+    loss_of = reward_loss(model)
+
+    def score() -> dict[str, float]:
+        numbers = score_pairs(model, held_out, loss_of, token_budget)
+        margins_N = numbers["margin"].to(torch.float64)
+        return {
+            **held_out_means(numbers, ("accuracy", "margin", "loss")),
+            "calibration_error": float(calibration_error(margins_N)),
+            "brier_score": float(brier_score(margins_N)),
+        }
+
+    return Evaluator(name, score, run_every=run_every, baseline=baseline)

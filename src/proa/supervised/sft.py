@@ -1,0 +1,246 @@
+"""Supervised fine-tuning: the model learns the tokens of answers, or of the assistant in conversations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import cast
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..data.experience import BufferItem, Experience, merge, split
+from ..data.loop import TrainingBatch
+from ..data.messages import Messages, is_conversation, is_message
+from ..data.state import LoopState
+from ..learning.optimizer import Optimizer, OptimizerSettings
+from ..lifecycle.manager import Callbacks
+from ..loop import Evaluator, Saver
+from ..loop.supervised import TrainingStep
+from ..policy.log_probs import action_statistics, check_causal
+from ..policy.measuring import measuring
+from ..policy.micro_batches import plan_micro_batches, take_rows
+from ..policy.packing import check_packing, pack, pack_lengths, packed_log_probs
+from ..spelling import did_you_mean
+from ..tasks.completions import check_fits, completion_tokens, conversation_tokens
+from ..tasks.task import Task, TaskError, TaskRow
+from .training import BatchOrder, ReportScores, context_of, optimizer_for, run_loop, take_step
+
+_ANSWER, _COMPLETION = "answer", "completion"
+
+
+def fit_sft(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    task: Task,
+    *,
+    steps: int | None = None,
+    batch_size: int = 32,
+    epochs: int = 1,
+    optimizer: OptimizerSettings | Optimizer | None = None,
+    answer_column: str = _ANSWER,
+    train_on_prompt: bool = False,
+    every_answer: bool = False,
+    packing: bool = False,
+    token_budget: int = 16_384,
+    max_length: int | None = None,
+    seed: int = 0,
+    callbacks: Callbacks = None,
+    evaluators: Sequence[Evaluator] = (),
+    saver: Saver | None = None,
+    output_dir: Path | str | None = None,
+    eval_rows: Task | Sequence[TaskRow] | None = None,
+    eval_every: int = 0,
+    eval_name: str = "held_out",
+    eval_baseline: bool = True,
+    eval_report: ReportScores | None = None,
+) -> LoopState:
+    """Train `model` in place for `epochs` times `steps` steps (None: one pass over the rows).
+
+    The loss is the mean over all learned tokens of a batch, whatever the micro-batches and the packing. A row is a
+    prompt and its answer (in `answer_column`, or as TRL has it in `completion`), both text or messages; or a
+    conversation that ends with the assistant's message, of which that message is learned, or with `every_answer` all
+    of the assistant's. `eval_rows` are scored before the first step, every `eval_every` steps and at the end, as
+    `eval_name`.
+    """
+    examples = Examples(
+        task,
+        tokenizer,
+        answer_column=answer_column,
+        train_on_prompt=train_on_prompt,
+        every_answer=every_answer,
+        max_length=context_of(model, max_length),
+    )
+    order = BatchOrder(len(task.rows), batch_size, steps, epochs, seed)
+    for row in order.drawn():
+        examples[row]  # what cannot be learned from is refused before the first step
+    check_causal(model)
+    if packing:
+        check_packing(model, max(len(examples[row].sequences) for row in order.drawn()))
+    if eval_rows is not None:
+        held_out = eval_rows if isinstance(eval_rows, Task) else Task("eval_rows", eval_rows)
+        score = held_out_loss(model, examples.of(held_out), token_budget)
+        evaluators = [*evaluators, Evaluator(eval_name, score, run_every=eval_every, baseline=eval_baseline)]
+    return run_loop(
+        sft_step(model, optimizer_for(model, optimizer, order), token_budget, packing=packing),
+        lambda rows: TrainingBatch(merge([examples[row] for row in rows]), "cross_entropy"),
+        order,
+        callbacks=callbacks,
+        evaluators=evaluators,
+        saver=saver,
+        output_dir=output_dir,
+        report=eval_report,
+    )
+
+
+@dataclass
+class Examples:
+    """The rows of a task as tokens of which some are learned, made when they are first asked for."""
+
+    task: Task
+    tokenizer: PreTrainedTokenizerBase
+    answer_column: str = field(default=_ANSWER, kw_only=True)
+    train_on_prompt: bool = field(default=False, kw_only=True)
+    every_answer: bool = field(default=False, kw_only=True)
+    max_length: int | None = field(default=None, kw_only=True)
+    _made: dict[int, BufferItem] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not len(self.task.rows):
+            raise TaskError(f"the task {self.task.name} has no rows")
+
+    def __len__(self) -> int:
+        return len(self.task.rows)
+
+    def __getitem__(self, row: int) -> BufferItem:
+        if row not in self._made:
+            self._made[row] = self._item(self.task.rows[row], f"the task {self.task.name}, row {row}")
+        return self._made[row]
+
+    def of(self, task: Task) -> Examples:
+        """The rows of another task, made in the same way."""
+        return replace(self, task=task)
+
+    def _item(self, row: TaskRow, where: str) -> BufferItem:
+        tokens, learned = self._tokens(row, where)
+        first = learned.index(True)
+        check_fits(first, len(tokens) - first, self.max_length, where=where, what="answer")
+        if self.train_on_prompt:
+            first, learned = 1, [False] + [True] * (len(tokens) - 1)
+        return BufferItem(
+            torch.tensor(tokens),
+            torch.zeros(len(tokens) - first),
+            attention_mask=torch.ones(len(tokens), dtype=torch.bool),
+            action_mask=torch.tensor(learned[first:]),
+        )
+
+    def _tokens(self, row: TaskRow, where: str) -> tuple[tuple[int, ...], list[bool]]:
+        column = self._column(row)
+        if column is None and is_conversation(row.prompt):
+            assert not isinstance(row.prompt, str)
+            return conversation_tokens(row.prompt, self.tokenizer, every_answer=self.every_answer, where=where)
+        answer = self._answer(row, column, where)
+        if isinstance(row.prompt, str):
+            if not isinstance(answer, str):
+                raise TaskError(
+                    f"{where}: the prompt is text and {column} is messages: give both as text, or the prompt as "
+                    "[{'role': 'user', 'content': …}]"
+                )
+            prompt, completion = completion_tokens(row.prompt, answer, self.tokenizer, where=where)
+            return prompt + completion, [False] * len(prompt) + [True] * len(completion)
+        messages = [*row.prompt, *([{"role": "assistant", "content": answer}] if isinstance(answer, str) else answer)]
+        return conversation_tokens(
+            messages, self.tokenizer, every_answer=self.every_answer, given=len(row.prompt), where=where
+        )
+
+    def _column(self, row: TaskRow) -> str | None:
+        """Where the answer stands: in the column that is named, else in `completion`, as TRL's datasets have it."""
+        names = (self.answer_column, *((_COMPLETION,) if self.answer_column == _ANSWER else ()))
+        return next((name for name in names if name in row.columns), None)
+
+    def _answer(self, row: TaskRow, column: str | None, where: str) -> str | Messages:
+        answer = None if column is None else row.columns[column]
+        if answer is None:
+            near = did_you_mean(self.answer_column, row.columns)
+            raise TaskError(
+                f"{where} has nothing in column {self.answer_column!r} to learn from{near} "
+                f"(it has: {', '.join(row.columns) or 'none'}); the column is chosen by answer_column="
+            )
+        if isinstance(answer, str) or is_conversation(answer):
+            return cast("str | Messages", answer)
+        if is_message(answer):
+            return [answer]
+        if isinstance(answer, bool | int | float):
+            return str(answer)
+        raise TaskError(
+            f"{where}: {column} is some text, or messages like [{{'role': 'assistant', 'content': …}}], "
+            f"not {answer!r:.60}"
+        )
+
+
+def sft_step(model: PreTrainedModel, optimizer: Optimizer, token_budget: int, *, packing: bool) -> TrainingStep:
+    """A step on the mean loss over a batch's learned tokens."""
+    parts_of = _packed_parts if packing else _padded_parts
+
+    def step(batch: TrainingBatch) -> dict[str, float]:
+        experience: Experience = batch.data
+        assert experience.action_mask is not None
+        tokens = int(experience.action_mask.sum())
+        optimizer.zero_grad()
+        loss = 0.0
+        for log_probs in parts_of(model, experience, token_budget):
+            part = -log_probs.sum() / tokens
+            optimizer.backward(part)
+            loss += float(part.detach())
+        return take_step(optimizer, loss) | {"tokens": float(tokens)}
+
+    return step
+
+
+def held_out_loss(model: PreTrainedModel, examples: Examples, token_budget: int) -> Callable[[], dict[str, float]]:
+    """A score for an `Evaluator`: `eval_loss`, the mean over all learned tokens, and `perplexity`, its exponential."""
+    items = [examples[row] for row in range(len(examples))]
+    plan = plan_micro_batches([len(item.sequences) for item in items], token_budget)
+    tokens = sum(int(item.action_mask.sum()) for item in items if item.action_mask is not None)
+
+    def score() -> dict[str, float]:
+        total = 0.0
+        with measuring(model):
+            for rows in plan:
+                total -= float(_masked_log_probs(model, merge([items[row] for row in rows])).sum())
+        loss = torch.tensor(total / tokens, dtype=torch.float64)
+        return {"eval_loss": float(loss), "perplexity": float(loss.exp())}  # a tensor's goes to inf, not to an error
+
+    return score
+
+
+def _padded_parts(model: PreTrainedModel, experience: Experience, token_budget: int) -> Iterator[torch.Tensor]:
+    assert experience.attention_mask is not None
+    for rows in plan_micro_batches(experience.attention_mask.sum(-1).tolist(), token_budget):
+        yield _masked_log_probs(model, take_rows(experience, rows))
+
+
+def _masked_log_probs(model: PreTrainedModel, micro: Experience) -> torch.Tensor:
+    assert micro.attention_mask is not None
+    assert micro.action_mask is not None
+    device = model.device
+    statistics = action_statistics(
+        model, micro.sequences.to(device), micro.attention_mask.to(device), micro.action_log_probs.shape[1]
+    )
+    return statistics.log_probs_BA.masked_fill(~micro.action_mask.to(device), 0)
+
+
+def _packed_parts(model: PreTrainedModel, experience: Experience, token_budget: int) -> Iterator[torch.Tensor]:
+    """Rows as long as the longest sample, so that packing takes padding away and adds no attention."""
+    items = split(experience)
+    lengths = [len(item.sequences) for item in items]
+    plan = pack_lengths(lengths, max(lengths))
+    packed = pack([item.sequences for item in items], [_learned(item) for item in items], plan)
+    for rows in plan_micro_batches([sum(lengths[sample] for sample in row) for row in plan], token_budget):
+        yield packed_log_probs(model, packed.take(rows).to(model.device))
+
+
+def _learned(item: BufferItem) -> torch.Tensor:
+    assert item.action_mask is not None
+    return torch.cat([torch.zeros(item.prompt_length, dtype=torch.bool), item.action_mask])

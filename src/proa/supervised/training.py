@@ -1,0 +1,262 @@
+"""What supervised recipes share: the seeded order of batches, the step on pairs, scores of held-out pairs, the loop."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import perf_counter
+from typing import TypeAlias
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..data.loop import TrainingBatch
+from ..data.state import LoopState
+from ..errors import SettingError
+from ..learning.optimizer import Optimizer, OptimizerSettings
+from ..lifecycle.manager import Callbacks
+from ..loop import Evaluator, Saver, SupervisedLoop
+from ..loop.supervised import TrainingStep
+from ..maths.preferences import PreferenceLoss
+from ..model_shape import context_length
+from ..numerics import Numerics
+from ..policy.measuring import measuring
+from ..policy.micro_batches import plan_micro_batches
+from ..tasks.preferences import PreferencePair, TokenisedPair, tokenise_pair
+
+
+class SupervisedError(SettingError):
+    """A supervised recipe cannot run with these settings."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchOrder:
+    """Which rows make up each batch: it follows from the seed and the epoch alone.
+
+    An epoch is `steps` batches; each pass over the rows within it is a new permutation, and the rows that one pass
+    leaves over begin the next batch. So with `steps` None, which is one pass, each row is drawn at least once.
+
+    >>> order = BatchOrder(rows=5, batch_size=2, steps=None, epochs=2, seed=0)
+    >>> order.steps_per_epoch, order.total_steps, list(order.epoch(0))
+    (3, 6, [[4, 0], [1, 3], [2, 3]])
+    """
+
+    rows: int
+    batch_size: int
+    steps: int | None
+    epochs: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        if self.rows < 1:
+            raise SupervisedError("there is nothing to learn from: not one row")
+        for name, value in (("steps", self.steps), ("batch_size", self.batch_size), ("epochs", self.epochs)):
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise SupervisedError(f"{name} must be a whole number, at least 1, not {value!r}")
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return math.ceil(self.rows / self.batch_size) if self.steps is None else self.steps
+
+    @property
+    def total_steps(self) -> int:
+        return self.steps_per_epoch * self.epochs
+
+    def epoch(self, epoch: int) -> Iterator[list[int]]:
+        """The rows of each batch of an epoch."""
+        generator = torch.Generator().manual_seed(_seed_of(self.seed, epoch))
+        order: list[int] = []
+        for _ in range(self.steps_per_epoch):
+            while len(order) < self.batch_size:
+                order += torch.randperm(self.rows, generator=generator).tolist()
+            yield order[: self.batch_size]
+            order = order[self.batch_size :]
+
+    def drawn(self) -> list[int]:
+        """Every row that some batch has, in order of their numbers."""
+        if self.steps_per_epoch * self.batch_size >= self.rows:
+            return list(range(self.rows))
+        return sorted({row for epoch in range(self.epochs) for rows in self.epoch(epoch) for row in rows})
+
+
+def context_of(model: PreTrainedModel, max_length: int | None) -> int | None:
+    """How many tokens a sequence may have: as the user says, within what the model was made for."""
+    context = context_length(model.config)
+    if max_length is None or context is None:
+        return max_length if context is None else context
+    if max_length > context:
+        raise SupervisedError(f"max_length={max_length} is more than the model's context of {context} tokens")
+    return max_length
+
+
+def optimizer_for(model: PreTrainedModel, given: OptimizerSettings | Optimizer | None, order: BatchOrder) -> Optimizer:
+    """An optimizer of what requires a gradient, or the given one: whoever made it can save its state."""
+    if isinstance(given, Optimizer):
+        return given
+    return Optimizer(model.named_parameters(), given or OptimizerSettings(), order.total_steps)
+
+
+def take_step(optimizer: Optimizer, loss: float) -> dict[str, float]:
+    """The optimizer's step after the gradient of `loss` is there, and its metrics."""
+    outcome = optimizer.step(math.isfinite(loss))
+    metrics = {"loss": loss, "grad_norm": outcome.grad_norm, "learning_rate": outcome.learning_rate}
+    return metrics | ({"skipped": 1.0} if outcome.skipped else {})
+
+
+ReportScores: TypeAlias = Callable[[str, dict[str, float], float], None]
+"""Is told of an eval: its name, its scores, and how many seconds it took."""
+
+
+def run_loop(
+    step: TrainingStep,
+    batch: Callable[[list[int]], TrainingBatch],
+    order: BatchOrder,
+    *,
+    callbacks: Callbacks,
+    evaluators: Sequence[Evaluator],
+    saver: Saver | None,
+    output_dir: Path | str | None,
+    report: ReportScores | None = None,
+) -> LoopState:
+    """Train in the given order, with the whole lifecycle around it; `batch` makes one of the rows it is of."""
+    if report is not None:
+        evaluators = [one if one.report is not None else _reported(one, report) for one in evaluators]
+    loop = SupervisedLoop(
+        _with_settings_kept(step), callbacks=callbacks, evaluators=evaluators, saver=saver, output_dir=output_dir
+    )
+    if saver is not None and saver.resumed is not None:
+        saver.resumed.restore()
+        loop.load_state_dict(saver.resumed.state, saver.resumed.row)
+    return loop.fit(lambda epoch: map(batch, order.epoch(epoch)), num_epochs=order.epochs, max_steps=order.total_steps)
+
+
+def _with_settings_kept(step: TrainingStep) -> TrainingStep:
+    """The same step, on torch's settings as the step before left them, whatever callbacks did since."""
+    after_the_last: list[Numerics] = []
+
+    def kept(batch: TrainingBatch) -> dict[str, float]:
+        for numerics in after_the_last:  # none before the first: what on_train_start sets is meant
+            numerics.put_back("a callback or an evaluator")
+        metrics = step(batch)
+        after_the_last[:] = [Numerics()]
+        return metrics
+
+    return kept
+
+
+def _reported(evaluator: Evaluator, report: ReportScores) -> Evaluator:
+    """The same eval, told of when it is over."""
+    last: list[tuple[dict[str, float], float]] = []
+
+    def score() -> dict[str, float]:
+        began = perf_counter()
+        metrics = evaluator.score()
+        last[:] = [(dict(metrics), perf_counter() - began)]
+        return metrics
+
+    return replace(evaluator, score=score, report=lambda: report(evaluator.name, *last[0]))
+
+
+# -- pairs -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PairBatch:
+    """Some pairs, and their places in the data. Both sides of a pair are always together."""
+
+    places: tuple[int, ...]
+    pairs: tuple[TokenisedPair, ...]
+
+    def take(self, rows: Sequence[int]) -> PairBatch:
+        return PairBatch(tuple(self.places[row] for row in rows), tuple(self.pairs[row] for row in rows))
+
+    def micro_batches(self, token_budget: int) -> list[PairBatch]:
+        """The same pairs in parts of at most `token_budget` tokens, padding included; a longer pair goes alone."""
+        sides = [len(pair.prompt) + max(len(pair.chosen), len(pair.rejected)) for pair in self.pairs]
+        return [self.take(rows) for rows in plan_micro_batches([2 * side for side in sides], token_budget)]
+
+
+@dataclass(frozen=True, slots=True)
+class PairOutcome:
+    """What a model makes of some pairs: their losses, and more numbers of each to report."""
+
+    preference: PreferenceLoss
+    more: Mapping[str, torch.Tensor]
+
+
+PairLoss: TypeAlias = Callable[[PairBatch], PairOutcome]
+
+
+def tokenise_pairs(
+    pairs: Sequence[PreferencePair],
+    places: Sequence[int],
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int | None,
+    what: str = "preference pair",
+) -> dict[int, TokenisedPair]:
+    """The pairs at some places, by place: one that cannot be used is refused before the first step."""
+    return {
+        place: tokenise_pair(pairs[place], tokenizer, max_length=max_length, where=f"{what} {place}")
+        for place in places
+    }
+
+
+def batch_of(tokenised: Mapping[int, TokenisedPair], places: Sequence[int]) -> PairBatch:
+    return PairBatch(tuple(places), tuple(tokenised[place] for place in places))
+
+
+def pair_step(optimizer: Optimizer, loss_of: PairLoss, token_budget: int) -> TrainingStep:
+    """A step on the mean loss over a batch's pairs, whatever its micro-batches."""
+
+    def step(batch: TrainingBatch) -> dict[str, float]:
+        whole: PairBatch = batch.data
+        optimizer.zero_grad()
+        sums: dict[str, float] = {}
+        for micro in whole.micro_batches(token_budget):
+            outcome = loss_of(micro)
+            optimizer.backward(outcome.preference.loss_N.sum() / len(whole.pairs))
+            for name, values_N in _described(outcome).items():
+                sums[name] = sums.get(name, 0.0) + float(values_N.sum())
+        means = {name: total / len(whole.pairs) for name, total in sums.items()}
+        return means | take_step(optimizer, means["loss"])
+
+    return step
+
+
+def score_pairs(
+    model: PreTrainedModel, batch: PairBatch, loss_of: PairLoss, token_budget: int
+) -> dict[str, torch.Tensor]:
+    """Every number of every pair, without a gradient; the pairs in any order."""
+    with measuring(model):
+        parts = [_described(loss_of(micro)) for micro in batch.micro_batches(token_budget)]
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+def held_out_means(numbers: Mapping[str, torch.Tensor], names: Sequence[str]) -> dict[str, float]:
+    """Means over the pairs whose margin is a number; `nan_pairs` says how many are none, where there are any."""
+    scored_N = ~numbers["margin"].isnan()
+    means = {("eval_loss" if name == "loss" else name): float(numbers[name][scored_N].mean()) for name in names}
+    missing = int((~scored_N).sum())
+    return means | ({"nan_pairs": float(missing)} if missing else {})
+
+
+def _described(outcome: PairOutcome) -> dict[str, torch.Tensor]:
+    preference = outcome.preference
+    return {
+        "loss": preference.loss_N.detach(),
+        "accuracy": preference.correct_N,
+        "margin": preference.margins_N,
+        "chosen_reward": preference.chosen_rewards_N,
+        "rejected_reward": preference.rejected_rewards_N,
+        **{name: values_N.detach() for name, values_N in outcome.more.items()},
+    }
+
+
+def _seed_of(seed: int, epoch: int) -> int:
+    if epoch == 0:
+        return seed
+    digest = hashlib.blake2b(f"{seed}/epoch/{epoch}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1  # a generator takes 63 bits

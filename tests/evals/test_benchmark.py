@@ -1,0 +1,359 @@
+"""Every field of a benchmark's predictions and scores, and whose weights and seeds they are of."""
+
+import asyncio
+import copy
+import json
+import math
+
+import pytest
+import torch
+from tests.experiments.small_experiment import MODEL
+
+from proa.config import ConfigError, change_run_config, load_run_config
+from proa.config.run_config import EvalSection
+from proa.data.lease import sample_seed
+from proa.errors import ProaError
+from proa.evals.benchmark import Benchmark, EvalEngine
+from proa.evals.evaluation import At, Policy, eval_task, scoring, weights_version
+from proa.policy.lora import add_lora
+from proa.run.evaluate import evaluate_folder
+from proa.run.given import Given
+from proa.run.material import load_material, lora_settings, save_base, save_policy
+from proa.tasks import Task
+from proa.tasks.builtin import builtin_task
+from proa.tasks.task import TaskRow
+
+ROWS = [
+    TaskRow("12>", {"id": "first", "kind": "short"}),
+    TaskRow("345>", {"id": "second", "kind": "long"}),
+    TaskRow("678>", {"id": "third", "kind": "long"}),
+]
+
+
+def by_kind(completions, kind, **_):
+    """What a completion is worth, so that each case is there: nothing known, just enough, more than that."""
+    return [None if one == "short" else 0.5 for one in kind]
+
+
+@pytest.fixture
+def config(tmp_path):
+    return load_run_config(
+        None, name="r", output_dir=tmp_path, total_steps=1, train_batch_size=4, model={"config": MODEL}, seed=7,
+        task="sort_digits", sampling={"max_new_tokens": 5, "group_size": 2},
+    )  # fmt: skip
+
+
+@pytest.fixture
+def material(config):
+    return load_material(config, Given())
+
+
+def benchmark(config, material, rows=ROWS, max_new_tokens=5, **section):
+    settings = {"name": "b", "metric": f"{__name__}:by_kind", "count": 3} | section
+    return Benchmark(
+        EvalSection(**settings), Task("t", rows), material, engine=config.engine, max_new_tokens=max_new_tokens, seed=7
+    )
+
+
+def test_a_prediction_says_all_that_is_known_of_a_completion(config, material):
+    section = {"samples": 2, "correct_at": 0.5, "tags": ["x"], "breakdown": ["kind"]}
+    scored = benchmark(config, material, **section).score(version=4, step=9)
+    first, second = scored.predictions[0], scored.predictions[2]
+    assert [(row["task_id"], row["sample"]) for row in scored.predictions] == [
+        (name, sample) for name in ("first", "second", "third") for sample in (0, 1)
+    ]
+    assert (first["prompt"], first["reward"], first["correct"]) == ("12>", None, None)
+    assert first["error"]
+    assert (second["prompt"], second["reward"], second["correct"], second["error"]) == ("345>", 0.5, True, None)
+    assert {row["policy_version"] for row in scored.predictions} == {4}
+    assert all(0 < row["tokens"] <= 5 and row["finish_reason"] in ("stop", "length") for row in scored.predictions)
+    assert second["columns"]["kind"] == "long"
+    result = scored.result
+    assert (result.step, result.tags, result.name, result.benchmark_id) == (9, ["x"], "b", "t")
+    assert result.metrics["by_kind"] == 0.5
+    assert result.metrics["errors"] == 2
+    assert {"pass@2", "mean@2", "completion_tokens"} <= result.metrics.keys()
+    assert result.breakdowns["kind"]["long"]["n"] == 4
+    assert result.eval_seconds > 0
+
+
+def said_by(prompts, completions, **_):
+    """How many messages a completion has that the assistant says."""
+    assert all(prompt[0] == {"role": "user", "content": "12"} for prompt in prompts)
+    return [float(sum(message["role"] == "assistant" for message in one)) for one in completions]
+
+
+def test_a_metric_gets_messages_where_the_prompts_are_messages_as_rewards_do(config, material):
+    material.tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}>"
+    rows = [TaskRow([{"role": "user", "content": "12"}], {})]
+    scored = benchmark(config, material, rows, metric=f"{__name__}:said_by").score(version=0, step=None)
+    (row,) = scored.predictions
+    assert (row["reward"], row["error"], type(row["completion"])) == (1.0, None, str)
+    assert row["prompt"] == rows[0].prompt
+
+
+def test_just_below_what_counts_as_correct_is_not(config, material):
+    predictions = benchmark(config, material, correct_at=0.6).score(version=0, step=None).predictions
+    assert [row["correct"] for row in predictions] == [None, False, False]
+
+
+def greedy(material, prompt, count):
+    tokens = material.tokenizer(prompt, add_special_tokens=False)["input_ids"]
+    made = []
+    for _ in range(count):
+        with torch.no_grad():
+            made.append(int(material.model(torch.tensor([tokens + made])).logits[0, -1].argmax()))
+        if made[-1] in material.end_ids:
+            break
+    return made
+
+
+def test_a_completion_is_the_greedy_one_and_its_tokens_are_counted_as_tokens(config, material):
+    for row, given in zip(benchmark(config, material).score(version=0, step=None).predictions, ROWS, strict=True):
+        expected = greedy(material, given.prompt, 5)
+        assert row["completion"] == material.tokenizer.decode(expected, skip_special_tokens=True)
+        assert row["tokens"] == len(expected)
+
+
+def test_it_scores_the_weights_as_they_are_now(config, material):
+    one = benchmark(config, material)
+    before = one.score(version=0, step=None).predictions
+    with torch.no_grad():
+        for parameter in material.model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(3)))
+    after = one.score(version=1, step=None).predictions
+    assert [row["completion"] for row in before] != [row["completion"] for row in after]
+    fresh = benchmark(config, copy.deepcopy(material)).score(version=1, step=None).predictions
+    assert after == fresh
+
+
+def test_its_seeds_are_its_own_and_differ_by_task_and_sample(config, material):
+    predictions = benchmark(config, material, samples=2).score(version=0, step=None).predictions
+    seeds = [row["seed"] for row in predictions]
+    assert len(set(seeds)) == 6
+    training = {sample_seed(7, ordinal, sample) for ordinal in range(100) for sample in range(8)}
+    assert not training & set(seeds)
+    other = Benchmark(
+        EvalSection(name="b", metric=f"{__name__}:by_kind", samples=2), Task("t", ROWS), material,
+        engine=config.engine, max_new_tokens=5, seed=8,
+    )  # fmt: skip
+    assert not set(seeds) & {row["seed"] for row in other.score(version=0, step=None).predictions}
+
+
+def test_it_takes_so_many_rows_and_no_prompt_without_room(config, material):
+    assert len(benchmark(config, material, count=2).score(version=0, step=None).predictions) == 2
+    benchmark(config, material, max_new_tokens=20)  # 4 + 20 is the context
+    with pytest.raises(ConfigError, match="25 tokens, and the model's context is 24"):
+        benchmark(config, material, max_new_tokens=21)
+
+
+def test_without_an_id_of_its_own_a_task_is_its_place(config, material):
+    rows = [TaskRow("1>", {"kind": "x"}), TaskRow("2>", {"kind": "x"})]
+    predictions = benchmark(config, material, rows=rows).score(version=0, step=None).predictions
+    assert [row["task_id"] for row in predictions] == ["0", "1"]
+
+
+def test_an_eval_in_the_loop_says_which_step_and_version_it_is_of(config, material):
+    section = EvalSection(name="held", count=2)
+    scored = scoring(section, config, material, lambda: At(6, 5))()()
+    assert (scored.result.step, scored.predictions[0]["policy_version"]) == (5, 5)
+    prompts = {row.prompt for row in builtin_task("sort_digits", "train", 2000).rows}
+    assert not prompts & {row["prompt"] for row in scored.predictions}
+    assert [row.prompt for row in eval_task(section, config).rows] == [row["prompt"] for row in scored.predictions]
+
+
+def test_an_evaluator_of_ones_own_is_given_the_policy_as_it_is(config, material):
+    seen = []
+
+    def own(policy):
+        seen.append((policy.step, policy.version, policy.generate(["12>"], samples=3, temperature=1.0, seed=1)))
+        return {"score": 1, "predictions": [{"reward": 1.0}]}
+
+    section = EvalSection(name="own", evaluator="theirs:own", tags=["t"])
+    scored = scoring(section, config, material, lambda: At(6, 5), own)()()
+    ((step, version, ((*texts,),)),) = seen
+    assert (step, version, len(texts)) == (6, 5, 3)
+    assert len(set(texts)) > 1  # each sample has a seed of its own
+    assert (scored.result.metrics, scored.result.step, scored.result.tags) == ({"score": 1.0}, 5, ["t"])
+    assert scored.predictions == [{"reward": 1.0}]
+    with pytest.raises(ConfigError, match="returns numbers by name"):
+        scoring(section, config, material, lambda: At(0, 0), lambda policy: {"score": 1.0, "note": "fine"})()()
+
+
+def policy_of(config, material):
+    engine = EvalEngine(material, config.engine).load(material.model)
+    return Policy(material.model, material.tokenizer, 0, 0, lambda: engine, config)
+
+
+def test_each_prompt_that_the_policy_completes_has_seeds_of_its_own(config, material):
+    texts = policy_of(config, material).generate(["12>"] * 4, temperature=1.0, samples=2, seed=3)
+    assert len({text for group in texts for text in group}) > 2
+    again = policy_of(config, material).generate(["12>"] * 4, temperature=1.0, samples=2, seed=3)
+    other = policy_of(config, material).generate(["12>"] * 4, temperature=1.0, samples=2, seed=4)
+    assert texts == again != other
+    assert policy_of(config, material).generate([]) == []
+    with pytest.raises(ConfigError, match="with temperature 0 all 2 samples would be the same"):
+        policy_of(config, material).generate(["12>"], samples=2)
+
+
+def test_generating_by_the_policy_is_greedy_unless_asked_for(config, material):
+    ((text,),) = policy_of(config, material).generate(["345>"])
+    assert text == material.tokenizer.decode(greedy(material, "345>", 5), skip_special_tokens=True)
+
+
+def test_a_folder_is_scored_with_its_own_tokenizer_and_as_after_training(config, material, tmp_path):
+    material.model.save_pretrained(tmp_path / "model")
+    material.tokenizer.save_pretrained(tmp_path / "model")
+    scored = evaluate_folder(tmp_path / "model", EvalSection(name="e", count=2), config, version=3, steps=9)
+    direct = scoring(EvalSection(name="e", count=2), config, material, lambda: At(9, 0))()()
+    assert scored.result.step is None
+    assert scored.predictions[0]["policy_version"] == 3
+    assert [row["completion"] for row in scored.predictions] == [row["completion"] for row in direct.predictions]
+    assert json.dumps(scored.predictions)
+
+
+def never_both(completions, **_):
+    return [None if place % 2 else 1.0 for place in range(len(completions))]
+
+
+def test_where_no_task_has_all_of_its_samples_judged_pass_at_k_is_no_number_and_nothing_fails(config, material):
+    scored = benchmark(config, material, metric=f"{__name__}:never_both", samples=2).score(version=0, step=None)
+    assert math.isnan(scored.result.metrics["pass@2"])
+    assert scored.result.metrics["errors"] == 3
+
+
+def test_an_async_evaluator_works_where_an_event_loop_runs_already(config, material):
+    async def own(policy):
+        await asyncio.sleep(0)
+        return {"score": 2.0}
+
+    async def notebook():
+        return scoring(EvalSection(name="own", evaluator="theirs:own"), config, material, lambda: At(0, 0), own)()()
+
+    assert asyncio.run(notebook()).result.metrics == {"score": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("rows", "section", "message"),
+    [
+        (ROWS, {"breakdown": ["kinds"]}, "eval b: there is no 'kinds' to break down by.*kind"),
+        (ROWS, {"breakdown": ["length"]}, "eval b: there is no 'length' to break down by: its rows have id, kind"),
+        ([ROWS[0], TaskRow("1>", {"kind": "x"})], {}, "'id' is in some rows and not in others"),
+        ([TaskRow("1>", {"id": "x"})], {}, "kind"),
+        ([], {}, "eval b: the task t has no rows"),
+    ],
+)
+def test_what_is_wrong_with_its_columns_is_found_when_it_is_built(config, material, rows, section, message):
+    with pytest.raises(ProaError, match=message):
+        benchmark(config, material, rows=rows, **section)
+
+
+def test_rows_that_are_not_scored_may_have_other_columns(config, material):
+    benchmark(config, material, rows=[*ROWS, TaskRow("1>", {})], count=3)
+
+
+def test_scores_are_broken_down_by_what_every_row_has_too(config, material):
+    scored = benchmark(config, material, breakdown=["finish_reason"]).score(version=0, step=None)
+    assert sum(one["n"] for one in scored.result.breakdowns["finish_reason"].values()) == 2
+
+
+def all_but_one(completions, **_):
+    return [None if place == 0 else 1.0 for place in range(len(completions))]
+
+
+def test_pass_at_k_says_over_how_many_tasks_it_is_if_not_all(config, material):
+    metrics = (
+        benchmark(config, material, samples=2, metric=f"{__name__}:all_but_one").score(version=0, step=0).result.metrics
+    )
+    assert (metrics["pass@2"], metrics["pass@2_tasks"]) == (1.0, 2)
+    assert (
+        "pass@2_tasks"
+        not in benchmark(config, material, rows=ROWS[1:], samples=2).score(version=0, step=0).result.metrics
+    )
+
+
+def test_what_was_begun_scores_the_weights_as_they_were_then(config, material):
+    one = benchmark(config, material)
+    expected = one.score(version=0, step=None)
+    score = one.begin(version=0, step=None)
+    with torch.no_grad():
+        for parameter in material.model.parameters():
+            parameter.zero_()
+    assert score().predictions == expected.predictions
+
+
+def test_an_evaluator_that_is_called_apart_sees_the_model_as_it_was_when_the_eval_began(config, material):
+    def own(policy):
+        return {
+            "norm": sum(float(one.norm()) for one in policy.model.parameters()),
+            "text": len(policy.generate(["1>"])[0][0]),
+        }
+
+    begin = scoring(
+        EvalSection(name="own", evaluator="theirs:own", apart=True), config, material, lambda: At(0, 0), own
+    )
+    expected = begin()().result.metrics
+    score = begin()
+    with torch.no_grad():
+        for parameter in material.model.parameters():
+            parameter.zero_()
+    assert score().result.metrics == expected
+    assert begin()().result.metrics["norm"] == 0
+
+
+@pytest.mark.parametrize(
+    ("total", "update", "epochs", "versions"),
+    [
+        (3, 1, 1, [0, 1, 2, 3]),
+        (5, 2, 1, [0, 0, 1, 1, 2, 3]),
+        (2, 1, 2, [0, 0, 1, 1, 2]),
+        (3, 2, 2, [0, 0, 0, 0, 1, 1, 2]),
+    ],
+)
+def test_the_version_of_weights_is_what_they_are_pushed_as(config, total, update, epochs, versions):
+    config = change_run_config(config, total_steps=total, update_steps=update, train_epochs=epochs)
+    assert [weights_version(config, steps) for steps in range(total * epochs + 1)] == versions
+
+
+def lora(config, material):
+    """The same model with an adapter that matters."""
+    config = change_run_config(config, lora={"rank": 2})
+    add_lora(material.model, lora_settings(config.lora), seed=1)
+    with torch.no_grad():
+        for name, parameter in material.model.named_parameters():
+            if "lora_B" in name:
+                parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(5)))
+    return config
+
+
+def test_with_an_adapter_the_policy_and_a_benchmark_complete_as_the_two_together(config, material):
+    plain = greedy(material, "345>", 5)
+    config = lora(config, material)
+    expected = greedy(material, "345>", 5)
+    assert expected != plain
+    text = material.tokenizer.decode(expected, skip_special_tokens=True)
+    assert policy_of(config, material).generate(["345>"]) == [[text]]
+    assert benchmark(config, material, rows=ROWS[1:2]).score(version=0, step=None).predictions[0]["completion"] == text
+
+
+def test_an_adapters_folder_is_scored_over_its_base(config, material, tmp_path):
+    save_base(material, tmp_path)
+    config = lora(config, material)
+    save_policy(config, material, tmp_path, tmp_path / "adapter")
+    section = EvalSection(name="e", count=3)
+    scored = evaluate_folder(tmp_path / "adapter", section, config)
+    direct = scoring(section, config, material, lambda: At(0, 0))()()
+    assert [row["completion"] for row in scored.predictions] == [row["completion"] for row in direct.predictions]
+    plain = evaluate_folder(tmp_path / "base", section, config)
+    assert [row["completion"] for row in scored.predictions] != [row["completion"] for row in plain.predictions]
+
+
+def test_a_supervised_runs_eval_generates_as_long_as_the_context_allows(tmp_path):
+    config = load_run_config(
+        None, name="r", output_dir=tmp_path, total_steps=1, train_batch_size=4, model={"config": MODEL},
+        task="sort_digits", algorithm="sft",
+    )  # fmt: skip
+    scored = scoring(
+        EvalSection(name="e", kind="generate", count=2), config, load_material(config, Given()), lambda: At(0, 0)
+    )
+    assert all(row["tokens"] > 5 or row["finish_reason"] == "stop" for row in scored()().predictions)
