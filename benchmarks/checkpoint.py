@@ -47,7 +47,7 @@ from proa.record.checkpoints import CheckpointManager
 from proa.record.durable import Disk
 from proa.resume.checkpoints import Checkpoints
 from proa.resume.inputs import Inputs
-from proa.roles.grpo_trainer import DetachedGRPOTrainer
+from proa.roles.policy_trainer import DetachedGRPOTrainer
 from proa.roles.weights import WeightStore
 
 GROUPS, GROUP, PROMPT, NEW_TOKENS, VOCABULARY, LAYERS = 2, 4, 8, 8, 256, 8
@@ -234,7 +234,7 @@ class Bench:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """All that is saved and is large."""
-        moments = self.trainer.optimizer.state_dict()["moments"]
+        moments = self.trainer.learner.optimizer.state_dict()["moments"]
         return {
             **weights_of(self.model),
             **{f"{name}.{kind}": tensor for name, kinds in moments.items() for kind, tensor in kinds.items()},

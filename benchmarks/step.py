@@ -25,11 +25,12 @@ from proa.data.experience import merge
 from proa.data.lease import sample_seed
 from proa.data.sampling import Sampling
 from proa.engines import build_engine
+from proa.learning.learner import StepSettings
 from proa.learning.optimizer import OptimizerSettings
 from proa.policy.models import load_model, weights_of
 from proa.rewards import InlineRewards
-from proa.roles.grpo_trainer import DetachedGRPOTrainer, StepSettings
 from proa.roles.maker import ExperienceMakerHolder
+from proa.roles.policy_trainer import DetachedGRPOTrainer
 from proa.roles.weights import WeightStore
 from proa.tasks import PromptStream, load_task
 from proa.tasks.builtin.characters import tokenizer as make_tokenizer

@@ -18,7 +18,7 @@ from torch import nn
 from proa import Callback, CallbackManager, LoopState, TrainerCallback, TrainingBatch
 from proa.callbacks import ConsoleProgress, JsonlMetrics
 from proa.callbacks.console import sparkline
-from proa.loop import Evaluator, SupervisedLoop
+from proa.loop import ScoreFunction, SupervisedLoop
 
 DIGITS, LENGTH, WIDTH, BATCH, HELD_OUT = 10, 6, 64, 256, 512
 
@@ -99,7 +99,9 @@ def main() -> None:
     loop = SupervisedLoop(
         training_step,
         callbacks=callbacks,
-        evaluators=[Evaluator("sort_digits", lambda: {"exact": exact(model, held_out)}, run_every=10, baseline=True)],
+        evaluators=[
+            ScoreFunction("sort_digits", lambda: {"exact": exact(model, held_out)}, run_every=10, baseline=True)
+        ],
         output_dir=options.output_dir,
     )
     state = loop.fit(batches, max_steps=options.max_steps)

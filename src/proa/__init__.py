@@ -28,9 +28,8 @@ if TYPE_CHECKING:
     from .lifecycle.policy import ErrorPolicy, Priority
     from .record.checkpoints import CheckpointManager
     from .roles.buffer import DetachedReplayBuffer
-    from .roles.grpo_trainer import DetachedGRPOTrainer
     from .roles.maker import ExperienceMakerHolder
-    from .roles.ppo_trainer import DetachedPPOTrainer
+    from .roles.policy_trainer import DetachedGRPOTrainer, DetachedPPOTrainer
     from .roles.trainer import DetachedTrainer
 
 _HOME = {
@@ -38,8 +37,8 @@ _HOME = {
     "Callback": "lifecycle.hooks",
     "CallbackManager": "lifecycle.manager",
     "CheckpointManager": "record.checkpoints",
-    "DetachedGRPOTrainer": "roles.grpo_trainer",
-    "DetachedPPOTrainer": "roles.ppo_trainer",
+    "DetachedGRPOTrainer": "roles.policy_trainer",
+    "DetachedPPOTrainer": "roles.policy_trainer",
     "DetachedReplayBuffer": "roles.buffer",
     "DetachedTrainer": "roles.trainer",
     "ErrorPolicy": "lifecycle.policy",

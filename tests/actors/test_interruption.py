@@ -8,8 +8,8 @@ import time
 
 import pytest
 
+from proa.actors import interruption as module
 from proa.actors.interruption import Interruption
-from proa.loop import interruption as module
 
 
 @pytest.fixture(autouse=True)
@@ -139,12 +139,9 @@ def test_after_the_grace_period_it_leaves_as_by_a_second_signal(capfd):
 
 def test_before_the_grace_period_is_over_it_goes_on(capfd):
     interruption, looks = Interruption(grace=3600), []
-    interruption.when_asked(lambda reason: looks.append(1))
-    with interruption.listening():
+    with interruption.listening(), interruption.stop.waking(lambda: looks.append(1)):
         send()
-        wait_for(lambda: looks)
-        interruption.when_asked(lambda reason: looks.append(2))
-        wait_for(lambda: len(looks) == 2)  # the watcher has looked again, and at the grace period too
+        wait_for(lambda: len(looks) >= 2)  # the watcher has looked again, and at the grace period too
     assert not interruption.at_once
 
 
@@ -159,18 +156,14 @@ def test_the_grace_period_begins_with_the_first_request(monkeypatch):
         time.sleep(60)
 
 
-def test_what_is_to_be_done_is_done_once_with_the_reason_in_another_thread(capfd):
-    interruption, done = Interruption(), []
-    interruption.when_asked(lambda reason: done.append(("early", reason, threading.current_thread())))
-    with interruption.listening():
-        assert done == []
+def test_whoever_waits_is_woken_in_another_thread(capfd):
+    interruption, woken = Interruption(), []
+    with interruption.listening(), interruption.stop.waking(lambda: woken.append(threading.current_thread())):
+        assert woken == []
         send()
-        wait_for(lambda: done)
-        for place, name in enumerate(("late", "last"), start=2):
-            interruption.when_asked(lambda reason, name=name: done.append((name, reason, threading.current_thread())))
-            wait_for(lambda place=place: len(done) >= place)
-    assert [one[:2] for one in done] == [("early", "SIGINT"), ("late", "SIGINT"), ("last", "SIGINT")]
-    assert all(one[2] is not threading.main_thread() for one in done)
+        wait_for(lambda: woken)
+        assert interruption.reason == "SIGINT"
+    assert all(thread is not threading.main_thread() for thread in woken)
 
 
 def test_the_handlers_that_were_there_are_there_again(capfd):

@@ -8,7 +8,7 @@ from rich.console import Console
 from proa import TrainingBatch
 from proa.callbacks import ConsoleProgress, EarlyStopping
 from proa.callbacks.console import sparkline
-from proa.loop import Evaluator, SupervisedLoop
+from proa.loop import ScoreFunction, SupervisedLoop
 
 
 def train(*, terminal, steps=4, fail=False, more=(), **params):
@@ -23,7 +23,7 @@ def train(*, terminal, steps=4, fail=False, more=(), **params):
     loop = SupervisedLoop(
         step,
         callbacks=[ConsoleProgress(console=console, **params), *more],
-        evaluators=[Evaluator("sort", lambda: {"exact": 0.25}, run_every=2)],
+        evaluators=[ScoreFunction("sort", lambda: {"exact": 0.25}, run_every=2)],
     )
     try:
         loop.fit(lambda epoch: [TrainingBatch(0)] * steps, max_steps=steps)

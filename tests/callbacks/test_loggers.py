@@ -15,7 +15,7 @@ from proa import Callback, CallbackManager, EvalResult, LogContext, LoopState, R
 from proa.callbacks import build_callback
 from proa.data.loop import ManifestRow
 from proa.data.results import ArmResult, ExperimentResult
-from proa.loop import Evaluator, SupervisedLoop
+from proa.loop import ScoreFunction, SupervisedLoop
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
 
@@ -38,7 +38,7 @@ def test_steps_and_evals_are_read_back_and_what_is_not_finite_stays_so(tmp_path,
     SupervisedLoop(
         lambda batch: {"loss": batch.data, "tensor": torch.tensor(0.25), "note": "text"},
         callbacks=[KINDS[kind]()],
-        evaluators=[Evaluator("sort", lambda: {"exact": 0.5}, run_every=2, baseline=True)],
+        evaluators=[ScoreFunction("sort", lambda: {"exact": 0.5}, run_every=2, baseline=True)],
         output_dir=tmp_path,
     ).fit(lambda epoch: [TrainingBatch(loss) for loss in losses])
     written = read(kind, tmp_path)

@@ -13,7 +13,7 @@ import torch
 from proa import CallbackManager, LoopState, TrainingBatch
 from proa.callbacks import CsvMetrics, JsonlMetrics
 from proa.errors import CallbackConfigError
-from proa.loop import Evaluator, SupervisedLoop
+from proa.loop import ScoreFunction, SupervisedLoop
 
 
 def train(tmp_path, callback, losses, **extra):
@@ -21,7 +21,7 @@ def train(tmp_path, callback, losses, **extra):
     loop = SupervisedLoop(
         lambda batch: {"loss": batch.data, **(extra if batch.data == losses[-1] else {})},
         callbacks=[callback],
-        evaluators=[Evaluator("sort", lambda: {"exact": 0.5}, run_every=2)],
+        evaluators=[ScoreFunction("sort", lambda: {"exact": 0.5}, run_every=2)],
         output_dir=tmp_path,
     )
     return loop.fit(lambda epoch: [TrainingBatch(loss) for loss in losses])

@@ -270,7 +270,8 @@ def test_it_is_noticed_in_a_detached_run_too(control, told, monkeypatch):
 
 def test_without_the_versions_of_the_weights_a_maker_waits_for_one_in_vain(told, monkeypatch):
     outcome, _ = without(VERSIONS, told, monkeypatch, wait_timeout=0.5)
-    assert "weights of version" in outcome["error"]
+    # Who gives up first, the trainer that waits or the supervisor, depends on how busy the machine is.
+    assert "weights of version" in outcome["error"] or "has had lease" in outcome["error"]
 
 
 def test_every_part_of_a_checkpoint_is_left_out_somewhere_or_only_tells_of_something(told):

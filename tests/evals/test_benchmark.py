@@ -14,11 +14,10 @@ from proa.config.run_config import EvalSection
 from proa.data.lease import sample_seed
 from proa.errors import ProaError
 from proa.evals.benchmark import Benchmark, EvalEngine
-from proa.evals.evaluation import At, Policy, eval_task, scoring, weights_version
-from proa.policy.lora import add_lora
+from proa.evals.evaluation import At, EvaluatedPolicy, eval_task, scoring, weights_version
 from proa.run.evaluate import evaluate_folder
 from proa.run.given import Given
-from proa.run.material import load_material, lora_settings, save_base, save_policy
+from proa.run.loading import begin_training, load_policy
 from proa.tasks import Task
 from proa.tasks.builtin import builtin_task
 from proa.tasks.task import TaskRow
@@ -44,20 +43,20 @@ def config(tmp_path):
 
 
 @pytest.fixture
-def material(config):
-    return load_material(config, Given())
+def policy(config):
+    return load_policy(config, Given())
 
 
-def benchmark(config, material, rows=ROWS, max_new_tokens=5, **section):
+def benchmark(config, policy, rows=ROWS, max_new_tokens=5, **section):
     settings = {"name": "b", "metric": f"{__name__}:by_kind", "count": 3} | section
     return Benchmark(
-        EvalSection(**settings), Task("t", rows), material, engine=config.engine, max_new_tokens=max_new_tokens, seed=7
+        EvalSection(**settings), Task("t", rows), policy, engine=config.engine, max_new_tokens=max_new_tokens, seed=7
     )
 
 
-def test_a_prediction_says_all_that_is_known_of_a_completion(config, material):
+def test_a_prediction_says_all_that_is_known_of_a_completion(config, policy):
     section = {"samples": 2, "correct_at": 0.5, "tags": ["x"], "breakdown": ["kind"]}
-    scored = benchmark(config, material, **section).score(version=4, step=9)
+    scored = benchmark(config, policy, **section).score(version=4, step=9)
     first, second = scored.predictions[0], scored.predictions[2]
     assert [(row["task_id"], row["sample"]) for row in scored.predictions] == [
         (name, sample) for name in ("first", "second", "third") for sample in (0, 1)
@@ -83,86 +82,86 @@ def said_by(prompts, completions, **_):
     return [float(sum(message["role"] == "assistant" for message in one)) for one in completions]
 
 
-def test_a_metric_gets_messages_where_the_prompts_are_messages_as_rewards_do(config, material):
-    material.tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}>"
+def test_a_metric_gets_messages_where_the_prompts_are_messages_as_rewards_do(config, policy):
+    policy.tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}>"
     rows = [TaskRow([{"role": "user", "content": "12"}], {})]
-    scored = benchmark(config, material, rows, metric=f"{__name__}:said_by").score(version=0, step=None)
+    scored = benchmark(config, policy, rows, metric=f"{__name__}:said_by").score(version=0, step=None)
     (row,) = scored.predictions
     assert (row["reward"], row["error"], type(row["completion"])) == (1.0, None, str)
     assert row["prompt"] == rows[0].prompt
 
 
-def test_just_below_what_counts_as_correct_is_not(config, material):
-    predictions = benchmark(config, material, correct_at=0.6).score(version=0, step=None).predictions
+def test_just_below_what_counts_as_correct_is_not(config, policy):
+    predictions = benchmark(config, policy, correct_at=0.6).score(version=0, step=None).predictions
     assert [row["correct"] for row in predictions] == [None, False, False]
 
 
-def greedy(material, prompt, count):
-    tokens = material.tokenizer(prompt, add_special_tokens=False)["input_ids"]
+def greedy(policy, prompt, count):
+    tokens = policy.tokenizer(prompt, add_special_tokens=False)["input_ids"]
     made = []
     for _ in range(count):
         with torch.no_grad():
-            made.append(int(material.model(torch.tensor([tokens + made])).logits[0, -1].argmax()))
-        if made[-1] in material.end_ids:
+            made.append(int(policy.model(torch.tensor([tokens + made])).logits[0, -1].argmax()))
+        if made[-1] in policy.end_ids:
             break
     return made
 
 
-def test_a_completion_is_the_greedy_one_and_its_tokens_are_counted_as_tokens(config, material):
-    for row, given in zip(benchmark(config, material).score(version=0, step=None).predictions, ROWS, strict=True):
-        expected = greedy(material, given.prompt, 5)
-        assert row["completion"] == material.tokenizer.decode(expected, skip_special_tokens=True)
+def test_a_completion_is_the_greedy_one_and_its_tokens_are_counted_as_tokens(config, policy):
+    for row, given in zip(benchmark(config, policy).score(version=0, step=None).predictions, ROWS, strict=True):
+        expected = greedy(policy, given.prompt, 5)
+        assert row["completion"] == policy.tokenizer.decode(expected, skip_special_tokens=True)
         assert row["tokens"] == len(expected)
 
 
-def test_it_scores_the_weights_as_they_are_now(config, material):
-    one = benchmark(config, material)
+def test_it_scores_the_weights_as_they_are_now(config, policy):
+    one = benchmark(config, policy)
     before = one.score(version=0, step=None).predictions
     with torch.no_grad():
-        for parameter in material.model.parameters():
+        for parameter in policy.model.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(3)))
     after = one.score(version=1, step=None).predictions
     assert [row["completion"] for row in before] != [row["completion"] for row in after]
-    fresh = benchmark(config, copy.deepcopy(material)).score(version=1, step=None).predictions
+    fresh = benchmark(config, copy.deepcopy(policy)).score(version=1, step=None).predictions
     assert after == fresh
 
 
-def test_its_seeds_are_its_own_and_differ_by_task_and_sample(config, material):
-    predictions = benchmark(config, material, samples=2).score(version=0, step=None).predictions
+def test_its_seeds_are_its_own_and_differ_by_task_and_sample(config, policy):
+    predictions = benchmark(config, policy, samples=2).score(version=0, step=None).predictions
     seeds = [row["seed"] for row in predictions]
     assert len(set(seeds)) == 6
     training = {sample_seed(7, ordinal, sample) for ordinal in range(100) for sample in range(8)}
     assert not training & set(seeds)
     other = Benchmark(
-        EvalSection(name="b", metric=f"{__name__}:by_kind", samples=2), Task("t", ROWS), material,
+        EvalSection(name="b", metric=f"{__name__}:by_kind", samples=2), Task("t", ROWS), policy,
         engine=config.engine, max_new_tokens=5, seed=8,
     )  # fmt: skip
     assert not set(seeds) & {row["seed"] for row in other.score(version=0, step=None).predictions}
 
 
-def test_it_takes_so_many_rows_and_no_prompt_without_room(config, material):
-    assert len(benchmark(config, material, count=2).score(version=0, step=None).predictions) == 2
-    benchmark(config, material, max_new_tokens=20)  # 4 + 20 is the context
+def test_it_takes_so_many_rows_and_no_prompt_without_room(config, policy):
+    assert len(benchmark(config, policy, count=2).score(version=0, step=None).predictions) == 2
+    benchmark(config, policy, max_new_tokens=20)  # 4 + 20 is the context
     with pytest.raises(ConfigError, match="25 tokens, and the model's context is 24"):
-        benchmark(config, material, max_new_tokens=21)
+        benchmark(config, policy, max_new_tokens=21)
 
 
-def test_without_an_id_of_its_own_a_task_is_its_place(config, material):
+def test_without_an_id_of_its_own_a_task_is_its_place(config, policy):
     rows = [TaskRow("1>", {"kind": "x"}), TaskRow("2>", {"kind": "x"})]
-    predictions = benchmark(config, material, rows=rows).score(version=0, step=None).predictions
+    predictions = benchmark(config, policy, rows=rows).score(version=0, step=None).predictions
     assert [row["task_id"] for row in predictions] == ["0", "1"]
 
 
-def test_an_eval_in_the_loop_says_which_step_and_version_it_is_of(config, material):
+def test_an_eval_in_the_loop_says_which_step_and_version_it_is_of(config, policy):
     section = EvalSection(name="held", count=2)
-    scored = scoring(section, config, material, lambda: At(6, 5))()()
+    scored = scoring(section, config, policy, lambda: At(6, 5))()()
     assert (scored.result.step, scored.predictions[0]["policy_version"]) == (5, 5)
     prompts = {row.prompt for row in builtin_task("sort_digits", "train", 2000).rows}
     assert not prompts & {row["prompt"] for row in scored.predictions}
     assert [row.prompt for row in eval_task(section, config).rows] == [row["prompt"] for row in scored.predictions]
 
 
-def test_an_evaluator_of_ones_own_is_given_the_policy_as_it_is(config, material):
+def test_an_evaluator_of_ones_own_is_given_the_policy_as_it_is(config, policy):
     seen = []
 
     def own(policy):
@@ -170,42 +169,42 @@ def test_an_evaluator_of_ones_own_is_given_the_policy_as_it_is(config, material)
         return {"score": 1, "predictions": [{"reward": 1.0}]}
 
     section = EvalSection(name="own", evaluator="theirs:own", tags=["t"])
-    scored = scoring(section, config, material, lambda: At(6, 5), own)()()
+    scored = scoring(section, config, policy, lambda: At(6, 5), own)()()
     ((step, version, ((*texts,),)),) = seen
     assert (step, version, len(texts)) == (6, 5, 3)
     assert len(set(texts)) > 1  # each sample has a seed of its own
     assert (scored.result.metrics, scored.result.step, scored.result.tags) == ({"score": 1.0}, 5, ["t"])
     assert scored.predictions == [{"reward": 1.0}]
     with pytest.raises(ConfigError, match="returns numbers by name"):
-        scoring(section, config, material, lambda: At(0, 0), lambda policy: {"score": 1.0, "note": "fine"})()()
+        scoring(section, config, policy, lambda: At(0, 0), lambda policy: {"score": 1.0, "note": "fine"})()()
 
 
-def policy_of(config, material):
-    engine = EvalEngine(material, config.engine).load(material.model)
-    return Policy(material.model, material.tokenizer, 0, 0, lambda: engine, config)
+def evaluated(config, policy):
+    engine = EvalEngine(policy, config.engine).load(policy.model)
+    return EvaluatedPolicy(policy.model, policy.tokenizer, 0, 0, lambda: engine, config)
 
 
-def test_each_prompt_that_the_policy_completes_has_seeds_of_its_own(config, material):
-    texts = policy_of(config, material).generate(["12>"] * 4, temperature=1.0, samples=2, seed=3)
+def test_each_prompt_that_the_policy_completes_has_seeds_of_its_own(config, policy):
+    texts = evaluated(config, policy).generate(["12>"] * 4, temperature=1.0, samples=2, seed=3)
     assert len({text for group in texts for text in group}) > 2
-    again = policy_of(config, material).generate(["12>"] * 4, temperature=1.0, samples=2, seed=3)
-    other = policy_of(config, material).generate(["12>"] * 4, temperature=1.0, samples=2, seed=4)
+    again = evaluated(config, policy).generate(["12>"] * 4, temperature=1.0, samples=2, seed=3)
+    other = evaluated(config, policy).generate(["12>"] * 4, temperature=1.0, samples=2, seed=4)
     assert texts == again != other
-    assert policy_of(config, material).generate([]) == []
+    assert evaluated(config, policy).generate([]) == []
     with pytest.raises(ConfigError, match="with temperature 0 all 2 samples would be the same"):
-        policy_of(config, material).generate(["12>"], samples=2)
+        evaluated(config, policy).generate(["12>"], samples=2)
 
 
-def test_generating_by_the_policy_is_greedy_unless_asked_for(config, material):
-    ((text,),) = policy_of(config, material).generate(["345>"])
-    assert text == material.tokenizer.decode(greedy(material, "345>", 5), skip_special_tokens=True)
+def test_generating_by_the_policy_is_greedy_unless_asked_for(config, policy):
+    ((text,),) = evaluated(config, policy).generate(["345>"])
+    assert text == policy.tokenizer.decode(greedy(policy, "345>", 5), skip_special_tokens=True)
 
 
-def test_a_folder_is_scored_with_its_own_tokenizer_and_as_after_training(config, material, tmp_path):
-    material.model.save_pretrained(tmp_path / "model")
-    material.tokenizer.save_pretrained(tmp_path / "model")
+def test_a_folder_is_scored_with_its_own_tokenizer_and_as_after_training(config, policy, tmp_path):
+    policy.model.save_pretrained(tmp_path / "model")
+    policy.tokenizer.save_pretrained(tmp_path / "model")
     scored = evaluate_folder(tmp_path / "model", EvalSection(name="e", count=2), config, version=3, steps=9)
-    direct = scoring(EvalSection(name="e", count=2), config, material, lambda: At(9, 0))()()
+    direct = scoring(EvalSection(name="e", count=2), config, policy, lambda: At(9, 0))()()
     assert scored.result.step is None
     assert scored.predictions[0]["policy_version"] == 3
     assert [row["completion"] for row in scored.predictions] == [row["completion"] for row in direct.predictions]
@@ -216,19 +215,19 @@ def never_both(completions, **_):
     return [None if place % 2 else 1.0 for place in range(len(completions))]
 
 
-def test_where_no_task_has_all_of_its_samples_judged_pass_at_k_is_no_number_and_nothing_fails(config, material):
-    scored = benchmark(config, material, metric=f"{__name__}:never_both", samples=2).score(version=0, step=None)
+def test_where_no_task_has_all_of_its_samples_judged_pass_at_k_is_no_number_and_nothing_fails(config, policy):
+    scored = benchmark(config, policy, metric=f"{__name__}:never_both", samples=2).score(version=0, step=None)
     assert math.isnan(scored.result.metrics["pass@2"])
     assert scored.result.metrics["errors"] == 3
 
 
-def test_an_async_evaluator_works_where_an_event_loop_runs_already(config, material):
+def test_an_async_evaluator_works_where_an_event_loop_runs_already(config, policy):
     async def own(policy):
         await asyncio.sleep(0)
         return {"score": 2.0}
 
     async def notebook():
-        return scoring(EvalSection(name="own", evaluator="theirs:own"), config, material, lambda: At(0, 0), own)()()
+        return scoring(EvalSection(name="own", evaluator="theirs:own"), config, policy, lambda: At(0, 0), own)()()
 
     assert asyncio.run(notebook()).result.metrics == {"score": 2.0}
 
@@ -243,17 +242,17 @@ def test_an_async_evaluator_works_where_an_event_loop_runs_already(config, mater
         ([], {}, "eval b: the task t has no rows"),
     ],
 )
-def test_what_is_wrong_with_its_columns_is_found_when_it_is_built(config, material, rows, section, message):
+def test_what_is_wrong_with_its_columns_is_found_when_it_is_built(config, policy, rows, section, message):
     with pytest.raises(ProaError, match=message):
-        benchmark(config, material, rows=rows, **section)
+        benchmark(config, policy, rows=rows, **section)
 
 
-def test_rows_that_are_not_scored_may_have_other_columns(config, material):
-    benchmark(config, material, rows=[*ROWS, TaskRow("1>", {})], count=3)
+def test_rows_that_are_not_scored_may_have_other_columns(config, policy):
+    benchmark(config, policy, rows=[*ROWS, TaskRow("1>", {})], count=3)
 
 
-def test_scores_are_broken_down_by_what_every_row_has_too(config, material):
-    scored = benchmark(config, material, breakdown=["finish_reason"]).score(version=0, step=None)
+def test_scores_are_broken_down_by_what_every_row_has_too(config, policy):
+    scored = benchmark(config, policy, breakdown=["finish_reason"]).score(version=0, step=None)
     assert sum(one["n"] for one in scored.result.breakdowns["finish_reason"].values()) == 2
 
 
@@ -261,41 +260,39 @@ def all_but_one(completions, **_):
     return [None if place == 0 else 1.0 for place in range(len(completions))]
 
 
-def test_pass_at_k_says_over_how_many_tasks_it_is_if_not_all(config, material):
+def test_pass_at_k_says_over_how_many_tasks_it_is_if_not_all(config, policy):
     metrics = (
-        benchmark(config, material, samples=2, metric=f"{__name__}:all_but_one").score(version=0, step=0).result.metrics
+        benchmark(config, policy, samples=2, metric=f"{__name__}:all_but_one").score(version=0, step=0).result.metrics
     )
     assert (metrics["pass@2"], metrics["pass@2_tasks"]) == (1.0, 2)
     assert (
         "pass@2_tasks"
-        not in benchmark(config, material, rows=ROWS[1:], samples=2).score(version=0, step=0).result.metrics
+        not in benchmark(config, policy, rows=ROWS[1:], samples=2).score(version=0, step=0).result.metrics
     )
 
 
-def test_what_was_begun_scores_the_weights_as_they_were_then(config, material):
-    one = benchmark(config, material)
+def test_what_was_begun_scores_the_weights_as_they_were_then(config, policy):
+    one = benchmark(config, policy)
     expected = one.score(version=0, step=None)
     score = one.begin(version=0, step=None)
     with torch.no_grad():
-        for parameter in material.model.parameters():
+        for parameter in policy.model.parameters():
             parameter.zero_()
     assert score().predictions == expected.predictions
 
 
-def test_an_evaluator_that_is_called_apart_sees_the_model_as_it_was_when_the_eval_began(config, material):
+def test_an_evaluator_that_is_called_apart_sees_the_model_as_it_was_when_the_eval_began(config, policy):
     def own(policy):
         return {
             "norm": sum(float(one.norm()) for one in policy.model.parameters()),
             "text": len(policy.generate(["1>"])[0][0]),
         }
 
-    begin = scoring(
-        EvalSection(name="own", evaluator="theirs:own", apart=True), config, material, lambda: At(0, 0), own
-    )
+    begin = scoring(EvalSection(name="own", evaluator="theirs:own", apart=True), config, policy, lambda: At(0, 0), own)
     expected = begin()().result.metrics
     score = begin()
     with torch.no_grad():
-        for parameter in material.model.parameters():
+        for parameter in policy.model.parameters():
             parameter.zero_()
     assert score().result.metrics == expected
     assert begin()().result.metrics["norm"] == 0
@@ -315,34 +312,35 @@ def test_the_version_of_weights_is_what_they_are_pushed_as(config, total, update
     assert [weights_version(config, steps) for steps in range(total * epochs + 1)] == versions
 
 
-def lora(config, material):
+def lora(config, policy, folder):
     """The same model with an adapter that matters."""
     config = change_run_config(config, lora={"rank": 2})
-    add_lora(material.model, lora_settings(config.lora), seed=1)
+    given = Given(policy.model, policy.tokenizer)
+    policy = load_policy(config, given)
+    begin_training(policy, folder, resumed=False)
     with torch.no_grad():
-        for name, parameter in material.model.named_parameters():
+        for name, parameter in policy.model.named_parameters():
             if "lora_B" in name:
                 parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(5)))
-    return config
+    return config, policy
 
 
-def test_with_an_adapter_the_policy_and_a_benchmark_complete_as_the_two_together(config, material):
-    plain = greedy(material, "345>", 5)
-    config = lora(config, material)
-    expected = greedy(material, "345>", 5)
+def test_with_an_adapter_the_policy_and_a_benchmark_complete_as_the_two_together(config, policy, tmp_path):
+    plain = greedy(policy, "345>", 5)
+    config, policy = lora(config, policy, tmp_path)
+    expected = greedy(policy, "345>", 5)
     assert expected != plain
-    text = material.tokenizer.decode(expected, skip_special_tokens=True)
-    assert policy_of(config, material).generate(["345>"]) == [[text]]
-    assert benchmark(config, material, rows=ROWS[1:2]).score(version=0, step=None).predictions[0]["completion"] == text
+    text = policy.tokenizer.decode(expected, skip_special_tokens=True)
+    assert evaluated(config, policy).generate(["345>"]) == [[text]]
+    assert benchmark(config, policy, rows=ROWS[1:2]).score(version=0, step=None).predictions[0]["completion"] == text
 
 
-def test_an_adapters_folder_is_scored_over_its_base(config, material, tmp_path):
-    save_base(material, tmp_path)
-    config = lora(config, material)
-    save_policy(config, material, tmp_path, tmp_path / "adapter")
+def test_an_adapters_folder_is_scored_over_its_base(config, policy, tmp_path):
+    config, policy = lora(config, policy, tmp_path)
+    policy.save(tmp_path / "adapter")
     section = EvalSection(name="e", count=3)
     scored = evaluate_folder(tmp_path / "adapter", section, config)
-    direct = scoring(section, config, material, lambda: At(0, 0))()()
+    direct = scoring(section, config, policy, lambda: At(0, 0))()()
     assert [row["completion"] for row in scored.predictions] == [row["completion"] for row in direct.predictions]
     plain = evaluate_folder(tmp_path / "base", section, config)
     assert [row["completion"] for row in scored.predictions] != [row["completion"] for row in plain.predictions]
@@ -354,6 +352,6 @@ def test_a_supervised_runs_eval_generates_as_long_as_the_context_allows(tmp_path
         task="sort_digits", algorithm="sft",
     )  # fmt: skip
     scored = scoring(
-        EvalSection(name="e", kind="generate", count=2), config, load_material(config, Given()), lambda: At(0, 0)
+        EvalSection(name="e", kind="generate", count=2), config, load_policy(config, Given()), lambda: At(0, 0)
     )
     assert all(row["tokens"] > 5 or row["finish_reason"] == "stop" for row in scored()().predictions)

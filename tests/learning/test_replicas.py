@@ -11,14 +11,13 @@ from proa.algorithms import PPO, build_algorithm
 from proa.data.experience import BufferItem
 from proa.data.sampling import Sampling
 from proa.learning.optimizer import OptimizerSettings
-from proa.learning.replicas import Alone, ReplicaError, SharedSource
+from proa.learning.replicas import Alone, ReplicaError
 from proa.leases.ledger import Ledger
 from proa.policy.critic import separate_critic, shared_critic
 from proa.policy.micro_batches import deal_rows
 from proa.policy.models import load_model
-from proa.roles.grpo_trainer import DetachedGRPOTrainer
-from proa.roles.policy_trainer import StepSettings
-from proa.roles.ppo_trainer import DetachedPPOTrainer
+from proa.roles.policy_trainer import DetachedGRPOTrainer, DetachedPPOTrainer, StepSettings
+from proa.roles.source import SharedSource
 from proa.roles.weights import WeightStore
 
 CONFIG = {"model_type": "gpt2", "vocab_size": 11, "n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 24}
@@ -69,6 +68,9 @@ class Given:
     def settle(self, taken, *, dropped=None):
         self.settled.append(len(taken))
 
+    def interrupt(self):
+        pass
+
     def versions_in_use(self):
         return None
 
@@ -111,7 +113,7 @@ def fit(model, replicas, steps, algorithm, *, epochs=1, callbacks=(), **settings
 
 
 def parameters(trainer):
-    return [p for optimizer in trainer._optimizers for p in optimizer.parameters]
+    return [p for optimizer in trainer.learner.optimizers for p in optimizer.parameters]
 
 
 ALGORITHMS = [

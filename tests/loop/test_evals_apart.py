@@ -5,41 +5,51 @@ import threading
 import pytest
 
 from proa import Callback, ManifestRow, TrainingBatch
-from proa.loop import Evaluator, Saver, SupervisedLoop
+from proa.loop import Evaluator, SaveFunction, ScoreFunction, Scoring, SupervisedLoop
+from proa.loop.evaluators import BackgroundScoring
 from proa.testing import Recorder
 from proa.testing.grammar import problems_in
 
 PATIENCE = 10.0
 
 
-class Apart:
+class Apart(Evaluator):
     """An eval of which the test says when it is over. Its score is the number of steps that had been done."""
 
-    def __init__(self, name="a", **settings):
+    def __init__(self, name="a", run_every=1, **settings):
+        super().__init__(name, run_every, apart=True, **settings)
         self.may_end = threading.Event()
         self.steps_done = 0
-        self.told = []
-        self.evaluator = Evaluator(
-            name, self.never, begin=self.begin, wait=self.wait, report=lambda: self.told.append(name),
-            **{"run_every": 1, **settings},
-        )  # fmt: skip
+        self.reported = []
 
-    def never(self):
-        raise AssertionError("an eval that goes on in the background is not scored in the loop")
+    def begin(self, state):
+        return ApartScoring(self, self.steps_done)
 
-    def wait(self, scores):
-        """It is over at the latest when it is waited for, so that no test depends on how fast the machine is."""
-        self.may_end.set()
-        return scores()
 
-    def begin(self):
-        of = self.steps_done
+class ApartScoring(Scoring):
+    def __init__(self, apart, steps):
+        self.apart, self.steps = apart, steps
 
-        def score():
-            assert self.may_end.wait(PATIENCE)
-            return {"steps": float(of)}
+    def score(self):
+        assert threading.current_thread() is not threading.main_thread()
+        assert self.apart.may_end.wait(PATIENCE)
+        return {"steps": float(self.steps)}
 
-        return score
+    def report(self):
+        self.apart.reported.append(self.apart.name)
+
+
+@pytest.fixture(autouse=True)
+def over_when_waited_for(monkeypatch):
+    """An eval is over at the latest when it is waited for, so that no test depends on how fast the machine is."""
+    scores = BackgroundScoring.scores
+
+    def ended(under_way):
+        if isinstance(under_way.evaluator, Apart):
+            under_way.evaluator.may_end.set()
+        return scores(under_way)
+
+    monkeypatch.setattr(BackgroundScoring, "scores", ended)
 
 
 def train(apart, *, steps=4, save_every=0, at_step=None, callbacks=()):
@@ -58,7 +68,7 @@ def train(apart, *, steps=4, save_every=0, at_step=None, callbacks=()):
 
     recorder = Recorder()
     loop = SupervisedLoop(
-        step, callbacks=[recorder, *callbacks], evaluators=[apart.evaluator], saver=Saver(save, save_every)
+        step, callbacks=[recorder, *callbacks], evaluators=[apart], saver=SaveFunction(save, save_every)
     )
     try:
         state = loop.fit(lambda epoch: map(TrainingBatch, range(steps)))
@@ -69,7 +79,7 @@ def train(apart, *, steps=4, save_every=0, at_step=None, callbacks=()):
 
 
 def thread_of(apart):
-    return next((one for one in threading.enumerate() if one.name == f"eval {apart.evaluator.name}"), None)
+    return next((one for one in threading.enumerate() if one.name == f"eval {apart.name}"), None)
 
 
 def test_training_goes_on_meanwhile_and_the_scores_are_told_with_their_own_step():
@@ -83,12 +93,12 @@ def test_training_goes_on_meanwhile_and_the_scores_are_told_with_their_own_step(
     heard, _, state = train(apart, steps=4, at_step=end_it_in_the_third_step)
     assert heard == ["step_end 0", "step_end 1", "step_end 2", "eval_end 1", "step_end 3", "eval_end 3"]
     assert state.metrics["a.steps"] == 4
-    assert apart.told == ["a"] * 2
+    assert apart.reported == ["a"] * 2
 
 
 def test_a_run_that_saves_nothing_waits_for_it_at_its_end():
     apart = Apart(run_every=4)
-    loop = SupervisedLoop(lambda batch: {"loss": 0.0}, evaluators=[apart.evaluator])
+    loop = SupervisedLoop(lambda batch: {"loss": 0.0}, evaluators=[apart])
     assert "a.steps" in loop.fit(lambda epoch: map(TrainingBatch, range(4))).metrics
 
 
@@ -119,13 +129,12 @@ def test_the_baseline_is_of_the_weights_before_the_first_step_whenever_it_is_tol
 
 
 def test_what_it_raises_ends_the_run_with_the_evals_moments_closed():
-    apart = Apart(run_every=1)
+    class Fails(Apart):
+        def begin(self, state):
+            return ScoreFunction("a", lambda: {}["no scores"]).begin(state)
 
-    def fails():
-        raise ZeroDivisionError("no scores")
-
-    apart.evaluator = Evaluator("a", apart.never, run_every=1, begin=lambda: fails)
-    with pytest.raises(ZeroDivisionError, match="no scores"):
+    apart = Fails(run_every=1)
+    with pytest.raises(KeyError, match="no scores"):
         train(apart)
 
 
@@ -140,13 +149,13 @@ def test_a_run_that_fails_does_not_leave_it_behind():
     with pytest.raises(ZeroDivisionError):
         train(apart, at_step=fail)
     assert thread_of(apart) is None
-    assert apart.told == []
+    assert apart.reported == []
 
 
 def test_scores_that_an_eval_has_no_more_are_not_its_latest():
     given = [{"x": 1.0, "errors": 2.0}, {"x": 0.5}]
-    other = Evaluator("ab", lambda: {"errors": 1.0}, run_every=1)
-    once = Evaluator("a", lambda: given.pop(0), run_every=1)
+    other = ScoreFunction("ab", lambda: {"errors": 1.0}, run_every=1)
+    once = ScoreFunction("a", lambda: given.pop(0), run_every=1)
     loop = SupervisedLoop(lambda batch: {"loss": 0.0}, evaluators=[other, once])
     state = loop.fit(lambda epoch: map(TrainingBatch, range(2)))
     assert state.metrics == {"loss": 0.0, "a.x": 0.5, "ab.errors": 1.0}

@@ -1,40 +1,29 @@
 """A loop that is saved between two steps and goes on elsewhere: the same steps, evals, checkpoints and rows."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from proa import CallbackManager, ManifestRow, StopTraining, TrainingBatch
+from proa.actors.activity import Activity
 from proa.data.state import LoopState
 from proa.lifecycle.spans import Lifecycle
-from proa.loop import AfterStep, Evaluator, Resumed, Saver, SupervisedLoop
+from proa.loop import AfterStep, Resumed, Saver, ScoreFunction, SupervisedLoop
 from proa.testing import Recorder
 
 
-class Shelf:
+class Shelf(Saver):
     """Keeps what a loop saves, as checkpoints would."""
 
     def __init__(self, save_every=1, resumed=None, background=False):
-        self.states, self.rows, self.finals, self.told, self.drained = {}, {}, [], [], 0
-        self.background, self.written = background, []
-        self.loop_state = dict
-        self.saver = Saver(
-            self.save,
-            save_every,
-            finished=self.finished,
-            drain=self.drain,
-            mark_final=self.mark_final,
-            attach=self.attach,
-            resumed=resumed,
-            asked_to_leave=lambda: self.leaving,
-        )
-        self.leaving = ""
-
-    def attach(self, loop_state):
-        self.loop_state = loop_state
+        super().__init__(save_every)
+        self.states, self.rows, self.finals, self.drained = {}, {}, [], 0
+        self.background, self.written, self.resumed = background, [], resumed
 
     def save(self, name, state):
         assert name not in self.states, "written twice"
         row = ManifestRow(name, state.global_step - 1, state.epoch, step=state.global_step)
-        self.states[name], self.rows[name] = self.loop_state(), row
+        self.states[name], self.rows[name] = self.loop.state_dict(), row
         if self.background:
             self.written.append(row)
             return None
@@ -58,7 +47,7 @@ def loop_over(shelf, recorder=None, step=None, evaluators=()):
         step or (lambda batch: {"loss": float(batch.data)}),
         callbacks=[recorder or Recorder()],
         evaluators=evaluators,
-        saver=shelf.saver,
+        saver=shelf,
     )
 
 
@@ -67,7 +56,7 @@ def batches(epoch):
 
 
 def scores():
-    return [Evaluator("a", lambda: {"x": 1.0}, run_every=2, baseline=True)]
+    return [ScoreFunction("a", lambda: {"x": 1.0}, run_every=2, baseline=True)]
 
 
 def went_on(whole, name, **more):
@@ -132,7 +121,7 @@ def test_a_stop_that_was_asked_for_before_the_checkpoint_holds(at):
         manager = CallbackManager()
         recorder = manager.add(Recorder())
         manager.on("step_end")(lambda state: state.stop_training("enough") if state.global_step == at else None)
-        loop = SupervisedLoop(lambda batch: {}, callbacks=manager, saver=shelf.saver)
+        loop = SupervisedLoop(lambda batch: {}, callbacks=manager, saver=shelf)
         if resumed is not None:
             loop.load_state_dict(*resumed)
         return loop.fit(batches, num_epochs=2), recorder.events
@@ -167,7 +156,8 @@ def test_asked_to_leave_it_saves_at_the_next_boundary_and_raises():
     shelf = Shelf(save_every=100)
 
     def step(batch):
-        shelf.leaving = "SIGTERM" if batch.data == 1 else ""
+        if batch.data == 1:
+            shelf.stop.request("SIGTERM")
         return {}
 
     recorder = Recorder()
@@ -179,7 +169,7 @@ def test_asked_to_leave_it_saves_at_the_next_boundary_and_raises():
 
 def test_asked_to_leave_where_a_checkpoint_was_due_it_is_written_once():
     shelf = Shelf(save_every=1)
-    shelf.leaving = "SIGINT"
+    shelf.stop.request("SIGINT")
     with pytest.raises(KeyboardInterrupt):
         loop_over(shelf).fit(batches)
     assert list(shelf.states) == ["step_1"]
@@ -192,7 +182,7 @@ def test_a_step_that_is_left_in_its_middle_has_nothing_due_after_it():
         return {}
 
     shelf, recorder = Shelf(), Recorder()
-    loop_over(shelf, recorder, step, [Evaluator("a", dict, run_every=1)]).fit(batches)
+    loop_over(shelf, recorder, step, [ScoreFunction("a", dict, run_every=1)]).fit(batches)
     assert list(shelf.states) == ["step_1", "step_2"]
     assert recorder.events.count("eval_end") == 2
     assert [name for name, _ in shelf.finals] == ["step_2"]
@@ -203,7 +193,7 @@ def test_before_a_step_is_done_nothing_is_due():
         raise StopTraining("not even one")
 
     shelf, recorder = Shelf(), Recorder()
-    loop_over(shelf, recorder, step, [Evaluator("a", dict, run_every=1, baseline=True)]).fit(batches)
+    loop_over(shelf, recorder, step, [ScoreFunction("a", dict, run_every=1, baseline=True)]).fit(batches)
     assert list(shelf.states) == ["final"]
     assert recorder.events.count("eval_end") == 1
 
@@ -213,10 +203,11 @@ def test_before_a_step_is_done_nothing_is_due():
 
 def after_steps(shelf, evaluators=(), resumed=None):
     recorder, state = Recorder(), LoopState(metrics={"loss": 0.5})
-    after = AfterStep(Lifecycle(CallbackManager([recorder]), state), evaluators, shelf.saver, lambda: {"loop": {}})
+    loop = SimpleNamespace(activity=Activity(), state_dict=lambda: {"loop": {}})
+    after = AfterStep(Lifecycle(CallbackManager([recorder]), state), evaluators, shelf, loop)
     if resumed is not None:
         state.global_step = resumed.row.step
-        after.go_on(resumed)
+        after.resume(resumed)
     return after, state, recorder
 
 
@@ -226,32 +217,32 @@ def resumed_at(step):
 
 def test_the_checkpoint_gone_on_from_is_told_of_once():
     after, _, recorder = after_steps(Shelf(), resumed=resumed_at(3))
-    after.tell_of_resumed()
-    after.tell_of_resumed()
-    after.at_the_end()
+    after.announce_resumed()
+    after.announce_resumed()
+    after.run_final()
     assert recorder.events == ["checkpoint_saved"]
     assert [row.name for row in after.rows] == ["step_3"]
 
 
 def test_it_is_told_of_at_the_end_if_nobody_was_told_before():
     after, _, recorder = after_steps(Shelf(), resumed=resumed_at(3))
-    after.at_the_end()
+    after.run_final()
     assert recorder.events == ["checkpoint_saved"]
 
 
 def test_what_the_resumed_step_had_is_not_done_again_and_its_row_becomes_final():
     shelf = Shelf()
-    after, _, recorder = after_steps(shelf, [Evaluator("a", dict, run_every=3)], resumed_at(3))
-    after.what_is_due()
+    after, _, recorder = after_steps(shelf, [ScoreFunction("a", dict, run_every=3)], resumed_at(3))
+    after.run_due()
     after.save_now()
-    after.at_the_end()
+    after.run_final()
     assert (shelf.states, recorder.events.count("eval_end")) == ({}, 0)
     assert shelf.finals == [("step_3", {"loss": 0.5})]
 
 
 def test_an_eval_that_the_resumed_step_did_not_have_comes_at_the_end():
-    after, state, recorder = after_steps(Shelf(), [Evaluator("b", lambda: {"x": 2.0})], resumed_at(3))
-    after.at_the_end()
+    after, state, recorder = after_steps(Shelf(), [ScoreFunction("b", lambda: {"x": 2.0})], resumed_at(3))
+    after.run_final()
     assert recorder.events.count("eval_end") == 1
     assert after.state_dict() == {"evaluated_at": {"a": 3, "b": 3}}
     assert state.metrics["b.x"] == 2.0
@@ -261,12 +252,14 @@ def test_rows_written_in_the_background_are_told_of_before_the_next_save():
     order = []
     shelf = Shelf(background=True)
     after, state, recorder = after_steps(shelf)
-    shelf.loop_state = lambda: order.append(("saved", state.global_step, recorder.events.count("checkpoint_saved")))
+    shelf.loop.state_dict = lambda: order.append(
+        ("saved", state.global_step, recorder.events.count("checkpoint_saved"))
+    )
     for step in (1, 2, 3):
         state.global_step = step
-        after.what_is_due()
+        after.run_due()
     assert order == [("saved", 1, 0), ("saved", 2, 1), ("saved", 3, 2)]
-    after.at_the_end()
+    after.run_final()
     assert recorder.events.count("checkpoint_saved") == 3
     assert [row.name for row in after.rows] == ["step_1", "step_2", "step_3"]
 
@@ -285,18 +278,16 @@ def test_a_final_checkpoint_in_the_background_is_told_of_before_the_end():
     shelf = Shelf(save_every=0, background=True)
     after, state, recorder = after_steps(shelf)
     state.global_step = 5
-    after.at_the_end()
+    after.run_final()
     assert (list(shelf.states), recorder.events) == (["final"], ["checkpoint_saved"])
     assert shelf.finals == []
 
 
 @pytest.mark.parametrize("name", ["output_dir", "rank", "world_size", "resumed_from"])
 def test_what_belongs_to_a_run_of_its_own_is_not_gone_on_with(name):
-    from proa.loop.after_step import go_on_with
-
     state = LoopState(output_dir="here", rank=1, world_size=2)
     saved = LoopState(output_dir="there", rank=7, world_size=9, resumed_from="step_1", global_step=4, epoch=1)
-    go_on_with(state, Resumed({"loop": saved.to_dict()}))
+    Resumed({"loop": saved.to_dict()}).restore(state)
     expected = {"output_dir": "here", "rank": 1, "world_size": 2, "resumed_from": "step_4"}
     assert getattr(state, name) == expected[name]
     assert (state.global_step, state.epoch) == (4, 1)

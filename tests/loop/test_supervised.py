@@ -4,7 +4,7 @@ import pytest
 
 from proa import CallbackManager, ManifestRow, TrainingBatch
 from proa.errors import HookError
-from proa.loop import Evaluator, Saver, SupervisedLoop
+from proa.loop import SaveFunction, ScoreFunction, SupervisedLoop
 from proa.testing import Recorder
 
 
@@ -16,7 +16,7 @@ def make(tmp_path=None, *, callbacks=None, step=None, evaluators=(), save_every=
         step or (lambda batch: {"loss": float(batch.data)}),
         callbacks=callbacks,
         evaluators=evaluators,
-        saver=Saver(save, save_every),
+        saver=SaveFunction(save, save_every),
         output_dir=tmp_path,
     )
 
@@ -50,7 +50,10 @@ def test_max_steps_is_a_limit(max_steps, steps):
 
 def test_evals_come_before_the_checkpoint_and_both_when_due():
     recorder = Recorder()
-    evaluators = [Evaluator("a", lambda: {"x": 1.0}, run_every=2, baseline=True), Evaluator("end", lambda: {"x": 2.0})]
+    evaluators = [
+        ScoreFunction("a", lambda: {"x": 1.0}, run_every=2, baseline=True),
+        ScoreFunction("end", lambda: {"x": 2.0}),
+    ]
     state = make(callbacks=[recorder], evaluators=evaluators, save_every=2).fit(batches)
     moments = [(f.event, f.step_idx) for f in recorder.fired if f.event in ("step_end", "eval_end", "checkpoint_saved")]
     assert moments == [
@@ -76,7 +79,7 @@ def test_a_stop_ends_after_the_current_step_with_its_evals_and_its_checkpoint(ev
     recorder = manager.add(Recorder())
     manager.on(event)(lambda state: state.stop_training("enough"))
     manager.on("train_end")(lambda artifacts: ends.append(artifacts))
-    evaluators = [Evaluator("a", lambda: {"x": 1.0}, run_every=1)]
+    evaluators = [ScoreFunction("a", lambda: {"x": 1.0}, run_every=1)]
     state = make(tmp_path, callbacks=manager, evaluators=evaluators, save_every=1).fit(batches, num_epochs=3)
     steps = 0 if event == "train_start" else 1
     assert state.global_step == steps
@@ -134,7 +137,7 @@ def test_a_training_step_may_ask_to_stop_and_what_is_due_still_comes():
 
     manager = CallbackManager()
     recorder = manager.add(Recorder())
-    state = make(callbacks=manager, step=step, evaluators=[Evaluator("end", lambda: {"x": 1.0})]).fit(batches)
+    state = make(callbacks=manager, step=step, evaluators=[ScoreFunction("end", lambda: {"x": 1.0})]).fit(batches)
     assert (state.global_step, state.stop_reason, state.stopped_by) == (2, "no more", "the training step")
     assert recorder.events[-4:] == ["eval_start", "eval_end", "checkpoint_saved", "train_end"]
 
@@ -146,7 +149,7 @@ def test_a_saver_that_does_not_fill_in_the_step_is_not_asked_twice():
         saved.append(name)
         return ManifestRow(name, state.global_step - 1, 0)
 
-    SupervisedLoop(lambda batch: {}, saver=Saver(save, 3)).fit(batches)
+    SupervisedLoop(lambda batch: {}, saver=SaveFunction(save, 3)).fit(batches)
     assert saved == ["step_3"]
 
 

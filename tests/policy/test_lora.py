@@ -22,10 +22,9 @@ from proa.policy.lora import (
     base_weights,
     has_lora,
     lora_settings,
-    trained_weights,
 )
+from proa.policy.lora_policy import policy_of
 from proa.policy.models import ModelError, load_model, save_model, weights_digest, weights_of
-from proa.policy.whole import whole_weights, whole_weights_over
 
 SHAPES = ["llama", "qwen2", "gpt2"]
 every_shape = pytest.mark.parametrize("shape", SHAPES)
@@ -278,11 +277,11 @@ def test_the_base_has_its_plain_names_its_bits_and_its_order(shape, tiny):
 
 def test_what_is_published_is_the_adapter_or_else_everything(tiny):
     model = tiny()
-    assert list(trained_weights(model)) == list(weights_of(model))
-    assert whole_weights_over(model) is None
-    assert weights_digest(whole_weights(model)) == weights_digest(weights_of(model))
+    assert list(policy_of(model).published()) == list(weights_of(model))
+    assert policy_of(model).published_base() is None
+    assert weights_digest(policy_of(model).whole()) == weights_digest(weights_of(model))
     with_lora(model)
-    assert list(trained_weights(model)) == list(adapter_weights(model))
+    assert list(policy_of(model).published()) == list(adapter_weights(model))
 
 
 # Training
@@ -313,7 +312,7 @@ def test_gradients_are_those_that_the_chain_rule_gives_from_the_merged_model(sha
     batch = padded([(3, 4), (2, 6)])
     log_probs(model, batch).sum().backward()
     for name, weight in weights_of(plain).items():
-        weight.copy_(whole_weights(model)[name])
+        weight.copy_(policy_of(model).whole()[name])
     log_probs(plain, batch).sum().backward()
     dense = dict(plain.named_parameters())
     gradients = {name.replace(".default.", "."): p.grad for name, p in model.named_parameters() if p.requires_grad}
@@ -459,7 +458,7 @@ def test_a_maker_elsewhere_needs_base_settings_and_adapter_alone(tiny):
     travelled = pickle.loads(pickle.dumps((SMALL, adapter_layout(model))))
     maker = tiny("gpt2")
     adapter = {name: tensor.clone() for name, tensor in adapter_weights(model).items()}
-    expected = weights_digest(whole_weights(model))
+    expected = weights_digest(policy_of(model).whole())
     for layout in (travelled[0].layout(maker), travelled[1]):
         assert weights_digest(AdapterOverBase(weights_of(maker), layout).merged(adapter)) == expected
 

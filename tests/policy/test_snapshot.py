@@ -3,9 +3,9 @@
 import torch
 
 from proa.policy.lora import LoraSettings, add_lora, has_lora
+from proa.policy.lora_policy import policy_of
 from proa.policy.models import weights_digest, weights_of
 from proa.policy.snapshot import snapshot_of
-from proa.policy.whole import all_parameters
 
 IDS = torch.tensor([[3, 5, 7, 9]])
 
@@ -48,11 +48,11 @@ def test_of_an_adapter_it_copies_the_adapter_alone(tiny):
     model = tiny()
     add_lora(model, LoraSettings(rank=2, alpha=4.0), seed=0)
     train(model)  # both halves: a fresh adapter does nothing
-    digest, logits = weights_digest(all_parameters(model)), model(IDS).logits
+    digest, logits = weights_digest(policy_of(model).weights()), model(IDS).logits
     snapshot = snapshot_of(model)
     train(model)
     assert has_lora(snapshot)
-    assert weights_digest(all_parameters(snapshot)) == digest
+    assert weights_digest(policy_of(snapshot).weights()) == digest
     assert torch.equal(snapshot(IDS).logits, logits)
     assert not torch.equal(model(IDS).logits, logits)
     ours, theirs = dict(model.named_parameters()), dict(snapshot.named_parameters())

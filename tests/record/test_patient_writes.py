@@ -11,7 +11,7 @@ from tests.record.faulty_disk import FaultyDisk
 
 from proa import Callback, TrainingBatch
 from proa.callbacks import CsvMetrics, JsonlMetrics
-from proa.loop import Evaluator, SupervisedLoop
+from proa.loop import ScoreFunction, SupervisedLoop
 from proa.record import patient_writes
 from proa.record.journal import Journal
 from proa.record.patient_writes import LineFile, PatientWrites, RecordError
@@ -29,7 +29,7 @@ def train(folder, callback, *others, steps=4):
     loop = SupervisedLoop(
         lambda batch: {"loss": batch.data, **({"late": 1.0} if batch.data > 1 else {})},
         callbacks=[callback, *others],
-        evaluators=[Evaluator("sort", lambda: {"exact": 0.5}, run_every=2)],
+        evaluators=[ScoreFunction("sort", lambda: {"exact": 0.5}, run_every=2)],
         output_dir=folder,
     )
     return loop.fit(lambda epoch: [TrainingBatch(float(step)) for step in range(steps)])

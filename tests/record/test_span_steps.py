@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from proa.run.driver import DriverSide
 from tests.experiments.small_experiment import MODEL
 
 from proa.actors.activity import Activity
@@ -17,6 +16,7 @@ from proa.lifecycle.manager import CallbackManager
 from proa.recipes import grpo, sft
 from proa.record.spans import SpanRecord
 from proa.record.state_files import read_state
+from proa.run.driver_record import DriverRecord
 from proa.run.step_record import TakeStepRecord, _listed
 
 COMMON = {
@@ -74,7 +74,8 @@ def test_an_eval_that_ends_later_is_of_the_step_whose_weights_it_scored():
     settings = SimpleNamespace(rollouts=0, rollouts_every=1, spans=True)
     config = SimpleNamespace(record=settings, total_steps=9, train_epochs=1)
     driver, book = SimpleNamespace(write_step=written.append), SimpleNamespace(take_spans=list)
-    taking = TakeStepRecord(SimpleNamespace(activity=activity), book, driver, None, config)
+    trainer = SimpleNamespace(activity=activity, learner=SimpleNamespace())
+    taking = TakeStepRecord(trainer, book, driver, None, config)
     taking.on_eval(LoopState(global_step=6), 2, "held_out", {})
     assert [(span["kind"], span["step"]) for span in written[0].spans] == [("publish", 5), ("eval", 2)]
 
@@ -105,9 +106,9 @@ def test_lengths_of_files_are_told_when_they_are_on_the_disk(tmp_path, monkeypat
     """A checkpoint that names lines which a power cut takes away could not be gone on from."""
     lasting = []
     monkeypatch.setattr(
-        "proa.run.driver.os.fsync", lambda descriptor: lasting.append(length_of(descriptor))
+        "proa.run.driver_record.os.fsync", lambda descriptor: lasting.append(length_of(descriptor))
     )  # fmt: skip
-    driver = DriverSide(tmp_path, CallbackManager(), LogContext(tmp_path))
+    driver = DriverRecord(tmp_path, CallbackManager(), LogContext(tmp_path))
     driver._spans.append([{"actor": "a", "kind": "b", "start": 1.0, "seconds": 1.0}])
     (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n')
     told = driver.before_saving()["record"]

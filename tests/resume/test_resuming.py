@@ -11,7 +11,6 @@ import threading
 import pytest
 import torch
 from peft import PeftModel
-from proa.run.driver import RECORD_FILES
 from tests.small import MODEL
 from transformers import AutoModelForCausalLM
 
@@ -20,8 +19,9 @@ from proa.config import ConfigError, load_run_config
 from proa.recipes import grpo, sft
 from proa.record.checkpoints import CheckpointError, CheckpointManager
 from proa.record.run_folder import RunFolderError
+from proa.record.run_record import RECORD_FILES
 from proa.record.state_files import StateError, read_state
-from proa.resume.checkpoints import Checkpoints
+from proa.resume import checkpoints
 from proa.resume.resuming import begin_again, changes_to, cut_back, find_checkpoint, tell_changes
 
 SETTINGS = {
@@ -475,13 +475,13 @@ class Hold(Callback):
 
     def __init__(self, monkeypatch):
         self.stepped = threading.Event()
-        write = Checkpoints._write
+        write = checkpoints._write
 
-        def late(checkpoints, *arguments):
+        def late(*arguments):
             assert self.stepped.wait(20)
-            write(checkpoints, *arguments)
+            write(*arguments)
 
-        monkeypatch.setattr(Checkpoints, "_write", late)
+        monkeypatch.setattr(checkpoints, "_write", late)
 
     def on_step_end(self, state, step_idx, batch, metrics):
         self.stepped.clear() if state.global_step % 2 == 0 else self.stepped.set()

@@ -12,9 +12,7 @@ from proa.data.sampling import Sampling
 from proa.learning.optimizer import OptimizerSettings
 from proa.policy.critic import Critic, critic_from_reward_model, separate_critic, shared_critic
 from proa.policy.models import load_model
-from proa.roles.grpo_trainer import DetachedGRPOTrainer
-from proa.roles.policy_trainer import StepSettings
-from proa.roles.ppo_trainer import DetachedPPOTrainer
+from proa.roles.policy_trainer import DetachedGRPOTrainer, DetachedPPOTrainer, StepSettings
 from proa.roles.weights import WeightStore
 
 CONFIG = {
@@ -139,7 +137,7 @@ def test_a_step_has_the_loss_and_the_gradient_of_the_loop(model, kind, budget):
         )
         return twin.head(states[PROMPTS[row] - 1 :])
 
-    with trainer._reference() as reference:
+    with trainer.learner._reference.active() as reference:
         old_values = [values_of(row).detach() for row in range(3)]
         expected = loop_loss(twin_model, copy.deepcopy(reference), values_of, old_values, experience, algorithm, 0.1)
     expected.backward()
@@ -169,7 +167,7 @@ def test_a_completion_that_was_cut_off_is_worth_what_the_critic_still_expects(mo
     for experience in (finished, cut_off):
         trained(
             copy.deepcopy(model), awake(shared_critic(model)), PPO(whiten=False, bootstrap_truncated=True)
-        )._prepare(experience)
+        ).learner._prepare(experience)
     differs = [not torch.equal(finished.returns[row], cut_off.returns[row]) for row in range(3)]
     assert differs == [True, False, False]  # the other two were cut off in both
 
@@ -178,7 +176,7 @@ def test_unless_it_is_told_to_the_trainer_expects_nothing_after_the_limit(model)
     given = batch(model)
     never = replace(given, notes=tuple({"finish_reason": "stop"} for _ in range(3)))
     for experience in (given, never):
-        trained(copy.deepcopy(model), awake(shared_critic(model)), PPO())._prepare(experience)
+        trained(copy.deepcopy(model), awake(shared_critic(model)), PPO()).learner._prepare(experience)
     assert torch.equal(given.returns, never.returns)
 
 
@@ -188,7 +186,7 @@ def test_an_adaptive_coefficient_follows_the_distance_from_the_reference(model):
     experience = batch(model)
     experience.action_log_probs = experience.action_log_probs + 1.0  # far from the reference
     metrics = trainer.training_step(experience)
-    assert trainer.kl_reward_coefficient == pytest.approx(0.1 * (1 + 0.2 * 3 / 30))
+    assert trainer.learner.kl_coefficient == pytest.approx(0.1 * (1 + 0.2 * 3 / 30))
     assert metrics["kl_reward_coefficient"] == 0.1  # the one that was used; the next batch has the other
 
 
@@ -198,7 +196,7 @@ def test_a_critic_of_its_own_leaves_the_policy_alone(model):
     trainer.training_step(batch(model))
     policy = {id(parameter) for parameter in model.parameters()}
     assert not any(id(parameter) in policy for parameter in critic.parameters())
-    assert trainer.critic_optimizer is not None
+    assert trainer.learner.values.optimizer is not None
 
 
 def test_a_critic_can_start_as_a_reward_model():
@@ -213,8 +211,13 @@ def test_a_critic_can_start_as_a_reward_model():
 
 
 def test_trainer_and_algorithm_must_fit(model):
-    with pytest.raises(ValueError, match="use DetachedPPOTrainer"):
-        DetachedGRPOTrainer(model, algorithm=PPO())
+    settings = {
+        "sampling": Sampling(), "optimizer": OptimizerSettings(), "optimizer_steps": 1, "store": WeightStore(),
+    }  # fmt: skip
+    with pytest.raises(ValueError, match="ppo needs a critic: give one, as DetachedPPOTrainer does"):
+        DetachedGRPOTrainer(model, algorithm=PPO(), **settings)
+    with pytest.raises(ValueError, match="dapo has no use for a critic: leave it out, as DetachedGRPOTrainer does"):
+        DetachedPPOTrainer(model, critic=shared_critic(model), algorithm=DAPO(), **settings)
 
 
 def test_what_the_experience_brings_is_not_computed_again(model):
@@ -237,9 +240,9 @@ def test_experience_with_neither_rewards_nor_advantages_is_refused_in_words(mode
 
 def test_a_critic_of_its_own_keeps_to_the_token_budget_where_prompts_are_shared(model):
     trainer = trained(model, awake(separate_critic(model)), PPO(), token_budget=8)
-    trainer.settings = StepSettings(token_budget=8, share_prompts=True)
-    seen, values = [], trainer.critic.values
-    trainer.critic.values = lambda sequences, mask, actions: (
+    trainer.learner.settings = StepSettings(token_budget=8, share_prompts=True)
+    seen, values = [], trainer.learner.values.critic.values
+    trainer.learner.values.critic.values = lambda sequences, mask, actions: (
         seen.append(sequences.shape), values(sequences, mask, actions)
     )[1]  # fmt: skip
     trainer.training_step(replace(batch(model), group_ids=("a", "b", "c")))
@@ -253,12 +256,12 @@ def test_tokens_that_a_hook_took_out_are_still_a_part_of_the_completion(model):
     holed.action_mask[2, 3] = False  # and its last
     trainer = trained(model, awake(separate_critic(model)), PPO(bootstrap_truncated=True))
     with torch.no_grad():
-        bootstraps = [trainer._credit_inputs(one, one.action_mask).bootstrap_B for one in (whole, holed)]
+        bootstraps = [trainer.learner._credit_inputs(one, one.action_mask).bootstrap_B for one in (whole, holed)]
     torch.testing.assert_close(*bootstraps)
-    trainer._prepare(holed)
-    described = trainer._describe(holed, holed.action_mask)
+    trainer.learner._prepare(holed)
+    described = trainer.learner._describe(holed)
     assert described["completion_tokens"] == pytest.approx(sum(LENGTHS) / 3)
-    trainer.algorithm = DAPO(overlong_buffer=4)
-    rewards = [trainer._shaped_rewards(one, one.action_mask) for one in (whole, holed)]
+    trainer.learner.algorithm = DAPO(overlong_buffer=4)
+    rewards = [trainer.learner._credit_inputs(one, one.action_mask).rewards_B for one in (whole, holed)]
     assert torch.equal(*rewards)
     assert rewards[0].tolist() == [1.0 - 0.75, -0.5 - 0.25, 2.0 - 1.0]

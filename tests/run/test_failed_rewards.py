@@ -10,8 +10,8 @@ from tests.small import MODEL
 from proa import Callback
 from proa.cli.main import main
 from proa.errors import NothingToTrainOnError
+from proa.learning.learner import Learner
 from proa.recipes import grpo, sft
-from proa.roles.policy_trainer import PolicyTrainer
 
 SMALL = {
     "name": "small",
@@ -75,7 +75,7 @@ def test_the_command_line_says_so_with_exit_code_1(tmp_path, monkeypatch, capsys
 
 
 def test_a_run_whose_every_loss_is_no_number_has_failed_and_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(PolicyTrainer, "_gradients", lambda self, experience, weights_BA: (math.nan, {}))
+    monkeypatch.setattr(Learner, "_gradients", lambda self, experience, weights_BA: (math.nan, {}))
     with pytest.raises(NothingToTrainOnError, match=r"none of the run's 2 steps .* the first in step 0: loss nan"):
         grpo(**SMALL, reward=inline(Spoilt(0.0)), output_dir=tmp_path, total_steps=2)
     assert (header(tmp_path)["status"], header(tmp_path)["ledger"]["trained"]) == ("failed", 0)
@@ -93,7 +93,7 @@ def test_a_supervised_run_whose_every_loss_is_no_number_has_failed_too(tmp_path)
     before = SupervisedRun.train
 
     def train(self, *arguments):
-        poison.model = self.model
+        poison.model = self.trained.model
         return before(self, *arguments)
 
     with pytest.MonkeyPatch.context() as patch:

@@ -101,7 +101,8 @@ def test_what_a_prompt_was_padded_with_is_not_kept_though_it_may_be_a_token_like
         attention_mask=torch.tensor([[False, False, True, True, True, False]]),
         action_mask=torch.tensor([[True, True, False]]),
     )
-    trainer = SimpleNamespace(batch_in_step=experience, log_probs_in_step=torch.tensor([[-0.5, float("-inf"), 0.0]]))
+    learner = SimpleNamespace(log_probs=torch.tensor([[-0.5, float("-inf"), 0.0]]))
+    trainer = SimpleNamespace(batch_in_step=experience, learner=learner)
     words = SimpleNamespace(decode=lambda tokens, **_: " ".join(map(str, tokens)))
     config = SimpleNamespace(total_steps=1, train_epochs=1, record=RecordSection(rollouts=1))
     (row,) = TakeStepRecord(trainer, None, None, words, config)._rollouts(0)
@@ -115,7 +116,7 @@ def test_by_default_some_fifty_steps_of_a_run_are_kept(tmp_path, steps, every):
         None, name="r", output_dir=tmp_path, total_steps=steps, train_batch_size=8, model={"config": MODEL},
         task="sort_digits",
     )  # fmt: skip
-    trainer = SimpleNamespace(keep_log_probs=None)
+    trainer = SimpleNamespace(learner=SimpleNamespace(keep_log_probs=None))
     record = TakeStepRecord(trainer, None, None, None, config)
     due = [step for step in range(steps) if record._is_kept(step)]
     assert due == list(range(0, steps, every))

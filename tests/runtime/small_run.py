@@ -20,14 +20,12 @@ from proa.learning.optimizer import OptimizerSettings
 from proa.leases.book import LeaseBook
 from proa.leases.plan import LeasePlan
 from proa.policy.critic import separate_critic, shared_critic
-from proa.policy.lora import LoraSettings, add_lora, trained_weights
+from proa.policy.lora import LoraSettings, add_lora
+from proa.policy.lora_policy import policy_of
 from proa.policy.models import load_model, weights_digest, weights_of
-from proa.policy.whole import whole_weights_over
 from proa.rewards import InlineRewards
-from proa.roles.grpo_trainer import DetachedGRPOTrainer
 from proa.roles.maker import ExperienceMakerHolder
-from proa.roles.policy_trainer import PolicyTrainer, StepSettings
-from proa.roles.ppo_trainer import DetachedPPOTrainer
+from proa.roles.policy_trainer import DetachedGRPOTrainer, DetachedPPOTrainer, PolicyTrainer, StepSettings
 from proa.roles.weights import WeightStore
 from proa.runtime.local import LocalRuntime, Supervision
 from proa.tasks import PromptStream
@@ -78,7 +76,7 @@ class SmallRun:
         })  # fmt: skip
         self.epochs = train_epochs
         self.store = WeightStore(wait_timeout=wait_timeout)
-        self.store.publish(0, trained_weights(self.model))
+        self.store.publish(0, policy_of(self.model).published())
         self.manager = CallbackManager.of(callbacks)
         self.trainer: PolicyTrainer = _trainer(
             self.model,
@@ -92,7 +90,9 @@ class SmallRun:
             callbacks=self.manager,
             seed=7,
         )
-        self.book = LeaseBook(self.plan, self.stream.__getitem__, sift=self.trainer.sift, wait_timeout=wait_timeout)
+        self.book = LeaseBook(
+            self.plan, self.stream.__getitem__, sift=self.trainer.group_filter.filter, wait_timeout=wait_timeout
+        )
         self.trainer.source = self.book
         self.scorer = scorer or InlineRewards(reward)
 
@@ -102,7 +102,7 @@ class SmallRun:
             decode=lambda ids: self.tokenizer.decode(list(ids), skip_special_tokens=True),
             scorer=self.scorer,
             sampling=SAMPLING,
-            whole_weights=whole_weights_over(self.model),
+            whole_weights=policy_of(self.model).receiver().whole,
             name=name,
         )
 

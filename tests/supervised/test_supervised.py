@@ -14,7 +14,7 @@ from proa.data.experience import BufferItem, merge
 from proa.data.loop import TrainingBatch
 from proa.errors import NothingToTrainOnError
 from proa.learning.optimizer import Optimizer, OptimizerSettings
-from proa.loop import Evaluator, Saver
+from proa.loop import SaveFunction, ScoreFunction
 from proa.maths.preferences import bradley_terry, brier_score, calibration_error, dpo_sigmoid, ipo
 from proa.policy.log_probs import action_statistics
 from proa.policy.micro_batches import plan_micro_batches, take_rows
@@ -668,7 +668,7 @@ def fit(recipe, model=None, **options):
 
 
 def saver(save_every=2):
-    return Saver(lambda name, state: ManifestRow(name, state.global_step - 1, state.epoch), save_every)
+    return SaveFunction(lambda name, state: ManifestRow(name, state.global_step - 1, state.epoch), save_every)
 
 
 EVENTS = [
@@ -793,7 +793,7 @@ def test_a_loss_that_is_no_number_is_skipped_although_its_gradient_is_one(loss):
 
 @RECIPES
 def test_evaluators_of_the_user_run_beside_the_held_out_ones(recipe):
-    state = fit(recipe, evaluators=[Evaluator("mine", lambda: {"x": 7.0})])
+    state = fit(recipe, evaluators=[ScoreFunction("mine", lambda: {"x": 7.0})])
     assert state.metrics["mine.x"] == 7.0
     assert "held_out.eval_loss" in state.metrics
     assert "test.eval_loss" in fit(recipe, eval_name="test").metrics

@@ -4,7 +4,7 @@ import pytest
 
 from proa import CallbackManager, LoopState, ManifestRow, StopTraining, TrainingBatch
 from proa.lifecycle import Lifecycle
-from proa.loop import Evaluator, Saver, SupervisedLoop
+from proa.loop import SaveFunction, ScoreFunction, SupervisedLoop
 from proa.testing import assert_lifecycle, check_lifecycle
 
 
@@ -12,8 +12,11 @@ def supervised(callbacks):
     loop = SupervisedLoop(
         lambda batch: {"loss": 1.0 / batch.data},
         callbacks=callbacks,
-        evaluators=[Evaluator("a", lambda: {"x": 1.0}, run_every=2, baseline=True), Evaluator("b", lambda: {"x": 0.0})],
-        saver=Saver(lambda name, state: ManifestRow(name, state.global_step - 1, 0, step=state.global_step), 3),
+        evaluators=[
+            ScoreFunction("a", lambda: {"x": 1.0}, run_every=2, baseline=True),
+            ScoreFunction("b", lambda: {"x": 0.0}),
+        ],
+        saver=SaveFunction(lambda name, state: ManifestRow(name, state.global_step - 1, 0, step=state.global_step), 3),
     )
     return loop.fit(lambda epoch: [TrainingBatch(1), TrainingBatch(2)], num_epochs=2)
 

@@ -16,10 +16,12 @@ import os
 import select
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from time import monotonic
 from typing import Any
+
+from .stop import StopRequest
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))
 LOOK_SECONDS = 0.05
@@ -27,36 +29,31 @@ HOLD_ON = b"\ninterrupted: saving a checkpoint after this step; once more to lea
 
 
 class Interruption:
-    """Whether the run was asked to leave, by which signal, and what is to be done then."""
+    """Signals as stop requests: `stop` is what the run looks at."""
 
     def __init__(self, grace: float = 60.0) -> None:
         self.grace = grace
+        self.stop = StopRequest()
         self.polled = False
         """Whether somebody looks at `at_once`, so that nothing needs to be raised in the middle of anything."""
-        self.reason = ""
-        """The signal's name, once there was one."""
         self.at_once = False
         """Whether there was a second signal, or the grace period is over."""
         self._listens_to: list[signal.Signals] = []
         self._since = 0.0
-        self._actions: list[Callable[[str], None]] = []
 
-    def when_asked(self, action: Callable[[str], None]) -> None:
-        """Have something called with the reason, in another thread, soon after the run is asked to leave."""
-        self._actions.append(action)
-
-    def forget_actions(self) -> None:
-        """What was to be done is over; the next run says what is to be done for it."""
-        self._actions.clear()
+    @property
+    def reason(self) -> str:
+        """The signal's name, once there was one."""
+        return self.stop.reason
 
     def leave_if_asked(self) -> None:
         """Raise `KeyboardInterrupt` if there was a signal."""
-        if self.reason:
-            raise KeyboardInterrupt(self.reason)
+        self.stop.check()
 
     def ask(self, reason: str) -> None:
-        """Ask the run to leave, as a signal does."""
-        self.reason, self._since = self.reason or reason, self._since or monotonic()
+        """Ask the run to leave, as a signal does: whoever waits is woken soon after, by another thread."""
+        self.stop.note(reason)
+        self._since = self._since or monotonic()
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -79,6 +76,15 @@ class Interruption:
             over.set()
             watcher.join(1.0)
 
+    @contextmanager
+    def polling(self) -> Iterator[None]:
+        """Inside, whoever runs looks at `at_once`: an exception in the middle of a call to Ray spoils it."""
+        self.polled = True
+        try:
+            yield
+        finally:
+            self.polled = False
+
     def listen_again(self) -> None:
         """Take the signals back from a library that took them: Ray takes SIGTERM when a driver connects."""
         if threading.current_thread() is threading.main_thread():
@@ -96,13 +102,10 @@ class Interruption:
                 raise KeyboardInterrupt(self.reason)
 
     def _watch(self, over: threading.Event) -> None:
-        acted = 0
         while not over.wait(LOOK_SECONDS):
             if not self.reason:
                 continue
-            for action in self._actions[acted:]:
-                action(self.reason)
-                acted += 1
+            self.stop.wake()  # again each time: it is harmless, and somebody may have begun to wait since
             if monotonic() - self._since > self.grace:
                 main = threading.main_thread().ident
                 if main is not None:

@@ -9,6 +9,7 @@ from ..errors import SettingError
 from ..spelling import did_you_mean
 from .base import Algorithm, Credit, CreditInputs, GroupAlgorithm, TokenLoss, TokenLossInputs
 from .cispo import CISPO
+from .critic import CriticAlgorithm
 from .dapo import DAPO
 from .decoupled import DecoupledPPO
 from .dr_grpo import DrGRPO
@@ -21,8 +22,8 @@ from .token_rewards import TokenRewardAlgorithm
 
 __all__ = [
     "ALGORITHMS", "CISPO", "DAPO", "GRPO", "GSPO", "PPO", "RLOO", "Algorithm", "Credit", "CreditInputs",
-    "DecoupledPPO", "DrGRPO", "GroupAlgorithm", "ReinforcePlusPlus", "ReinforcePlusPlusBaseline", "TokenLoss",
-    "TokenLossInputs", "TokenRewardAlgorithm", "build_algorithm",
+    "CriticAlgorithm", "DecoupledPPO", "DrGRPO", "GroupAlgorithm", "ReinforcePlusPlus", "ReinforcePlusPlusBaseline",
+    "TokenLoss", "TokenLossInputs", "TokenRewardAlgorithm", "build_algorithm",
 ]  # fmt: skip
 
 _KINDS: tuple[type[Algorithm], ...] = (

@@ -131,6 +131,15 @@ class Algorithm(ABC):
         """Whether a frozen copy of the first policy is asked for its log-probabilities."""
         return self.kl_coefficient > 0
 
+    @property
+    def first_kl_coefficient(self) -> float:
+        """What a unit of KL costs in reward at first (`CreditInputs.kl_reward_coefficient`)."""
+        return 0.0
+
+    def adapted_kl_coefficient(self, coefficient: float, kl_B: Tensor) -> float:
+        """The same after a batch whose completions had this KL to the reference."""
+        return coefficient
+
     @abstractmethod
     def token_weights(self, mask_BT: Tensor, max_new_tokens: int, *, dtype: torch.dtype = torch.float32) -> Tensor:
         """What each token of the whole batch counts in the loss; zero where masked."""

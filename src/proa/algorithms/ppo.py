@@ -11,14 +11,16 @@ from torch import Tensor
 from ..errors import SettingError
 from ..maths.gae import generalized_advantages
 from ..maths.reductions import token_mean
+from ..maths.shaping import adapted_kl_coefficient
 from ..maths.values import clipped_value_loss
 from ..maths.whitening import whiten
 from .base import Credit, CreditInputs, check_number
+from .critic import CriticAlgorithm
 from .token_rewards import TokenRewardAlgorithm
 
 
 @dataclass(frozen=True, kw_only=True)
-class PPO(TokenRewardAlgorithm):
+class PPO(TokenRewardAlgorithm, CriticAlgorithm):
     """Schulman et al., "Proximal policy optimization algorithms", arXiv:1707.06347; on language models Ziegler et al.,
     "Fine-tuning language models from human preferences", arXiv:1909.08593.
 
@@ -32,19 +34,13 @@ class PPO(TokenRewardAlgorithm):
     """
 
     name: ClassVar[str] = "ppo"
-    needs_critic: ClassVar[bool] = True
 
     gamma: float = 1.0
     lam: float = 0.95
     """0 trusts the critic for all that follows a token, 1 not at all."""
     value_clip: float = 0.2
     """A value that has moved further than this towards its return moves no further; inf is off."""
-    value_coefficient: float = 0.5
-    """c: what the critic's loss counts beside the policy's."""
     whiten: bool = True
-    bootstrap_truncated: bool = False
-    """Expect more of a completion that was cut off at the limit, as the critic does. Off, because the limit is part of
-    the task: the reward comes all the same, and what the critic expects beyond would pay for never ending."""
     kl_target: float | None = None
     """The KL of a whole completion to hold, by adapting β; None keeps β fixed."""
     kl_horizon: float = 10_000
@@ -55,11 +51,9 @@ class PPO(TokenRewardAlgorithm):
         check_number("gamma", self.gamma, at_least=0, at_most=1)
         check_number("lam", self.lam, at_least=0, at_most=1)
         check_number("value_clip", self.value_clip, more_than=0)
-        check_number("value_coefficient", self.value_coefficient, at_least=0)
         check_number("kl_horizon", self.kl_horizon, more_than=0)
-        for name in ("whiten", "bootstrap_truncated"):
-            if not isinstance(getattr(self, name), bool):
-                raise SettingError(f"{name} must be true or false, not {getattr(self, name)!r}")
+        if not isinstance(self.whiten, bool):
+            raise SettingError(f"whiten must be true or false, not {self.whiten!r}")
         if self.kl_target is not None:
             check_number("kl_target", self.kl_target, more_than=0)
             if not self.kl_reward_coefficient:
@@ -82,7 +76,12 @@ class PPO(TokenRewardAlgorithm):
     def token_weights(self, mask_BT: Tensor, max_new_tokens: int, *, dtype: torch.dtype = torch.float32) -> Tensor:
         return token_mean(mask_BT, dtype=dtype)
 
+    def adapted_kl_coefficient(self, coefficient: float, kl_B: Tensor) -> float:
+        if self.kl_target is None:
+            return coefficient
+        return adapted_kl_coefficient(
+            coefficient, float(kl_B.mean()), target=self.kl_target, horizon=self.kl_horizon, samples=len(kl_B)
+        )
+
     def value_loss(self, values_BT: Tensor, old_values_BT: Tensor, returns_BT: Tensor, mask_BT: Tensor) -> Tensor:
-        """The critic's loss per token, to be summed with `value_coefficient` × the policy's weights; zero where
-        masked."""
         return clipped_value_loss(values_BT, old_values_BT, returns_BT, mask_BT, clip=self.value_clip)

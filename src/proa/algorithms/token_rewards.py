@@ -29,6 +29,10 @@ class TokenRewardAlgorithm(Algorithm):
     def needs_reference(self) -> bool:
         return super().needs_reference or self.kl_reward_coefficient > 0
 
+    @property
+    def first_kl_coefficient(self) -> float:
+        return self.kl_reward_coefficient
+
     def _token_rewards(self, inputs: CreditInputs) -> Tensor:
         return token_rewards(
             inputs.rewards_B, inputs.kl_BT, inputs.mask_BT, kl_coefficient=inputs.kl_reward_coefficient

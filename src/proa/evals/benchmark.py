@@ -20,8 +20,8 @@ from ..data.sampling import Completion, Sampling
 from ..engines import build_engine
 from ..engines.protocol import Engine, Request
 from ..model_shape import context_length
-from ..policy.material import Material
-from ..policy.whole import whole_weights
+from ..policy.lora_policy import policy_of
+from ..policy.trainable import Trainable
 from ..rewards import InlineRewards
 from ..rewards.score import Score
 from ..spelling import did_you_mean
@@ -47,17 +47,17 @@ class Scored:
 class EvalEngine:
     """An engine of an eval's own: built at the first use, kept for the next, with weights as they were when loaded."""
 
-    def __init__(self, material: Material, section: EngineSection) -> None:
-        self._material = material
+    def __init__(self, policy: Trainable, section: EngineSection) -> None:
+        self._policy = policy
         self._section = section
         self._engine: Engine | None = None
 
     def load(self, model: PreTrainedModel) -> EvalEngine:
         """Take the model's weights as they are now."""
         if self._engine is None:
-            end_ids = self._material.end_ids
+            end_ids = self._policy.end_ids
             self._engine = build_engine(self._section.kind, model, end_ids=end_ids, slots=self._section.slots)
-        self._engine.load(whole_weights(model))
+        self._engine.load(policy_of(model).whole())
         return self
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
@@ -65,7 +65,7 @@ class EvalEngine:
         return self._engine.generate(requests, sampling)
 
     def text(self, completion: Completion) -> str:
-        return str(self._material.tokenizer.decode(completion.tokens.tolist(), skip_special_tokens=True))
+        return str(self._policy.tokenizer.decode(completion.tokens.tolist(), skip_special_tokens=True))
 
 
 class Benchmark:
@@ -75,14 +75,14 @@ class Benchmark:
         self,
         section: EvalSection,
         task: Task,
-        material: Material,
+        policy: Trainable,
         *,
         engine: EngineSection,
         max_new_tokens: int | None,
         seed: int,
     ) -> None:
         self.section = section
-        self._material = material
+        self._policy = policy
         self._id = section.source or task.name
         self._rows = task.rows[: section.count]
         self._check(task)
@@ -91,10 +91,10 @@ class Benchmark:
         self.metric = self._scorer.functions[0].name
         self._requests = [self._request(place, row, seed) for place, row in enumerate(self._rows)]
         longest = max(len(request.tokens) for request in self._requests)
-        most = max_new_tokens or _room(material, longest)
-        _check_room(section, material, longest + most)
+        most = max_new_tokens or _room(policy, longest)
+        _check_room(section, policy, longest + most)
         self._sampling = Sampling(section.samples, most, temperature=section.sampling_temperature)
-        self._engine = EvalEngine(material, engine)
+        self._engine = EvalEngine(policy, engine)
 
     def _check(self, task: Task) -> None:
         section = self.section
@@ -110,7 +110,7 @@ class Benchmark:
     def begin(self, *, version: int, step: int | None) -> Callable[[], Scored]:
         """Take the model's weights as they are; what is returned scores them, now or later, in any thread."""
         began = perf_counter()
-        self._engine.load(self._material.model)
+        self._engine.load(self._policy.model)
         spent = perf_counter() - began
 
         def score() -> Scored:
@@ -178,7 +178,7 @@ class Benchmark:
         }
 
     def _request(self, place: int, row: TaskRow, seed: int) -> Request:
-        tokens = tokenise(row, self._material.tokenizer, where=f"eval {self.section.name}")
+        tokens = tokenise(row, self._policy.tokenizer, where=f"eval {self.section.name}")
         # Seeds of its own: an eval that samples must not repeat what training saw.
         seeds = tuple(sample_seed(seed, -1 - place, sample) for sample in range(self.section.samples))
         return Request(tokens, seeds)
@@ -192,14 +192,14 @@ def _task_id(row: TaskRow, place: int) -> str:
     return str(place)
 
 
-def _room(material: Material, longest: int) -> int:
+def _room(policy: Trainable, longest: int) -> int:
     """What is left of the context, where nobody says how long completions may be."""
-    context = context_length(material.model.config)
+    context = context_length(policy.model.config)
     return DEFAULT_NEW_TOKENS if context is None else max(1, min(DEFAULT_NEW_TOKENS, context - longest))
 
 
-def _check_room(section: EvalSection, material: Material, longest: int) -> None:
-    context = context_length(material.model.config)
+def _check_room(section: EvalSection, policy: Trainable, longest: int) -> None:
+    context = context_length(policy.model.config)
     if context is not None and longest > context:
         raise ConfigError(
             f"eval {section.name}: its longest prompt with max_new_tokens is {longest} tokens, and the model's context "

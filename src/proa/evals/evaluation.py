@@ -1,4 +1,4 @@
-"""Evals in the loop: on the trainer's weights after a step, with an engine of their own, while the makers go on."""
+"""How a policy is scored: by a benchmark, or by a function of the user's own that is given the policy."""
 
 from __future__ import annotations
 
@@ -18,12 +18,10 @@ from ..config.run_config import EvalSection, RunConfig
 from ..data.lease import sample_seed
 from ..data.results import EvalResult
 from ..data.sampling import Sampling
-from ..data.state import LoopState
 from ..engines.protocol import Request
 from ..errors import ProaError
-from ..loop import Evaluator
-from ..policy.material import Material
 from ..policy.measuring import measuring
+from ..policy.trainable import Trainable
 from ..rewards.calling import run_to_end
 from ..rewards.dotted import resolve
 from ..tasks import Task, load_task
@@ -32,8 +30,6 @@ from ..tasks.prompts import tokenise
 from ..tasks.task import TaskRow
 from .benchmark import Benchmark, EvalEngine, Scored
 
-Report = Callable[[EvalResult, list[dict[str, Any]]], None]
-"""Takes the scores of an eval, and its predictions, to the run's driver."""
 Scoring = Callable[[], Callable[[], Scored]]
 """Takes the weights as they are; what it returns scores them, now or later."""
 
@@ -46,45 +42,10 @@ class At:
     version: int
 
 
-def evaluator_for(
-    section: EvalSection,
-    config: RunConfig,
-    material: Material,
-    state: Callable[[], LoopState],
-    report: Report,
-    called: Callable[..., Any] | None = None,
-) -> Evaluator:
-    """An evaluator as configured: a benchmark, or a function of one's own that is given the policy."""
-
-    def now() -> At:
-        return At(steps := state().global_step, weights_version(config, steps))
-
-    take = scoring(section, config, material, now, called)
-    last: list[Scored] = []
-
-    def begin() -> Callable[[], dict[str, float]]:
-        score = take()
-
-        def metrics() -> dict[str, float]:
-            last[:] = [score()]
-            return last[0].result.metrics
-
-        return metrics
-
-    return Evaluator(
-        section.name,
-        lambda: begin()(),
-        run_every=section.run_every,
-        baseline=section.baseline,
-        report=lambda: report(last[0].result, last[0].predictions),
-        begin=begin if section.apart else None,
-    )
-
-
 def scoring(
     section: EvalSection,
     config: RunConfig,
-    material: Material,
+    policy: Trainable,
     now: Callable[[], At],
     called: Callable[..., Any] | None = None,
     *,
@@ -96,12 +57,12 @@ def scoring(
     those of a supervised run, which does not say how long completions are.
     """
     if section.evaluator is not None:
-        return _calling(section, config, material, now, called)
+        return _calling(section, config, policy, now, called)
     unsaid = None if any_length or config.is_supervised else config.sampling.max_new_tokens
     benchmark = Benchmark(
         section,
         eval_task(section, config),
-        material,
+        policy,
         engine=config.engine,
         max_new_tokens=section.max_new_tokens or unsaid,
         seed=config.seed,
@@ -129,7 +90,7 @@ class EvaluatorError(ProaError, RuntimeError):
 
 
 @dataclass(frozen=True)
-class Policy:
+class EvaluatedPolicy:
     """What an evaluator of one's own is given: the weights as they are after a step. No gradient is kept."""
 
     model: Any
@@ -168,25 +129,25 @@ class Policy:
 def _calling(
     section: EvalSection,
     config: RunConfig,
-    material: Material,
+    policy: Trainable,
     now: Callable[[], At],
     called: Callable[..., Any] | None,
 ) -> Scoring:
     function = called or resolve(str(section.evaluator))
     _check_takes_policy(section, function)
-    engine = EvalEngine(material, config.engine)
+    engine = EvalEngine(policy, config.engine)
     twin: list[PreTrainedModel] = []
 
     def begin() -> Callable[[], Scored]:
         at, began = now(), perf_counter()
-        model = _copied_into(twin, material.model) if section.apart else material.model
+        model = _copied_into(twin, policy.model) if section.apart else policy.model
         loaded = functools.cache(lambda: engine.load(model))  # only if it generates, and then once
-        policy = Policy(model, material.tokenizer, at.steps, at.version, loaded, config)
+        evaluated = EvaluatedPolicy(model, policy.tokenizer, at.steps, at.version, loaded, config)
         result = EvalResult(section.name, str(section.evaluator), step=at.steps - 1, tags=list(section.tags))
 
         def score() -> Scored:
             with measuring(model):
-                metrics, predictions = _taken_apart(section, _called(section, function, policy))
+                metrics, predictions = _taken_apart(section, _called(section, function, evaluated))
             return Scored(replace(result, metrics=metrics, eval_seconds=perf_counter() - began), predictions)
 
         return score
@@ -218,7 +179,7 @@ def _check_takes_policy(section: EvalSection, function: Any) -> None:
         ) from None
 
 
-def _called(section: EvalSection, function: Callable[..., Any], policy: Policy) -> Any:
+def _called(section: EvalSection, function: Callable[..., Any], policy: EvaluatedPolicy) -> Any:
     try:
         given = function(policy)
         return run_to_end(given) if inspect.isawaitable(given) else given

@@ -13,12 +13,15 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, TypeAlias
 
+from ..actors.activity import Activity
 from ..data.loop import LoopArtifacts, ManifestRow, TrainingBatch
 from ..data.state import LoopState
 from ..lifecycle.manager import CallbackManager, Callbacks
 from ..lifecycle.roles import Role
 from ..lifecycle.spans import Lifecycle
-from .after_step import AfterStep, Evaluator, Resumed, Saver, go_on_with
+from .after_step import AfterStep
+from .evaluators import Evaluator
+from .savers import Resumed, Saver
 from .trained_steps import TrainedSteps
 
 TrainingStep: TypeAlias = Callable[[TrainingBatch], dict[str, float]]
@@ -51,6 +54,7 @@ class SupervisedLoop:
         self.saver = saver
         self.output_dir = None if output_dir is None else Path(output_dir)
         self.state = LoopState(output_dir=self.output_dir)
+        self.activity = Activity()
         self._after: AfterStep | None = None
         self._within_epoch = False
         self._trained_steps = TrainedSteps()
@@ -70,28 +74,28 @@ class SupervisedLoop:
             )
         state = self.state
         life = Lifecycle(self.manager, state)
-        self._after = after = AfterStep(life, self.evaluators, self.saver, self.state_dict)
+        self._after = after = AfterStep(life, self.evaluators, self.saver, self)
         begun = perf_counter()
         training = life.training(lambda: artifacts_of(state, self.manager, after.rows, begun))
         with closing(after), training:
             if resumed is None:
-                after.before_the_first()
+                after.run_baselines()
             else:
-                after.go_on(resumed)
+                after.resume(resumed)
             for epoch, done in self._epochs_left(num_epochs, resumed):
                 if _over(state) and not done:
                     break
                 with self._in_epoch(life, epoch, done):
-                    after.tell_of_resumed()
+                    after.announce_resumed()
                     if not (done and _over(state)):  # else it was being left when its checkpoint was written
                         self._epoch(islice(batches(epoch), done, None), life, after)
             self._trained_steps.refuse_idle_run(state.global_step)
-            after.at_the_end()
+            after.run_final()
         return state
 
     def state_dict(self) -> dict[str, Any]:
-        """Between two steps, what a loop that goes on from here needs; its place in an epoch is in the state."""
-        assert self._after is not None, "a loop has a state while it goes on"
+        """Between two steps, what a loop that continues from here needs; its place in an epoch is in the state."""
+        assert self._after is not None, "a loop has a state while it runs"
         return {
             "loop": self.state.to_dict(),
             "within_epoch": self._within_epoch,
@@ -100,10 +104,10 @@ class SupervisedLoop:
         }
 
     def load_state_dict(self, saved: Mapping[str, Any], row: ManifestRow | None = None) -> None:
-        """Have the next `fit` go on from there; give it the same batches and numbers. `row` is the checkpoint's."""
+        """Have the next `fit` continue from there; give it the same batches and numbers. `row` is the checkpoint's."""
         self._resumed = Resumed(saved, row)
         self.state = LoopState(output_dir=self.output_dir)
-        go_on_with(self.state, self._resumed)
+        self._resumed.restore(self.state)
         self._trained_steps = TrainedSteps.from_saved(saved.get("trained_steps"))
 
     def _epochs_left(self, count: int, resumed: Resumed | None) -> Iterator[tuple[int, int]]:
@@ -130,10 +134,11 @@ class SupervisedLoop:
         for batch in batches:
             with life.step() as step:
                 step.batch = batch
-                step.metrics = self.training_step(batch)
+                with self.activity.doing("compute", f"computing step {step.index}"):
+                    step.metrics = self.training_step(batch)
                 if isinstance(step.metrics, dict):  # else it is refused
                     self._trained_steps.note(step.index, step.metrics)
-            after.what_is_due()
+            after.run_due()
             after.leave_if_asked()
             if _over(life.state):
                 break

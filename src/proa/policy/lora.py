@@ -124,11 +124,6 @@ def base_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     return weights
 
 
-def trained_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """What is published to makers: the adapter where there is one, else all weights."""
-    return adapter_weights(model) if has_lora(model) else weights_of(model)
-
-
 @contextmanager
 def adapter_off(model: PreTrainedModel) -> Iterator[None]:
     """Inside, the model is its base, bit for bit. For the one thread that trains it: all others would see it too."""

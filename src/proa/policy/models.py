@@ -89,6 +89,31 @@ def load_model(
     return cast(PreTrainedModel, model.to(device).eval())
 
 
+def outline_model(
+    source: str | PathLike[str] | Mapping[str, Any], *, trust_remote_code: bool = False
+) -> PreTrainedModel:
+    """The model that `load_model` would give, without its weights: its configuration, and layers with names and shapes.
+
+    Enough to find most mistakes, at no cost in memory; the weights themselves are not looked at.
+    """
+    if not isinstance(source, Mapping) and is_adapter_folder(Path(source)):
+        try:
+            source = read_adapter(source).base_folder()
+        except AdapterError as error:
+            raise ModelError(str(error)) from error
+    with torch.device("meta"):
+        if isinstance(source, Mapping):
+            return _from_configuration(source, torch.float32)
+        config = _folder_configuration(Path(source), trust_remote_code)
+        try:
+            model = cast(PreTrainedModel, _AUTO_MODEL.from_config(config, trust_remote_code=trust_remote_code))
+        except (*_UNBUILDABLE, *UNREADABLE) as error:
+            raise ModelError(f"{source} does not load as a causal language model: {error}") from error
+    if (Path(source) / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(source, local_files_only=True)
+    return model
+
+
 @contextmanager
 def random_numbers_from(seed: int) -> Iterator[None]:
     """Inside, what others draw from torch's global generator follows from the seed; outside, nothing has changed."""
@@ -328,6 +353,23 @@ _PICKLED = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
 def _from_folder(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> PreTrainedModel:
+    config = _folder_configuration(folder, trust_remote_code)
+    local = {"local_files_only": True, "trust_remote_code": trust_remote_code}
+    try:
+        with without_progress_bars():
+            model, report = _AUTO_MODEL.from_pretrained(
+                folder, config=config, dtype=dtype, output_loading_info=True, use_safetensors=True, **local
+            )
+    except UNREADABLE as error:
+        raise ModelError(f"{folder} does not load as a causal language model: {error}") from error
+    if missing := sorted(report["missing_keys"]):  # transformers would draw them at random, with a warning
+        raise ModelError(f"{folder} lacks {len(missing)} of the model's weights, {missing[0]} the first of them")
+    make_savable(model)
+    return cast(PreTrainedModel, model)
+
+
+def _folder_configuration(folder: Path, trust_remote_code: bool) -> PreTrainedConfig:
+    """The configuration in a model's folder, whose files are what they should be."""
     if not folder.is_dir():
         raise ModelError(
             f"no model folder {folder}: give the path of a Hugging Face folder on this machine "
@@ -339,20 +381,14 @@ def _from_folder(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> P
         raise ModelError(f"{folder} is no model folder: it has no config.json")
     check_weights_files(folder, "AutoModelForCausalLM")
     check_generation_file(folder)
-    local = {"local_files_only": True, "trust_remote_code": trust_remote_code}
     try:
-        config = AutoConfig.from_pretrained(folder, **local)
+        config: PreTrainedConfig = AutoConfig.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=trust_remote_code
+        )
         _remove_randomness(config)
-        with without_progress_bars():
-            model, report = _AUTO_MODEL.from_pretrained(
-                folder, config=config, dtype=dtype, output_loading_info=True, use_safetensors=True, **local
-            )
     except UNREADABLE as error:
         raise ModelError(f"{folder} does not load as a causal language model: {error}") from error
-    if missing := sorted(report["missing_keys"]):  # transformers would draw them at random, with a warning
-        raise ModelError(f"{folder} lacks {len(missing)} of the model's weights, {missing[0]} the first of them")
-    make_savable(model)
-    return cast(PreTrainedModel, model)
+    return config
 
 
 def _remove_randomness(config: PreTrainedConfig) -> None:

@@ -12,21 +12,18 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from transformers import PreTrainedModel
 
+from ..actors.stop import StopRequest
 from ..config import RunConfig
 from ..data.loop import ManifestRow
 from ..data.state import LoopState
 from ..loop import Resumed, Saver
-from ..loop.after_step import LoopStateDict
-from ..policy.lora import has_lora
-from ..policy.snapshot import snapshot_of
+from ..policy.trainable import Trainable
 from ..record.background import BackgroundSaver
 from ..record.checkpoints import CheckpointManager
 from ..record.copied import copied
@@ -43,52 +40,54 @@ log = logging.getLogger("proa.recipes")
 Tree = Mapping[str, Any]
 
 
-@dataclass
-class Checkpoints:
+class CheckpointContent(Protocol):
+    """What a checkpoint holds beside its model and its loop."""
+
+    def parts(self) -> dict[str, Tree]:
+        """Parts of the state by name, each a folder of its own."""
+
+    def run_part(self) -> Tree:
+        """What of the part `run` this process knows, where the record is in another."""
+
+
+class Checkpoints(Saver):
     """Writes the checkpoints of one run."""
 
-    config: RunConfig
-    folder: Path
-    model: PreTrainedModel
-    save_model: Callable[[PreTrainedModel, Path], None]
-    """Writes a model as others load it: this one, or a snapshot of it."""
-    record: RunRecord
-    inputs: Inputs
-    """What the run works on: whoever goes on from a checkpoint must have the same."""
-    asked_to_leave: Callable[[], str] = str
-    more: Callable[[], dict[str, Tree]] = dict
-    """Parts of the state beside the loop's own, by name."""
-    of_this_process: Callable[[], Tree] = dict
-    """What of the part `run` only this process knows, where the driver is another."""
-    manager: CheckpointManager = field(init=False)
+    def __init__(
+        self,
+        config: RunConfig,
+        folder: Path,
+        trained: Trainable,
+        content: CheckpointContent,
+        record: RunRecord,
+        inputs: Inputs,
+        *,
+        resumed: Resumed | None = None,
+        stop: StopRequest | None = None,
+    ) -> None:
+        super().__init__(config.checkpoint.save_every, stop=stop)
+        self.config = config
+        self.folder = folder
+        self.resumed = resumed
+        self._trained = trained
+        self._content = content
+        self._record = record
+        self._inputs = inputs
+        """What the run works on: whoever continues from a checkpoint must have the same."""
+        remember(config.model_dump(mode="json"))  # this may be another process than the one that made the folder
+        self._manager = manager_for(config, folder)
+        self._warned_of_best = False
+        self._background = BackgroundSaver(self._manager) if config.checkpoint.background else None
+        _warn_of_scores_without_checkpoint(config)
 
-    def __post_init__(self) -> None:
-        remember(self.config.model_dump(mode="json"))  # this may be another process than the one that made the folder
-        self.manager = manager_for(self.config, self.folder)
-        self._loop_state: LoopStateDict = dict
-        self._complained = False
-        self._background = BackgroundSaver(self.manager) if self.config.checkpoint.background else None
-        _warn_of_scores_without_checkpoint(self.config)
-
-    def saver(self, resumed: Resumed | None = None) -> Saver:
-        """For a loop."""
-        behind = self._background
-        return Saver(
-            self.save,
-            self.config.checkpoint.save_every,
-            finished=self._finished,
-            drain=behind.drain if behind is not None else lambda: None,
-            mark_final=self._mark_final,
-            attach=self._attach,
-            resumed=resumed,
-            asked_to_leave=self.asked_to_leave,
-            manager=self.manager,
-        )
+    @property
+    def manager(self) -> CheckpointManager:
+        return self._manager
 
     def save(self, name: str, state: LoopState) -> ManifestRow | None:
         """Write a checkpoint, or begin to; its row, if it is there already."""
         self._look_for_best(state.metrics)
-        parts = self._parts()
+        parts, trained = self._parts(), self._trained.gathered()
         row = ManifestRow(
             name,
             state.global_step - 1,
@@ -99,56 +98,55 @@ class Checkpoints:
             final=name == "final",
         )
         if self._background is not None:
-            model, parts = snapshot_of(self.model), copied(parts)
-            self._background.save(row, lambda into: self._write(into, model, parts))
+            snapshot, parts = trained.snapshot(), copied(parts)
+            self._background.save(row, lambda into: _write(into, snapshot, parts))
             return None
-        row = self.manager.save(row, lambda into: self._write(into, self.model, parts))
+        row = self._manager.save(row, lambda into: _write(into, trained, parts))
         if row.final:
             self._offer(row)
         return row
 
-    def _look_for_best(self, metrics: Mapping[str, Any]) -> None:
-        best = self.config.checkpoint.best
-        if best is not None and best not in metrics and not self._complained:
-            self._complained = True
-            log.warning("checkpoint.best: no metric is called %s yet%s", best, did_you_mean(best, metrics))
-
-    def _parts(self) -> dict[str, Tree]:
-        told = self.record.before_saving()
-        return {
-            "trainer": self._loop_state(),
-            **self.more(),
-            "run": {
-                **told,
-                **self.of_this_process(),
-                "threads": torch.get_num_threads(),
-                "libraries": libraries(),
-                "config": redact(self.config.model_dump(mode="json")),
-                "inputs": self.inputs.as_dict(),
-            },
-        }
-
-    def _write(self, into: Path, model: PreTrainedModel, parts: Mapping[str, Tree]) -> None:
-        self.save_model(model, into / "model")
-        for name, tree in parts.items():
-            (into / "state").mkdir(exist_ok=True, mode=0o700)
-            write_state(into / "state" / name, tree)
-
-    def _finished(self) -> list[ManifestRow]:
+    def finished(self) -> list[ManifestRow]:
         rows = self._background.finished() if self._background is not None else []
         for row in rows:
             if row.final:
                 self._offer(row)
         return rows
 
-    def _mark_final(self, name: str, metrics: dict[str, Any]) -> ManifestRow:
-        step = self.manager.row(name).step
-        row = self.manager.mark_final(name, _without_other_steps(metrics, self._loop_state(), step))
+    def drain(self) -> None:
+        if self._background is not None:
+            self._background.drain()
+
+    def mark_final(self, name: str, metrics: dict[str, Any]) -> ManifestRow:
+        step = self._manager.row(name).step
+        row = self._manager.mark_final(name, _without_other_steps(metrics, self._loop_state(), step))
         self._offer(row)
         return row
 
-    def _attach(self, loop_state: LoopStateDict) -> None:
-        self._loop_state = loop_state
+    def _look_for_best(self, metrics: Mapping[str, Any]) -> None:
+        best = self.config.checkpoint.best
+        if best is not None and best not in metrics and not self._warned_of_best:
+            self._warned_of_best = True
+            log.warning("checkpoint.best: no metric is called %s yet%s", best, did_you_mean(best, metrics))
+
+    def _loop_state(self) -> dict[str, Any]:
+        assert self.loop is not None, "a loop attaches itself before its first step"
+        return self.loop.state_dict()
+
+    def _parts(self) -> dict[str, Tree]:
+        known = self._record.before_saving()
+        return {
+            "trainer": self._loop_state(),
+            **self._content.parts(),
+            "run": {
+                **known,
+                **self._content.run_part(),
+                "threads": torch.get_num_threads(),
+                "libraries": libraries(),
+                "config": redact(self.config.model_dump(mode="json")),
+                "inputs": self._inputs.as_dict(),
+            },
+        }
 
     def _offer(self, row: ManifestRow) -> None:
         """The final weights under a name that never changes, `model/`."""
@@ -156,12 +154,32 @@ class Checkpoints:
         beside, place = self.folder / ".model.new", self.folder / "model"
         shutil.rmtree(beside, ignore_errors=True)
         with told_with(str(place), self.folder):
-            if has_lora(self.model):  # an adapter says where its base lies, seen from its own folder
-                self.save_model(self.model, beside)
+            if self._trained.saves_in_place:
+                self._trained.save(beside)
             else:  # the same files, not copies of them
                 shutil.copytree(self.folder / row.sampler_path, beside, copy_function=_link)
         shutil.rmtree(place, ignore_errors=True)
         beside.rename(place)
+
+
+class TakePartInSaving(Saver):
+    """The checkpoints of one run, as other ranks than the first see them: the model may be spread over all."""
+
+    def __init__(self, save_every: int, trained: Trainable) -> None:
+        super().__init__(save_every)
+        self._trained = trained
+
+    def save(self, name: str, state: LoopState) -> None:
+        assert self.loop is not None, "a loop attaches itself before its first step"
+        self.loop.state_dict()
+        self._trained.gathered()
+
+
+def _write(into: Path, trained: Trainable, parts: Mapping[str, Tree]) -> None:
+    trained.save(into / "model")
+    for name, tree in parts.items():
+        (into / "state").mkdir(exist_ok=True, mode=0o700)
+        write_state(into / "state" / name, tree)
 
 
 def _without_other_steps(metrics: Mapping[str, Any], loop: Tree, step: int) -> dict[str, Any]:

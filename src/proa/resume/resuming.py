@@ -12,8 +12,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedModel
-
 from ..config import ConfigError, RunConfig, restore_run_config
 from ..config.run_config import GIVEN
 from ..data.loop import ManifestRow
@@ -21,10 +19,7 @@ from ..data.state import LoopState
 from ..lifecycle.manager import CallbackManager
 from ..lifecycle.saved_state import FIRINGS, stateful
 from ..loop import Resumed
-from ..loop.after_step import go_on_with
-from ..policy.adapter_folder import load_adapter
-from ..policy.lora import has_lora, trained_weights
-from ..policy.models import load_model
+from ..policy.policy import Policy
 from ..record.checkpoints import CheckpointError, CheckpointManager
 from ..record.durable import Disk
 from ..record.evals import EvalRecord, predictions_path
@@ -75,7 +70,7 @@ class Resumption:
     def final_state(self, output_dir: Path) -> LoopState:
         """The state of a run that is complete: as in its last checkpoint, with what came after that."""
         state = LoopState(output_dir=output_dir)
-        go_on_with(state, self.loop())
+        self.loop().restore(state)
         header = read_json(self.folder / "run.json")
         state.policy_version = header.get("policy_version", state.policy_version)
         state.metrics |= numbers_back(self.row.metrics)
@@ -210,21 +205,9 @@ def begin_again(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def load_policy(model: PreTrainedModel, folder: Path, *, trust_remote_code: bool) -> None:
-    """Put the weights of a checkpoint into the model as it is: its optimizer and its reference hold on to it."""
-    if has_lora(model):
-        load_adapter(model, folder)
-        return
-    dtype = str(model.dtype).removeprefix("torch.")
-    saved = load_model(
-        str(folder), dtype=dtype, device=str(model.device), trust_remote_code=trust_remote_code
-    )  # fmt: skip
-    model.load_state_dict(saved.state_dict())
-
-
-def start_digest(model: PreTrainedModel) -> str:
+def start_digest(policy: Policy) -> str:
     """Of the weights that a run begins with: its reference, where it has one."""
-    return transport_digest({name: tensor.cpu().contiguous() for name, tensor in trained_weights(model).items()})
+    return transport_digest({name: tensor.cpu().contiguous() for name, tensor in policy.published().items()})
 
 
 def other_start() -> CheckpointError:

@@ -6,8 +6,9 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from ..actors.waiting import StepInterrupted
 from ..data.experience import BufferItem, Experience, split
-from ..data.packed_items import pack_items, unpack_items
+from ..data.packed_items import PackedItems, pack_items, unpack_items
 from ..data.saved_items import items_from, items_tree
 from ..learning.replicas import Replicas
 from ..leases.ledger import Ledger, tokens_in
@@ -123,8 +124,16 @@ class SharedSource:
 
     def take_step(self, owner: str) -> list[BufferItem]:
         if self._source is None:
-            return list(unpack_items(self._replicas.from_first(pack_items([]))))
-        taken = self._source.take_step(owner)
+            nothing: PackedItems | None = None
+            packed = self._replicas.from_first(nothing)
+            if packed is None:
+                raise StepInterrupted("interrupted")
+            return list(unpack_items(packed))
+        try:
+            taken = self._source.take_step(owner)
+        except StepInterrupted:
+            self._replicas.from_first(None)  # the others wait for items, and leave with this one
+            raise
         self._replicas.from_first(pack_items(taken))
         return taken
 

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import perf_counter
@@ -16,6 +16,7 @@ import torch
 
 from ..actors.activity import Activity
 from ..actors.concurrency import concurrency_group
+from ..actors.stop import StopRequest
 from ..actors.waiting import StepInterrupted
 from ..data.experience import BufferItem, Experience, merge
 from ..data.lease import sample_seed
@@ -27,7 +28,9 @@ from ..learning.replicas import Alone, Replicas, telling_the_others
 from ..lifecycle.manager import CallbackManager, Callbacks
 from ..lifecycle.roles import Role
 from ..lifecycle.spans import Lifecycle
-from ..loop.after_step import AfterStep, Evaluator, Resumed, Saver, go_on_with
+from ..loop.after_step import AfterStep
+from ..loop.evaluators import Evaluator, TakePart
+from ..loop.savers import Resumed, Saver
 from ..loop.supervised import artifacts_of
 from ..loop.trained_steps import TrainedSteps
 from ..numerics import Numerics
@@ -78,10 +81,11 @@ class DetachedTrainer(ABC):
         seed: int = 0,
         wait_timeout: float = 600.0,
         source: Source | None = None,
-        evaluators: Sequence[Evaluator] = (),
+        evaluators: Sequence[Evaluator | TakePart] = (),
         saver: Saver | None = None,
         output_dir: Path | None = None,
         replicas: Replicas | None = None,
+        stop: StopRequest | None = None,
     ) -> None:
         self.name = name
         self.activity = Activity()
@@ -92,6 +96,7 @@ class DetachedTrainer(ABC):
         self.seed = seed
         self.evaluators = evaluators
         self.saver = saver
+        self.stop = stop or StopRequest()
         self._pin_memory = dataloader_pin_memory
         self._debug = debug
         self._pushed = PushedExperience(DetachedReplayBuffer(train_batch_size, buffer_limit, wait_timeout=wait_timeout))
@@ -103,7 +108,6 @@ class DetachedTrainer(ABC):
         self._batches: list[Experience] = []  # of the open episode, where they are gone over again
         self._after: AfterStep | None = None
         self._resumed: Resumed | None = None
-        self._interrupted_by = ""
         self._numerics: Numerics | None = None
         self.batch_in_step: Experience | None = None
         """What the last step was taken on."""
@@ -127,14 +131,14 @@ class DetachedTrainer(ABC):
         state = self._new_state(total_steps, train_epochs) if resumed is None else self.state
         episodes = math.ceil(total_steps / update_steps)
         life = Lifecycle(self.manager, state)
-        self._after = after = AfterStep(life, *self._timed(), self.state_dict)
+        self._after = after = AfterStep(life, self.evaluators, self.saver, self)
         begun = perf_counter()
         training = life.training(lambda: artifacts_of(state, self.manager, after.rows, begun))
         with contextlib.closing(after), training, self._at_work():
             if resumed is None:
-                after.before_the_first()
+                after.run_baselines()
             else:
-                after.go_on(resumed)
+                after.resume(resumed)
             for episode in range(self._place.episode, episodes):
                 if self._stopping and not self._place.within:
                     break
@@ -143,31 +147,11 @@ class DetachedTrainer(ABC):
                     self._run_episode(life, after, fresh, train_epochs)
             self._trained_steps.refuse_idle_run(state.global_step, self._why_idle())
             self._place = Place(episodes)
-            after.at_the_end()
-
-    def _timed(self) -> tuple[list[Evaluator], Saver | None]:
-        """Evaluators and saver, with the time that they take among what the trainer does."""
-
-        def timed(kind: str, what: str, call: Callable[..., T]) -> Callable[..., T]:
-            def within(*arguments: Any) -> T:
-                with self.activity.doing(kind, what):
-                    return call(*arguments)
-
-            return within
-
-        def timed_eval(one: Evaluator) -> Evaluator:
-            what = f"evaluating {one.name}"
-            begin = one.begin and timed("eval", what, one.begin)
-            return replace(one, score=timed("eval", what, one.score), begin=begin, wait=timed("eval", what, one.wait))
-
-        evaluators = [timed_eval(one) for one in self.evaluators]
-        saver = self.saver and replace(self.saver, save=timed("save", "saving a checkpoint", self.saver.save))
-        return evaluators, saver
+            after.run_final()
 
     def interrupt(self, reason: str = "interrupted") -> None:
         """Have training end at the next boundary between steps, with a checkpoint, by `KeyboardInterrupt`."""
-        self._interrupted_by = reason
-        self.source.interrupt()
+        self.stop.request(reason)
 
     # -- saving --------------------------------------------------------------------------------------
 
@@ -188,7 +172,7 @@ class DetachedTrainer(ABC):
         """Have the next `fit` go on from there; give it the same numbers of steps. `row` is the checkpoint's."""
         self._resumed = Resumed(saved, row)
         self.state = self._first_state(self.state.output_dir)
-        go_on_with(self.state, self._resumed)
+        self._resumed.restore(self.state)
         self._place = Place(**saved["place"])
         self._batches = [experience_from(tree, self._device) for tree in saved["batches"]]
         self._empty_in_a_row = saved["empty_in_a_row"]
@@ -227,7 +211,7 @@ class DetachedTrainer(ABC):
     def _at_work(self) -> Iterator[None]:
         self.activity.rest("training")
         try:
-            with telling_the_others(self.replicas):
+            with telling_the_others(self.replicas), self.stop.waking(self.source.interrupt):
                 yield
         finally:
             self.activity.rest("over")
@@ -252,7 +236,7 @@ class DetachedTrainer(ABC):
     def _fresh_epoch(self, life: Lifecycle, after: AfterStep, count: int, *, keep: bool) -> None:
         done = self._place.done
         with life.epoch(0, first_step=done):
-            after.tell_of_resumed()
+            after.announce_resumed()
             for _ in range(0 if self._over_before(done) else count - done):
                 items = self._next_items(life, after)
                 if items:
@@ -270,7 +254,7 @@ class DetachedTrainer(ABC):
         at = self._place
         order = self._shuffled(len(self._batches), at.episode, at.epoch)
         with life.epoch(at.epoch, first_step=at.done):
-            after.tell_of_resumed()
+            after.announce_resumed()
             for index in [] if self._over_before(at.done) else order[at.done :]:
                 self._step(life, after, self._batches[index])
                 if self._stopping:
@@ -302,14 +286,16 @@ class DetachedTrainer(ABC):
         """What comes after a step, at the boundary where a run can be left and gone on with."""
         if self.state.global_step > index:  # else a stop was asked for in the middle of it
             self._place = replace(self._place, done=self._place.done + 1)
-        after.what_is_due()
+        after.run_due()
         self._leave_if_interrupted(after)
 
     def _leave_if_interrupted(self, after: AfterStep) -> None:
-        after.leave_if_asked()
-        if self._interrupted_by:
-            after.save_now()
-            raise KeyboardInterrupt(self._interrupted_by)
+        """What one trainer was asked, all of them do, at the same step: each has a part in the checkpoint."""
+        reason = self.stop.reason
+        if self.replicas.size > 1:
+            reason = next(filter(None, self.replicas.gather(reason)), "")
+        if reason:
+            after.leave(reason)
 
     def _where_time_went(self) -> dict[str, float]:
         """Seconds by kind of work since the step before."""
@@ -348,14 +334,13 @@ class DetachedTrainer(ABC):
         return state.should_stop
 
     def _next_items(self, life: Lifecycle, after: AfterStep) -> list[BufferItem]:
-        self._leave_if_interrupted(after)
         try:
             if self.source.ready:
                 return self.source.take_step(self.name)
             with life.waiting(), self.activity.doing("wait", "waiting for experience"):
                 return self.source.take_step(self.name)
-        except StepInterrupted:
-            self._leave_if_interrupted(after)
+        except StepInterrupted as interrupted:
+            after.leave(self.stop.reason or str(interrupted))
             raise
 
     def _batch(self, items: Sequence[BufferItem]) -> Experience:

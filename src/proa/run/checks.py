@@ -11,8 +11,8 @@ from ..evals.evaluation import eval_task
 from ..rewards import InlineRewards
 from ..rewards.dotted import resolve
 from .given import Given
+from .loading import load_training_task
 from .maker_side import rewards_for
-from .material import load_training_task
 from .supervised import training_data
 
 

@@ -14,10 +14,11 @@ from ..config.run_config import EvalSection
 from ..evals.benchmark import Scored
 from ..evals.evaluation import At, scoring
 from ..policy.adapter_folder import load_adapter
-from ..policy.material import Material
+from ..policy.lora_policy import LoraPolicy
+from ..policy.policy import Policy
 from ..policy.saved_adapter import CONFIG_FILE, read_adapter
 from .given import Given
-from .material import load_material
+from .loading import load_policy
 
 
 def evaluate_folder(
@@ -32,13 +33,13 @@ def evaluate_folder(
 ) -> Scored:
     """The scores of the model in a folder, plain or an adapter, as a run of that configuration would take them."""
     torch.set_num_threads(config.threads)
-    material = _material_in(folder, config)
+    policy = _policy_in(folder, config)
     at = At(steps, version)
-    scored = scoring(section, config, material, lambda: at, called, any_length=any_length)()()
+    scored = scoring(section, config, policy, lambda: at, called, any_length=any_length)()()
     return replace(scored, result=replace(scored.result, step=None))
 
 
-def _material_in(folder: Path, config: RunConfig) -> Material:
+def _policy_in(folder: Path, config: RunConfig) -> Policy:
     is_adapter = (folder / CONFIG_FILE).is_file()
     changes: dict[str, Any] = {
         "lora": None,
@@ -47,7 +48,8 @@ def _material_in(folder: Path, config: RunConfig) -> Material:
         "model.config": None,
         "model.tokenizer": str(folder),
     }
-    material = load_material(change_run_config(config, **changes), Given())
-    if is_adapter:
-        load_adapter(material.model, folder)
-    return material
+    plain = load_policy(change_run_config(config, **changes), Given())
+    if not is_adapter:
+        return plain
+    load_adapter(plain.model, folder)
+    return LoraPolicy(plain.model, plain.tokenizer, plain.end_ids)

@@ -11,7 +11,6 @@ from ..actors.interruption import Interruption
 from ..config import RunConfig
 from ..data.state import TrainState
 from ..lifecycle.manager import CallbackManager
-from ..policy.whole import whole_weights_over
 from ..record.live import LiveFile
 from ..record.run_folder import RunFolder
 from ..resume.resuming import Resumption, restore_process
@@ -40,8 +39,8 @@ class DetachedRun:
             config,
             given,
             task=self.trainer_side.task,
-            material=self.trainer_side.material,
-            longest_prompt=self.trainer_side.stream.longest,
+            policy=self.trainer_side.policy,
+            longest_prompt=self.trainer_side.prompts.longest,
         )
         inputs = self.maker_side.add_to(self.trainer_side.inputs)
         self.inputs = self.trainer_side.inputs = replace(inputs, hooks=listeners.experience_hooks())
@@ -53,17 +52,15 @@ class DetachedRun:
         around = Surroundings(
             folder.path,
             store,
-            self.listeners.manager,
-            self.listeners.add,
+            self.listeners,
             record,
             resumption=resumption,
-            asked_to_leave=lambda: interruption.reason,
+            stop=interruption.stop,
             journal=self.journal,
         )
         trainer, book = self.trainer_side.assemble_first(around)
         if resumption is not None:
             restore_process(resumption, self.listeners.manager)
-        interruption.when_asked(trainer.interrupt)
         with record.finishing(), self.maker_side.scorer as scorer:
             runtime = LocalRuntime(
                 trainer,
@@ -87,6 +84,6 @@ class DetachedRun:
 
     def _maker(self, name: str, scorer: Any) -> ExperienceMakerHolder:
         callbacks = [ToDriver(self.listeners.manager), *(fresh(callback) for callback in self.listeners.makers)]
-        maker = self.maker_side.make(name, scorer, callbacks, whole_weights_over(self.trainer_side.material.model))
+        maker = self.maker_side.make(name, scorer, callbacks, self.trainer_side.policy.receiver())
         self._makers.append(maker.manager)
         return maker

@@ -14,11 +14,9 @@ from ..config import ConfigError, RunConfig
 from ..data.sampling import Sampling
 from ..engines import build_engine
 from ..lifecycle.hooks import BaseCallback
-from ..model_shape import context_length
-from ..policy.material import Material
-from ..policy.models import ModelError, weights_digest
-from ..policy.reward_model import check_same_tokenizer, load_reward_model, sequence_scores
-from ..policy.whole import WholeWeights
+from ..policy.models import weights_digest
+from ..policy.policy import Policy, Receiver
+from ..policy.reward_model import sequence_scores
 from ..resume.inputs import Inputs
 from ..rewards import InlineRewards, RewardWorkers
 from ..rewards.function import load_rewards
@@ -26,19 +24,17 @@ from ..rewards.identity import identity
 from ..roles.maker import ExperienceMakerHolder, ModelReward
 from ..tasks import Task
 from .given import Given
-from .material import load_tokenizer
+from .loading import load_reward_model_for
 
 
 class MakerSide:
     """What makers of one process share. What is wrong with rewards is found when it is built."""
 
-    def __init__(
-        self, config: RunConfig, given: Given, *, task: Task, material: Material, longest_prompt: int = 0
-    ) -> None:
+    def __init__(self, config: RunConfig, given: Given, *, task: Task, policy: Policy, longest_prompt: int = 0) -> None:
         self.config = config
-        self.material = material
+        self.policy = policy
         self.scorer = _scorer(config, given, task)
-        self.reward_model = _reward_model(config, material, longest_prompt)
+        self.reward_model = _reward_model(config, policy, longest_prompt)
         self._rewards = rewards_for(config, given, task)
 
     def add_to(self, inputs: Inputs) -> Inputs:
@@ -51,20 +47,18 @@ class MakerSide:
         )
 
     def make(
-        self, name: str, scorer: Any, callbacks: Sequence[BaseCallback], whole_weights: WholeWeights | None
+        self, name: str, scorer: Any, callbacks: Sequence[BaseCallback], receiver: Receiver
     ) -> ExperienceMakerHolder:
         """A maker with an engine of its own; `scorer` is what `self.scorer` gave when it was entered."""
-        config, material = self.config, self.material
-        decode = material.tokenizer.decode
+        config, policy = self.config, self.policy
+        decode = policy.tokenizer.decode
         return ExperienceMakerHolder(
-            engine=build_engine(
-                config.engine.kind, material.model, end_ids=material.end_ids, slots=config.engine.slots
-            ),
+            engine=build_engine(config.engine.kind, policy.model, end_ids=policy.end_ids, slots=config.engine.slots),
             decode=lambda ids: str(decode(list(ids), skip_special_tokens=True)),
             scorer=scorer,
             sampling=sampling_of(config),
             model_reward=_model_reward(config, self.reward_model),
-            whole_weights=whole_weights,
+            whole_weights=receiver.whole,
             callbacks=callbacks,
             name=name,
             seed=config.seed,
@@ -75,11 +69,11 @@ def sampling_of(config: RunConfig) -> Sampling:
     return Sampling(**config.sampling.model_dump())
 
 
-def _reward_model(config: RunConfig, material: Material, longest_prompt: int) -> PreTrainedModel | None:
+def _reward_model(config: RunConfig, policy: Policy, longest_prompt: int) -> PreTrainedModel | None:
     section = config.reward.model
     if section is None:
         return None
-    return reward_model_for(config, material, longest_prompt, section.path).requires_grad_(False)
+    return load_reward_model_for(config, policy.tokenizer, longest_prompt, section.path).requires_grad_(False)
 
 
 def _model_reward(config: RunConfig, model: PreTrainedModel | None) -> ModelReward | None:
@@ -93,22 +87,6 @@ def _model_reward(config: RunConfig, model: PreTrainedModel | None) -> ModelRewa
         return scores
 
     return ModelReward(score, section.weight)
-
-
-def reward_model_for(config: RunConfig, material: Material, longest_prompt: int, folder: str) -> PreTrainedModel:
-    """A reward model that reads what this policy writes."""
-    own = config.model
-    model = load_reward_model(
-        folder, dtype=own.dtype, device=own.device, trust_remote_code=own.trust_remote_code
-    )  # fmt: skip
-    check_same_tokenizer(material.tokenizer, load_tokenizer(folder, own.trust_remote_code))
-    context = context_length(model.config)
-    longest = longest_prompt + config.sampling.max_new_tokens
-    if context is not None and longest > context:
-        raise ModelError(
-            f"the reward model in {folder} reads {context} tokens, and a prompt with its completion may have {longest}"
-        )
-    return model
 
 
 def rewards_for(config: RunConfig, given: Given, task: Task) -> Any:

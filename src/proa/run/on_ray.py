@@ -22,11 +22,7 @@ from ..errors import SettingError
 from ..lifecycle.hooks import BaseCallback
 from ..lifecycle.manager import CallbackManager
 from ..lifecycle.placement import refuse_unportable
-from ..policy.adapter_layout import AdapterLayout, AdapterOverBase
-from ..policy.lora import base_weights, has_lora
-from ..policy.material import Material
-from ..policy.saved_adapter import read_adapter
-from ..policy.whole import WholeWeights
+from ..policy.policy import Policy, Receiver
 from ..record.checkpoints import CheckpointManager
 from ..record.live import LiveFile
 from ..record.run_folder import RunFolder
@@ -46,15 +42,15 @@ from ..runtime.ray.trainer_host import TrainerParts, TrainerTies
 from ..tasks.template_date import pin, pinned
 from .driver_record import DriverRecord
 from .given import Given
+from .loading import load_policy, load_training_task
 from .maker_side import MakerSide
-from .material import load_material, load_training_task, lora_settings
 from .placing import Listeners, fresh
 from .trainer_side import Surroundings, TrainerSide
 
 log = logging.getLogger("proa.recipes")
 
 BASE_VERSION = -1
-"""With LoRA, the weights that adapters go over, published once."""
+"""What is published once, where what is published later goes over it: the base of adapters."""
 
 
 class RayRun:
@@ -69,8 +65,8 @@ class RayRun:
         self.journal = tuple(journal)
         _check_devices(config)
         here = config.model_copy(update={"model": config.model.model_copy(update={"device": "cpu"})})
-        side = TrainerSide(here, given)
-        makers = MakerSide(here, given, task=side.task, material=side.material, longest_prompt=side.stream.longest)
+        side = TrainerSide(here, given, outline=True)
+        makers = MakerSide(here, given, task=side.task, policy=side.policy, longest_prompt=side.prompts.longest)
         self.inputs = replace(makers.add_to(side.inputs), hooks=listeners.experience_hooks())
         travelling = [*self.listeners.makers, *self.listeners.trainer, *self.listeners.every_trainer]
         refuse_unportable(travelling, pickled)
@@ -79,10 +75,9 @@ class RayRun:
 
     def train(self, folder: RunFolder, resumption: Resumption | None, interruption: Interruption) -> TrainState:
         config, manager = self.config, self.listeners.manager
-        interruption.polled = True
         at_first = manager.state_dict()
         name = f"proa-{config.name}-{uuid.uuid4().hex[:8]}"
-        with cluster(config.ray.address, name):
+        with interruption.polling(), cluster(config.ray.address, name):
             interruption.listen_again()
             for attempt in range(config.ray.trainer_restarts + 1):
                 namespace = f"{name}-{attempt}"  # names of actors that died may not be free yet
@@ -215,6 +210,19 @@ class _RemoteRecord:
         self._ask("report_eval", result, predictions)
 
 
+class _ActorListeners:
+    """The callbacks in the trainer's actor."""
+
+    def __init__(self, manager: CallbackManager) -> None:
+        self.manager = manager
+
+    def add(self, callback: BaseCallback) -> None:
+        self.manager.add(callback)
+
+    def process_state(self) -> dict[str, Any]:
+        return {"trainer_callbacks": self.manager.state_dict(), "trainer_random": random_state()}
+
+
 @dataclass(frozen=True)
 class _BuildTrainer:
     """Builds a trainer's side, in its actor."""
@@ -250,18 +258,16 @@ class _BuildTrainer:
         assert ties.link is not None, "rank 0 has both"
         assert ties.ask_driver is not None
         store = WeightStore(wait_timeout=self.config.wait_timeout, keep=ties.keep, recall=ties.recall)
-        if has_lora(side.material.model):
-            store.publish(BASE_VERSION, base_weights(side.material.model))
+        if (base := side.policy.published_base()) is not None:
+            store.publish(BASE_VERSION, base)
         manager = CallbackManager([ties.link, *(fresh(callback) for callback in self.callbacks), *everywhere])
         around = Surroundings(
             self.folder,
             store,
-            manager,
-            manager.add,
+            _ActorListeners(manager),
             _RemoteRecord(ties.ask_driver),
             ties.replicas,
             self.resumption,
-            of_this_process=lambda: {"trainer_callbacks": manager.state_dict(), "trainer_random": random_state()},
             journal=self.journal,
         )
         trainer, book = side.assemble_first(around)
@@ -294,20 +300,16 @@ class _BuildMaker:
         config = self.config
         pin(self.began)
         torch.set_num_threads(config.threads)
-        material = load_material(config, self.given)
-        side = MakerSide(config, self.given, task=load_training_task(config, self.given), material=material)
+        policy = load_policy(config, self.given)
+        side = MakerSide(config, self.given, task=load_training_task(config, self.given), policy=policy)
         callbacks = [*([link] if link is not None else []), *(fresh(callback) for callback in self.callbacks)]
         with side.scorer as scorer:
-            yield side.make(name, scorer, callbacks, _over_base(config, material, store, name))
+            yield side.make(name, scorer, callbacks, _receiver(policy, store, name))
 
 
-def _over_base(config: RunConfig, material: Material, store: Store, name: str) -> WholeWeights | None:
-    if config.lora is None:
-        return None
-    if config.lora.path is not None:
-        layout: AdapterLayout = read_adapter(config.lora.path).layout_in(material.model)
-    else:
-        layout = lora_settings(config.lora).layout(material.model)
+def _receiver(policy: Policy, store: Store, name: str) -> Receiver:
+    if policy.published_base() is None:
+        return policy.receiver()
     base = store.fetch(BASE_VERSION, owner=name)
     base.check()
-    return AdapterOverBase({n: tensor.clone() for n, tensor in base.tensors.items()}, layout).merged
+    return policy.receiver({n: tensor.clone() for n, tensor in base.tensors.items()})

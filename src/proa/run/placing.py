@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ..callbacks import EarlyStopping, JsonlMetrics, build_callback
 from ..config import RunConfig
@@ -27,6 +27,18 @@ from ..lifecycle.policy import Priority
 from ..lifecycle.roles import callback_from
 from ..rewards.identity import identity
 from ..spelling import did_you_mean
+
+
+class TrainerListeners(Protocol):
+    """The callbacks in the process of trainer rank 0."""
+
+    manager: CallbackManager
+
+    def add(self, callback: BaseCallback) -> None:
+        """Have a callback listen for this run."""
+
+    def process_state(self) -> dict[str, Any]:
+        """For checkpoints: what of them, and of this process's random streams, the run's record does not have."""
 
 
 @dataclass
@@ -55,6 +67,10 @@ class Listeners:
         """Have a callback listen for this run; the manager may be the user's, and outlive it."""
         self.manager.add(callback)
         self._added.append(callback)
+
+    def process_state(self) -> dict[str, Any]:
+        """Nothing: where the trainer is in the driver's process, the record has all of it."""
+        return {}
 
     def place(self, callback: BaseCallback) -> None:
         """The same of a callback that may be a maker's, or a trainer's in another process."""

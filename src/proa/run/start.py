@@ -113,7 +113,6 @@ def carry_out(
         lock(config.folder, patience),
         output_may_be_lost(),
         interruption.listening(),
-        _actions_of(interruption),
         pinned_to(now or beginning_of(config.folder)),
     ):
         if not there:
@@ -165,16 +164,6 @@ def _compare_inputs(resumption: Resumption, now: Inputs, allow_changes: bool) ->
         before.refuse_differences(now)
     for line in before.differences(now):
         log.warning("%s; this was allowed, and from here on it is another run than it would have been", line)
-
-
-@contextmanager
-def _actions_of(interruption: Interruption) -> Iterator[None]:
-    """What this run wants to be done when it is asked to leave is done for it alone."""
-    try:
-        yield
-    finally:
-        interruption.forget_actions()
-        interruption.polled = False
 
 
 def _clear_unborn(folder: Path) -> None:

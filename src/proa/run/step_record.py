@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from time import perf_counter
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,15 +12,15 @@ from transformers import PreTrainedTokenizerBase
 
 from ..config import RunConfig
 from ..data.experience import Experience
-from ..data.loop import LoopArtifacts, ManifestRow
+from ..data.loop import LoopArtifacts
+from ..data.masks import attention_mask_of
 from ..data.state import LoopState
 from ..leases.book import LeaseBook
-from ..lifecycle.hooks import Callback, EveryMoment
-from ..lifecycle.moments import EventName
+from ..lifecycle.hooks import Callback
 from ..lifecycle.policy import Priority
-from ..loop import Saver
 from ..record.run_record import RunRecord, StepRecord
-from ..roles.policy_trainer import PolicyTrainer, attention_mask_of
+from ..resume.checkpoints import Checkpoints
+from ..roles.policy_trainer import PolicyTrainer
 
 ABOUT_SO_MANY = 50
 """Steps of a run whose completions are kept, where nothing else is said."""
@@ -52,11 +49,11 @@ class TakeStepRecord(Callback):
         self._settings = config.record
         steps = config.total_steps * config.train_epochs
         self._every = config.record.rollouts_every or max(1, steps // ABOUT_SO_MANY)
-        trainer.keep_log_probs = self._is_kept(0)
+        trainer.learner.keep_log_probs = self._is_kept(0)
 
     def on_step_end(self, state: LoopState, step_idx: int, batch: Any, metrics: dict[str, float]) -> None:
         rollouts = self._rollouts(step_idx) if self._is_kept(step_idx) and state.exception is None else []
-        self._trainer.keep_log_probs = self._is_kept(step_idx + 1)
+        self._trainer.learner.keep_log_probs = self._is_kept(step_idx + 1)
         self._write(StepRecord(step_idx, self._book.take_journal(), self._spans(step_idx), rollouts))
 
     def on_eval(self, state: LoopState, step_idx: int, eval_name: str, metrics: dict[str, float]) -> None:
@@ -87,7 +84,7 @@ class TakeStepRecord(Callback):
         return spans if self._settings.spans else []
 
     def _rollouts(self, step_idx: int) -> list[dict[str, Any]]:
-        experience, own_BA = self._trainer.batch_in_step, self._trainer.log_probs_in_step
+        experience, own_BA = self._trainer.batch_in_step, self._trainer.learner.log_probs
         if experience is None or own_BA is None or experience.advantages is None:
             return []
         # Another group each time, so that the record shows more than the first prompt.
@@ -121,43 +118,33 @@ class TakeStepRecord(Callback):
         }
 
 
-class TakeLoopSpans(EveryMoment):
+class TakeLoopSpans(Callback):
     """Writes down what a supervised loop does: its steps, its evals, its checkpoints."""
 
     priority = Priority.RECORD
     uses_asyncio = False
 
-    def __init__(self, record: RunRecord) -> None:
+    def __init__(self, record: RunRecord, checkpoints: Checkpoints) -> None:
         self._record = record
-        self._began = (0.0, 0.0)
-        self._spans: list[dict[str, Any]] = []
+        self._checkpoints = checkpoints
 
-    def saving(self, saver: Saver) -> Saver:
-        """The same, with the time that it takes among what is written down."""
+    def on_step_end(self, state: LoopState, step_idx: int, batch: Any, metrics: dict[str, float]) -> None:
+        self._write(step_idx)
 
-        def save(name: str, state: LoopState) -> ManifestRow | None:
-            began = _now()
-            try:
-                return saver.save(name, state)
-            finally:
-                self._note("save", began, state.global_step - 1)
+    def on_eval(self, state: LoopState, step_idx: int, eval_name: str, metrics: dict[str, float]) -> None:
+        self._write(state.global_step)
 
-        return replace(saver, save=save)
-
-    def on_moment(self, event: EventName, payload: Mapping[str, Any]) -> None:
-        if event in ("step_start", "eval_start"):
-            self._began = _now()
-        elif event in ("step_end", "eval_end"):
-            self._note("compute" if event == "step_end" else "eval", self._began, payload["step_idx"])
-            self._write(payload["step_idx"])
-        elif event == "train_end":
-            self._write(payload["state"].global_step)
-
-    def _note(self, kind: str, began: tuple[float, float], step: int) -> None:
-        self._spans.append(_span(kind, began[0], perf_counter() - began[1], step))
+    def on_train_end(self, state: LoopState, artifacts: LoopArtifacts) -> None:
+        self._write(state.global_step)
 
     def _write(self, step: int) -> None:
-        spans, self._spans = self._spans, []
+        """What was done since this was last asked, for a step; evals and saves came after the one before."""
+        loop = self._checkpoints.loop
+        assert loop is not None, "a loop attaches itself before its first step"
+        spans = [
+            _span(kind, start, seconds, step - 1 if kind in AFTER_A_STEP else step)
+            for kind, start, seconds in loop.activity.take_spans()
+        ]
         if spans:
             self._record.write_step(StepRecord(step, [], spans, []))
 
@@ -170,11 +157,6 @@ def _pieces(prompt: Sequence[int], tokens: Sequence[int], tokenizer: PreTrainedT
         first, both = str(decode([before])), str(decode([before, token]))
         pieces.append(both.removeprefix(first) if both.startswith(first) else str(decode([token])))
     return pieces
-
-
-def _now() -> tuple[float, float]:
-    """Seconds since the epoch, and of the clock that durations are measured by."""
-    return time.time(), perf_counter()
 
 
 def _span(kind: str, start: float, seconds: float, step: int) -> dict[str, Any]:

@@ -3,33 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
 
 from ..actors.interruption import Interruption
+from ..actors.stop import StopRequest
 from ..config import ConfigError, RunConfig
 from ..config.run_config import EvalSection
 from ..data.results import EvalResult
 from ..data.state import LoopState, TrainState
-from ..evals.evaluation import eval_source, evaluator_for
-from ..learning.optimizer import Optimizer, OptimizerSettings
+from ..evals.evaluation import eval_source
+from ..evals.evaluator import PolicyEvaluator
+from ..learning.optimizer import Optimizer
 from ..lifecycle.hooks import Callback
 from ..lifecycle.policy import Priority
-from ..loop import Evaluator, Saver
-from ..policy.adapter_layout import AdapterOverBase
-from ..policy.lora import adapter_layout, adapter_weights, base_weights, has_lora
-from ..policy.models import random_numbers_from, weights_digest
-from ..policy.reference import reference_of
-from ..policy.reward_model import reward_model_from, save_reward_model
-from ..policy.whole import all_parameters
+from ..policy.models import weights_digest
+from ..policy.policy import Policy
 from ..record.run_folder import RunFolder
 from ..resume.checkpoints import Checkpoints
 from ..resume.inputs import Inputs, Rows, architecture_of, row_tokens, tokenizer_digest
-from ..resume.resuming import Resumption, load_policy, other_start, restore_process, start_digest
+from ..resume.resuming import Resumption, other_start, restore_process, start_digest
 from ..spelling import did_you_mean
 from ..supervised.dpo import fit_dpo
 from ..supervised.reward_model import fit_reward_model
@@ -41,7 +36,7 @@ from ..tasks.task import TaskError
 from .driver_record import DriverRecord
 from .given import Given
 from .job import state_summary
-from .material import BASE_NAME, load_material, load_training_task, prepare_lora, save_policy
+from .loading import begin_training, load_policy, load_trained_reward_model, load_training_task, optimizer_settings
 from .placing import Listeners
 from .step_record import TakeLoopSpans
 
@@ -72,57 +67,61 @@ class SupervisedRun:
         _check_settings(config)
         self.data: Any = training_data(config, given)
         self.eval_section, self.eval_data = _held_out(config, self.kind)
-        self.material = load_material(config, given)
-        self.model: PreTrainedModel = self.material.model
+        is_reward_model = self.kind == "reward_model"
+        self.trained = load_trained_reward_model(config, given) if is_reward_model else load_policy(config, given)
         self.inputs = self._inputs()
         self.state: LoopState | None = None
+        self.optimizer: Optimizer | None = None
         self._record: DriverRecord | None = None
-        self._optimizer: Optimizer | None = None
-        self._given = given.evaluators
-        self.evaluators = self._generating_evaluators()
+        self.evaluators = self._generating_evaluators(given)
         if self.listeners.makers:
             raise ConfigError(f"{self.kind} has no makers: a MakerCallback would never be called")
 
     def train(self, folder: RunFolder, resumption: Resumption | None, interruption: Interruption) -> TrainState:
-        torch.set_num_threads(self.config.threads)
-        self._prepare(folder.path, resumption)
-        self._optimizer = optimizer = Optimizer(
-            self.model.named_parameters(),
-            _optimizer_settings(self.config),
-            self.config.total_steps * self.config.train_epochs,
+        config = self.config
+        torch.set_num_threads(config.threads)
+        begin_training(self.trained, folder.path, resumed=resumption is not None)
+        self.optimizer = Optimizer(
+            self.trained.parameters(), optimizer_settings(config), config.total_steps * config.train_epochs
         )
-        self._record = DriverRecord(folder.path, self.manager, self.listeners.context(folder.path))
+        self._record = record = DriverRecord(folder.path, self.manager, self.listeners.context(folder.path))
         self.listeners.add(_Remember(self))
-        saver = self._saver(folder.path, resumption, optimizer, self._record, lambda: interruption.reason)
+        for evaluator in self.evaluators:
+            evaluator.record = record
+        checkpoints = SupervisedCheckpoints(self, folder.path, record, resumption, interruption.stop)
+        if resumption is not None:
+            restore_process(resumption, self.manager)
+        if config.record.spans:
+            self.listeners.add(TakeLoopSpans(record, checkpoints))
         common: dict[str, Any] = {
-            "steps": self.config.total_steps,
-            "batch_size": self.config.train_batch_size,
-            "epochs": self.config.train_epochs,
-            "optimizer": optimizer,
-            "token_budget": self.config.optimizer.token_budget,
-            "seed": self.config.seed,
+            "steps": config.total_steps,
+            "batch_size": config.train_batch_size,
+            "epochs": config.train_epochs,
+            "optimizer": self.optimizer,
+            "token_budget": config.optimizer.token_budget,
+            "seed": config.seed,
             "callbacks": self.manager,
             "evaluators": self.evaluators,
-            "saver": saver,
-            "output_dir": self.config.folder,
+            "saver": checkpoints,
+            "output_dir": config.folder,
             **_named(self.eval_section),
             "eval_report": self._report_scores,
-            **self.config.algorithm.params,
+            **config.algorithm.params,
         }
-        with self._record.finishing():
+        with record.finishing():
             return _FITS[self.kind](self, common)
 
     def _inputs(self) -> Inputs:
         rows: Sequence[Any] = self.data.rows if isinstance(self.data, Task) else self.data
         return Inputs(
             rows=Rows.of(row_tokens(self._row_tokens(), rows, TRIED_ROWS), rows, len(rows)),
-            tokenizer=tokenizer_digest(self.material.tokenizer),
-            architecture=architecture_of(self.model),
+            tokenizer=tokenizer_digest(self.trained.tokenizer),
+            architecture=architecture_of(self.trained.model),
         )
 
     def _row_tokens(self) -> Callable[[int], Any]:
         """Makes tokens of the row at a place, as training will; what is wrong with one is told there."""
-        tokenizer, params = self.material.tokenizer, self.config.algorithm.params
+        tokenizer, params = self.trained.tokenizer, self.config.algorithm.params
         if self.kind == "sft":
             chosen = {name: params[name] for name in ("answer_column", "every_answer") if name in params}
             examples = Examples(self.data, tokenizer, **chosen)
@@ -137,147 +136,116 @@ class SupervisedRun:
 
         return tokens
 
-    def _saver(
-        self,
-        folder: Path,
-        resumption: Resumption | None,
-        optimizer: Optimizer,
-        record: DriverRecord,
-        asked_to_leave: Callable[[], str],
-    ) -> Saver:
-        """Writes its checkpoints, and knows which one it goes on from."""
-        start = self._start_digest(resumption)
-        checkpoints = Checkpoints(
-            self.config,
-            folder,
-            self.model,
-            lambda model, into: self._save(folder, model, into),
-            record,
-            self.inputs,
-            asked_to_leave=asked_to_leave,
-            more=lambda: {"optimizer": optimizer.state_dict(), **self._trained()},
-            of_this_process=lambda: {"start_digest": start},
-        )
-        resumed = None
-        if resumption is not None:
-            restore_process(resumption, self.manager)
-            resumed = replace(resumption.loop(), restore=lambda: self._go_on(resumption, optimizer))
-        saver = checkpoints.saver(resumed)
-        if not self.config.record.spans:
-            return saver
-        spans = TakeLoopSpans(record)
-        self.listeners.add(spans)
-        return spans.saving(saver)
-
-    def _prepare(self, folder: Path, resumption: Resumption | None) -> None:
-        """The model as it is before the first step."""
-        if resumption is not None and (folder / BASE_NAME).is_dir():
-            load_policy(self.model, folder / BASE_NAME, trust_remote_code=self.config.model.trust_remote_code)
-        if self.kind == "reward_model":
-            self.material.model = self.model = reward_model_from(self.model, seed=self.config.seed)
-        prepare_lora(self.config, self.material, folder, is_new=resumption is None)
-        if self.kind == "reward_model" and has_lora(self.model):
-            _score_of(self.model).requires_grad_(True)  # a head that was drawn is not to be kept as it is
-
-    def _start_digest(self, resumption: Resumption | None) -> str:
-        """Of what the run began with, where that is the reference, or lies under an adapter that is saved merged; a run
-        that goes on must begin with the same. (Other adapters say themselves what they are over.)"""
-        if self.kind == "reward_model" and has_lora(self.model):
-            digest = self.material.base_digest or ""
-        elif self.kind == "dpo" and not has_lora(self.model) and not self.config.algorithm.params.get("reference_free"):
-            digest = start_digest(self.model)
-        else:
-            return ""
-        before = digest if resumption is None else resumption.part("run")["start_digest"]
-        if before not in ("", digest):  # a run of version 0.1 noted none for an adapter
-            raise other_start()
-        return digest
-
-    def _trained(self) -> dict[str, dict[str, Any]]:
-        """What is trained, where `model/` is not just that: a reward model is saved merged, and padded."""
-        if self.kind != "reward_model":
-            return {}
-        named = self.model.named_parameters()
-        return {"trained": {name: parameter.detach() for name, parameter in named if parameter.requires_grad}}
-
-    def _go_on(self, resumption: Resumption, optimizer: Optimizer) -> None:
-        """Weights and optimizer as they were. DPO has asked the model of the start about every pair by now."""
-        if self.kind == "reward_model":
-            own = dict(self.model.named_parameters())
-            with torch.no_grad():
-                for name, tensor in resumption.part("trained").items():
-                    own[name].copy_(tensor)
-        else:
-            load_policy(self.model, resumption.model, trust_remote_code=self.config.model.trust_remote_code)
-        optimizer.load_state_dict(resumption.part("optimizer"))
+    @property
+    def needs_reference(self) -> bool:
+        return self.kind == "dpo" and not self.config.algorithm.params.get("reference_free")
 
     @property
     def began(self) -> bool:
         return self.state is not None
 
     def summary(self) -> dict[str, Any]:
-        if self.state is None or self._optimizer is None:
+        if self.state is None or self.optimizer is None:
             return {}
         return {
             **state_summary(self.state, [section.name for section in self.config.eval], self.manager.errors),
-            "weights_digest": weights_digest(all_parameters(self.model) | self._optimizer.masters),
+            "weights_digest": weights_digest(self.trained.weights() | self.optimizer.masters),
         }
 
     # -- the three kinds -----------------------------------------------------------------------------
 
     def _fit_sft(self, common: dict[str, Any]) -> LoopState:
-        return fit_sft(self.model, self.material.tokenizer, self.data, eval_rows=self.eval_data, **common)
+        return fit_sft(self.trained.model, self.trained.tokenizer, self.data, eval_rows=self.eval_data, **common)
 
     def _fit_dpo(self, common: dict[str, Any]) -> LoopState:
-        # An adapter that has learned already is not the reference: the base under it is.
-        reference = reference_of(self.model) if has_lora(self.model) and not common.get("reference_free") else None
+        policy = self.trained
+        assert isinstance(policy, Policy)
+        # Where the model as it is now is the reference, it is asked about every pair before the first step.
+        other = self.needs_reference and not policy.reference_is_start
         return fit_dpo(
-            self.model,
-            self.material.tokenizer,
+            policy.model,
+            policy.tokenizer,
             self.data,
-            reference=reference,
+            reference=policy.reference().active if other else None,
             eval_pairs=self.eval_data or (),
             **common,
         )
 
     def _fit_reward_model(self, common: dict[str, Any]) -> LoopState:
         return fit_reward_model(
-            self.model, self.material.tokenizer, self.data, eval_pairs=self.eval_data or (), **common
+            self.trained.model, self.trained.tokenizer, self.data, eval_pairs=self.eval_data or (), **common
         )  # fmt: skip
-
-    def _save(self, run_folder: Path, model: PreTrainedModel, into: Path) -> None:
-        if self.kind != "reward_model":
-            save_policy(self.config, replace(self.material, model=model), run_folder, into)
-        else:
-            plain = _merged(model, self.config.seed) if has_lora(model) else model
-            save_reward_model(plain, self.material.tokenizer, into)
 
     # -- evals ---------------------------------------------------------------------------------------
 
-    def _generating_evaluators(self) -> list[Evaluator]:
+    def _generating_evaluators(self, given: Given) -> list[PolicyEvaluator]:
         sections = [section for section in self.config.eval if not _is_measured(section)]
         generating = [section for section in sections if section.evaluator is None]
         if generating and self.kind == "reward_model":
             raise ConfigError(f"eval {generating[0].name}: a reward model generates nothing; set its kind to loss")
         return [
-            evaluator_for(
-                section, self.config, self.material, self._state, self._report_eval, self._given.get(section.name)
-            )
+            PolicyEvaluator(section, self.config, self.trained, given.evaluators.get(section.name))
             for section in sections
         ]
-
-    def _state(self) -> LoopState:
-        return self.state if self.state is not None else LoopState()
 
     def _report_scores(self, name: str, metrics: dict[str, float], seconds: float) -> None:
         section = next(one for one in self.config.eval if one.name == name)
         source = section.source or self.config.task.source
-        step = self._state().global_step - 1
-        self._report_eval(EvalResult(name, source, metrics, {}, seconds, step, list(section.tags)), [])
+        assert self.state is not None, "evals come while it trains"
+        assert self._record is not None
+        step = self.state.global_step - 1
+        self._record.report_eval(EvalResult(name, source, metrics, {}, seconds, step, list(section.tags)), [])
 
-    def _report_eval(self, result: EvalResult, predictions: list[dict[str, Any]]) -> None:
-        assert self._record is not None, "evals come while it trains"
-        self._record.report_eval(result, predictions)
+
+class SupervisedCheckpoints(Checkpoints):
+    """The checkpoints of a supervised run: beside the model and the loop, the optimizer."""
+
+    def __init__(
+        self,
+        run: SupervisedRun,
+        folder: Path,
+        record: DriverRecord,
+        resumption: Resumption | None,
+        stop: StopRequest,
+    ) -> None:
+        self._run = run
+        self._resumption = resumption
+        self._start_digest = self._checked_start()
+        resumed = None if resumption is None else resumption.loop()
+        super().__init__(run.config, folder, run.trained, self, record, run.inputs, resumed=resumed, stop=stop)
+
+    def parts(self) -> dict[str, Mapping[str, Any]]:
+        assert self._run.optimizer is not None, "it is made before"
+        trained = self._run.trained.extra_state()
+        return {"optimizer": self._run.optimizer.state_dict(), **({"trained": trained} if trained else {})}
+
+    def run_part(self) -> Mapping[str, Any]:
+        return {"start_digest": self._start_digest}
+
+    def restore(self) -> None:
+        """Weights and optimizer as they were. DPO has asked the model of the start about every pair by now."""
+        assert self._resumption is not None, "only a resumed loop restores"
+        assert self._run.optimizer is not None
+        trained = self._run.trained
+        trained.load(self._resumption.model)
+        if trained.extra_state():
+            trained.load_extra_state(self._resumption.part("trained"))
+        self._run.optimizer.load_state_dict(self._resumption.part("optimizer"))
+
+    def _checked_start(self) -> str:
+        """The digest of what the run began with, where that is the reference, or lies under an adapter that is saved
+        merged; a resumed run must begin with the same. (Other adapters say themselves what they are over.)"""
+        trained = self._run.trained
+        if isinstance(trained, Policy):
+            is_needed = self._run.needs_reference and trained.reference_is_start
+            digest = start_digest(trained) if is_needed else ""
+        else:
+            digest = trained.base_digest
+        if digest and self._resumption is not None:
+            before = self._resumption.part("run")["start_digest"]
+            if before not in ("", digest):  # a run of version 0.1 noted none for an adapter
+                raise other_start()
+        return digest
 
 
 class _Remember(Callback):
@@ -370,22 +338,3 @@ def _named(section: EvalSection | None) -> dict[str, Any]:
     if section is None:
         return {}
     return {"eval_name": section.name, "eval_every": section.run_every, "eval_baseline": section.baseline}
-
-
-def _optimizer_settings(config: RunConfig) -> OptimizerSettings:
-    return OptimizerSettings(**config.optimizer.model_dump(exclude={"token_budget", "share_prompts"}))
-
-
-def _score_of(model: PreTrainedModel) -> torch.nn.Module:
-    score: torch.nn.Module = model.get_submodule("score")
-    return score
-
-
-def _merged(model: PreTrainedModel, seed: int) -> PreTrainedModel:
-    """A plain reward model that computes what one with an adapter does."""
-    weights = AdapterOverBase(base_weights(model), adapter_layout(model)).merged(adapter_weights(model))
-    with random_numbers_from(seed):  # drawn only to be replaced
-        plain: Any = type(model)(model.config)
-    plain.load_state_dict(weights)
-    merged: PreTrainedModel = plain.to(model.device, model.dtype).eval()
-    return merged

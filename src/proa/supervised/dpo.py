@@ -25,6 +25,7 @@ from ..spelling import did_you_mean
 from ..tasks.preferences import PreferencePair, TokenisedPair
 from .training import (
     BatchOrder,
+    HeldOut,
     PairBatch,
     PairLoss,
     PairOutcome,
@@ -201,7 +202,7 @@ def dpo_evaluator(
     def score() -> dict[str, float]:
         return held_out_means(score_pairs(model, held_out, loss_of, token_budget), ("accuracy", "margin", "loss"))
 
-    return Evaluator(name, score, run_every=run_every, baseline=baseline)
+    return HeldOut(name, score, run_every=run_every, baseline=baseline)
 
 
 _DPOLoss: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], PreferenceLoss]

@@ -18,6 +18,7 @@ from ..policy.reward_model import sequence_scores
 from ..tasks.preferences import PreferencePair
 from .training import (
     BatchOrder,
+    HeldOut,
     PairBatch,
     PairLoss,
     PairOutcome,
@@ -120,4 +121,4 @@ def reward_evaluator(
             "brier_score": float(brier_score(margins_N)),
         }
 
-    return Evaluator(name, score, run_every=run_every, baseline=baseline)
+    return HeldOut(name, score, run_every=run_every, baseline=baseline)

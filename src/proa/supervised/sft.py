@@ -25,7 +25,7 @@ from ..policy.packing import check_packing, pack, pack_lengths, packed_log_probs
 from ..spelling import did_you_mean
 from ..tasks.completions import check_fits, completion_tokens, conversation_tokens
 from ..tasks.task import Task, TaskError, TaskRow
-from .training import BatchOrder, ReportScores, context_of, optimizer_for, run_loop, take_step
+from .training import BatchOrder, HeldOut, ReportScores, context_of, optimizer_for, run_loop, take_step
 
 _ANSWER, _COMPLETION = "answer", "completion"
 
@@ -81,7 +81,7 @@ def fit_sft(
     if eval_rows is not None:
         held_out = eval_rows if isinstance(eval_rows, Task) else Task("eval_rows", eval_rows)
         score = held_out_loss(model, examples.of(held_out), token_budget)
-        evaluators = [*evaluators, Evaluator(eval_name, score, run_every=eval_every, baseline=eval_baseline)]
+        evaluators = [*evaluators, HeldOut(eval_name, score, run_every=eval_every, baseline=eval_baseline)]
     return run_loop(
         sft_step(model, optimizer_for(model, optimizer, order), token_budget, packing=packing),
         lambda rows: TrainingBatch(merge([examples[row] for row in rows]), "cross_entropy"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import TypeAlias
@@ -18,7 +18,7 @@ from ..data.state import LoopState
 from ..errors import SettingError
 from ..learning.optimizer import Optimizer, OptimizerSettings
 from ..lifecycle.manager import Callbacks
-from ..loop import Evaluator, Saver, SupervisedLoop
+from ..loop import Evaluator, Saver, Scoring, SupervisedLoop
 from ..loop.supervised import TrainingStep
 from ..maths.preferences import PreferenceLoss
 from ..model_shape import context_length
@@ -107,7 +107,38 @@ def take_step(optimizer: Optimizer, loss: float) -> dict[str, float]:
 
 
 ReportScores: TypeAlias = Callable[[str, dict[str, float], float], None]
-"""Is told of an eval: its name, its scores, and how many seconds it took."""
+"""Takes what came of an eval: its name, its scores, and how many seconds it took."""
+
+
+class HeldOut(Evaluator):
+    """Scores of held-out data as it is."""
+
+    def __init__(
+        self, name: str, function: Callable[[], dict[str, float]], run_every: int = 0, *, baseline: bool = False
+    ) -> None:
+        super().__init__(name, run_every, baseline=baseline)
+        self.report: ReportScores | None = None
+        self._function = function
+
+    def begin(self, state: LoopState) -> Scoring:
+        return _HeldOutScoring(self.name, self._function, self.report)
+
+
+class _HeldOutScoring(Scoring):
+    def __init__(self, name: str, function: Callable[[], dict[str, float]], report: ReportScores | None) -> None:
+        self._name, self._function, self._report = name, function, report
+        self._scores: dict[str, float] = {}
+        self._seconds = 0.0
+
+    def score(self) -> dict[str, float]:
+        began = perf_counter()
+        self._scores = self._function()
+        self._seconds = perf_counter() - began
+        return self._scores
+
+    def report(self) -> None:
+        if self._report is not None:
+            self._report(self._name, dict(self._scores), self._seconds)
 
 
 def run_loop(
@@ -122,13 +153,14 @@ def run_loop(
     report: ReportScores | None = None,
 ) -> LoopState:
     """Train in the given order, with the whole lifecycle around it; `batch` makes one of the rows it is of."""
-    if report is not None:
-        evaluators = [one if one.report is not None else _reported(one, report) for one in evaluators]
+    for one in evaluators:
+        if isinstance(one, HeldOut):
+            one.report = report
     loop = SupervisedLoop(
         _with_settings_kept(step), callbacks=callbacks, evaluators=evaluators, saver=saver, output_dir=output_dir
     )
     if saver is not None and saver.resumed is not None:
-        saver.resumed.restore()
+        saver.restore()
         loop.load_state_dict(saver.resumed.state, saver.resumed.row)
     return loop.fit(lambda epoch: map(batch, order.epoch(epoch)), num_epochs=order.epochs, max_steps=order.total_steps)
 
@@ -145,19 +177,6 @@ def _with_settings_kept(step: TrainingStep) -> TrainingStep:
         return metrics
 
     return kept
-
-
-def _reported(evaluator: Evaluator, report: ReportScores) -> Evaluator:
-    """The same eval, told of when it is over."""
-    last: list[tuple[dict[str, float], float]] = []
-
-    def score() -> dict[str, float]:
-        began = perf_counter()
-        metrics = evaluator.score()
-        last[:] = [(dict(metrics), perf_counter() - began)]
-        return metrics
-
-    return replace(evaluator, score=score, report=lambda: report(evaluator.name, *last[0]))
 
 
 # -- pairs -------------------------------------------------------------------------------------------

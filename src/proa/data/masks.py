@@ -1,0 +1,46 @@
+"""What a batch of experience implies where it does not say it: masks, lengths, and which rows are one group."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+    from .experience import Experience
+
+
+def action_mask_of(experience: Experience) -> torch.Tensor:
+    """(B, A): the tokens to train on."""
+    if experience.action_mask is None:
+        import torch  # slow to import, and most of this package works without it
+
+        return torch.ones_like(experience.action_log_probs, dtype=torch.bool)
+    return experience.action_mask.bool()
+
+
+def attention_mask_of(experience: Experience) -> torch.Tensor:
+    """(B, S): the tokens that are not padding."""
+    if experience.attention_mask is None:
+        import torch
+
+        return torch.ones_like(experience.sequences, dtype=torch.bool)
+    return experience.attention_mask
+
+
+def completion_lengths(experience: Experience) -> torch.Tensor:
+    """(B,): how many tokens were sampled, those too that a hook took out of what is trained."""
+    if experience.attention_mask is None:
+        return action_mask_of(experience).sum(-1)
+    return experience.attention_mask[:, -experience.action_log_probs.shape[1] :].bool().sum(-1)
+
+
+def group_indices(experience: Experience) -> torch.Tensor:
+    """(B,): group ids as numbers from 0; a sample without one is a group by itself."""
+    import torch
+
+    count = len(experience)
+    groups, uids = experience.group_ids or [""] * count, experience.uids or [""] * count
+    ids = [group or uid or str(row) for row, (group, uid) in enumerate(zip(groups, uids, strict=True))]
+    numbers = {group: number for number, group in enumerate(dict.fromkeys(ids))}
+    return torch.tensor([numbers[group] for group in ids], device=experience.sequences.device)

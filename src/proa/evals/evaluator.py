@@ -1,0 +1,67 @@
+"""Evals in the loop: on the trainer's weights after a step, with an engine of their own, while the makers continue."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..config.run_config import EvalSection, RunConfig
+from ..data.state import LoopState
+from ..loop import Evaluator, Scoring
+from ..loop.evaluators import TakePart
+from ..policy.trainable import Trainable
+from ..record.run_record import RunRecord
+from .benchmark import Scored
+from .evaluation import At, scoring, weights_version
+
+
+class PolicyEvaluator(Evaluator):
+    """An eval as configured: a benchmark, or a function of the user's own that is given the policy.
+
+    What is wrong with it is found when it is built; `record` is set before the first step.
+    """
+
+    def __init__(
+        self, section: EvalSection, config: RunConfig, policy: Trainable, called: Callable[..., Any] | None = None
+    ) -> None:
+        super().__init__(section.name, section.run_every, baseline=section.baseline, apart=section.apart)
+        self._config = config
+        self._policy = policy
+        self._at = At(0, 0)
+        self._take = scoring(section, config, policy, lambda: self._at, called)
+        self.record: RunRecord | None = None
+
+    def begin(self, state: LoopState) -> Scoring:
+        steps = state.global_step
+        self._at = At(steps, weights_version(self._config, steps))
+        self._policy.gathered()
+        assert self.record is not None, "evals come while it trains"
+        return PolicyScoring(self._take(), self.record)
+
+
+class PolicyScoring(Scoring):
+    """One eval of weights that were taken."""
+
+    def __init__(self, score: Callable[[], Scored], record: RunRecord) -> None:
+        self._score = score
+        self._record = record
+        self._scored: Scored | None = None
+
+    def score(self) -> dict[str, float]:
+        self._scored = self._score()
+        return self._scored.result.metrics
+
+    def report(self) -> None:
+        assert self._scored is not None, "it was scored before"
+        self._record.report_eval(self._scored.result, self._scored.predictions)
+
+
+class TakePartInEval(TakePart):
+    """An eval as other ranks than the first see it."""
+
+    def __init__(self, section: EvalSection, policy: Trainable) -> None:
+        super().__init__(section.name, section.run_every, baseline=section.baseline)
+        self._policy = policy
+
+    def take_part(self) -> None:
+        self._policy.gathered()

@@ -1,0 +1,328 @@
+"""`Learner`: one optimizer step from one batch of experience, as an algorithm says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from ..actors.activity import Activity
+from ..algorithms import Algorithm, Credit, CreditInputs, CriticAlgorithm, TokenLossInputs
+from ..data.experience import Experience
+from ..data.masks import action_mask_of, completion_lengths, group_indices
+from ..data.sampling import Sampling
+from ..errors import SettingError
+from ..maths.importance import log_ratio, truncated_importance
+from ..policy.critic import Critic
+from ..policy.micro_batches import take_rows
+from ..policy.policy import Policy, Reference, model_statistics
+from .optimizer import Optimizer, OptimizerSettings
+from .replicas import Alone, Replicas, added_up, same_gradients
+from .shares import own_micro_batches
+from .value_learner import ValueLearner
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepSettings:
+    """How a step is computed, whatever the algorithm."""
+
+    token_budget: int = 16_384
+    """Tokens, padding included, of one micro-batch; 0 is the whole batch at once."""
+    old: Literal["sampler", "trainer"] = "sampler"
+    """What the ratio is taken against: what the sampler recorded, or the trainer's own first pass."""
+    importance_cap: float = 2.0
+    """With `old="trainer"`: the most that a token's mismatch with the sampler may weigh."""
+    share_prompts: bool = False
+    """Compute a prompt once for its group instead of once for each completion."""
+
+
+class Learner:
+    """Trains a policy on batches of experience: credit for each token, gradients of micro-batches, one step.
+
+    At a batch's first use what it does not bring is computed: the trainer's own log-probabilities, the reference's, the
+    critic's values, advantages. Later epochs over the batch use the same. The micro-batches inside a step give the
+    gradient of the whole batch exactly; with several trainers each computes its share of the rows.
+
+    `optimizer_steps` is how many steps the run will make; the learning-rate schedule needs it.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        algorithm: Algorithm,
+        optimizer: OptimizerSettings,
+        critic: Critic | None = None,
+        replicas: Replicas | None = None,
+        *,
+        optimizer_steps: int,
+        sampling: Sampling,
+        settings: StepSettings | None = None,
+        critic_optimizer: OptimizerSettings | None = None,
+        activity: Activity | None = None,
+    ) -> None:
+        self.policy = policy
+        self.algorithm = algorithm
+        self.sampling = sampling
+        self.settings = settings or StepSettings()
+        self.replicas: Replicas = replicas or Alone()
+        self.activity = activity or Activity()
+        self.values = self._value_learner(critic, critic_optimizer or optimizer, optimizer_steps)
+        more = self.values.parameters_with_policy() if self.values is not None else []
+        self.optimizer = Optimizer([*policy.parameters(), *more], optimizer, optimizer_steps)
+        self.kl_coefficient = algorithm.first_kl_coefficient
+        """What a unit of KL costs in reward; algorithms may adapt it from batch to batch."""
+        self.keep_log_probs = False
+        """Whether to keep what the policy gave the tokens of a step's batch, for the record."""
+        self.log_probs: torch.Tensor | None = None
+        """These, as (B, A); NaN in rows that another trainer computes."""
+        self._used_kl_coefficient = self.kl_coefficient
+        self._reference: Reference | None = policy.reference() if algorithm.needs_reference else None
+
+    def _value_learner(
+        self, critic: Critic | None, optimizer: OptimizerSettings, optimizer_steps: int
+    ) -> ValueLearner | None:
+        algorithm = self.algorithm
+        if critic is None:
+            if algorithm.needs_critic:
+                raise SettingError(f"{algorithm.name} needs a critic: give one, as DetachedPPOTrainer does")
+            return None
+        if not isinstance(algorithm, CriticAlgorithm):
+            raise SettingError(f"{algorithm.name} has no use for a critic: leave it out, as DetachedGRPOTrainer does")
+        return ValueLearner(
+            critic,
+            algorithm,
+            optimizer=optimizer,
+            optimizer_steps=optimizer_steps,
+            replicas=self.replicas,
+            token_budget=self.settings.token_budget,
+        )
+
+    def step(self, experience: Experience) -> dict[str, float]:
+        """One optimizer step; its metrics."""
+        experience.to_device(self.policy.device)
+        if experience.old_log_probs is None:
+            self._prepare(experience)
+        mask_BA = action_mask_of(experience)
+        weights_BA = self.algorithm.token_weights(mask_BA, self.sampling.max_new_tokens)
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+        with self.activity.doing("compute", f"computing step {self.optimizer.steps}"):
+            own = self._gradients(experience, weights_BA)
+        loss, sums = self._over_replicas(*own)
+        tokens = max(1, int(mask_BA.sum()))
+        return {
+            "loss": loss,
+            **self._optimizer_step(math.isfinite(loss)),
+            **self._describe(experience),
+            **{name: value / tokens for name, value in sums.items()},
+        }
+
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        own = self.values.optimizer if self.values is not None else None
+        return [self.optimizer] if own is None else [self.optimizer, own]
+
+    def masters(self) -> dict[str, torch.Tensor]:
+        """The float32 weights of parameters that the model has in less, by name."""
+        return self.optimizer.masters
+
+    # -- before a batch's first step -----------------------------------------------------------------
+
+    @torch.no_grad()
+    def _prepare(self, experience: Experience) -> None:
+        """At a batch's first use, whatever it does not bring: the reference, and each token's credit."""
+        mask_BA = action_mask_of(experience)
+        experience.old_log_probs = experience.action_log_probs
+        if self.settings.old == "trainer" or self.algorithm.needs_proximal:
+            own_BA = self._log_probs(experience)
+            experience.importance = truncated_importance(
+                own_BA, experience.action_log_probs, mask_BA, cap=self.settings.importance_cap
+            )
+            experience.old_log_probs = own_BA
+        if self._reference is not None and experience.reference_log_probs is None:
+            experience.reference_log_probs = self._log_probs(experience, self._reference)
+        if experience.kl is None and experience.reference_log_probs is not None:
+            distance_BA = log_ratio(experience.old_log_probs, experience.reference_log_probs)
+            experience.kl = distance_BA.masked_fill(~mask_BA, 0)
+        credit = self._credit(experience, mask_BA)
+        experience.advantages = credit.advantages_BT
+        experience.returns = credit.returns_BT
+
+    def _log_probs(self, experience: Experience, reference: Reference | None = None) -> torch.Tensor:
+        """Of the policy, or of its reference, for the whole batch: each trainer computes its rows."""
+        active = nullcontext(self.policy.model) if reference is None else reference.active()
+        with active as model:
+            shape, dtype = experience.action_log_probs.shape, torch.promote_types(model.dtype, torch.float32)
+            log_probs_BA = torch.zeros(shape, dtype=dtype, device=experience.sequences.device)
+            for rows in self._micro_batches(experience):
+                micro = take_rows(experience, rows)
+                statistics = model_statistics(
+                    model, micro, temperature=self._temperature, share_prompts=self.settings.share_prompts
+                )
+                log_probs_BA[rows, : micro.action_log_probs.shape[1]] = statistics.log_probs_BA
+        self.replicas.sum_([log_probs_BA])  # each has its own rows, and 0 in the others'
+        return log_probs_BA
+
+    def _credit(self, experience: Experience, mask_BA: torch.Tensor) -> Credit:
+        """As the experience brings it, or as the algorithm assigns it."""
+        self._used_kl_coefficient = self.kl_coefficient
+        if experience.advantages is not None:
+            given = experience.advantages
+            advantages_BA = given[:, None].expand_as(mask_BA) if given.dim() == 1 else given
+            credit = Credit(advantages_BA.masked_fill(~mask_BA, 0), experience.returns)
+        else:
+            credit = self.algorithm.assign_credit(self._credit_inputs(experience, mask_BA))
+        if self.values is not None and credit.returns_BT is None:  # advantages that came with the experience
+            self.values.estimate(experience)
+            assert experience.values is not None
+            credit = Credit(credit.advantages_BT, credit.advantages_BT + experience.values)
+        if experience.kl is not None:
+            self.kl_coefficient = self.algorithm.adapted_kl_coefficient(self.kl_coefficient, experience.kl.sum(-1))
+        return credit
+
+    def _credit_inputs(self, experience: Experience, mask_BA: torch.Tensor) -> CreditInputs:
+        if experience.reward is None:
+            raise SettingError(
+                "this experience brings neither rewards nor advantages: there is nothing to learn from it"
+            )
+        bootstrap_B = self.values.estimate(experience) if self.values is not None else None
+        rewards_B = self.algorithm.shape_rewards(
+            experience.reward, completion_lengths(experience), self.sampling.max_new_tokens
+        )
+        return CreditInputs(
+            rewards_B,
+            group_indices(experience),
+            mask_BA,
+            experience.kl,
+            kl_reward_coefficient=self.kl_coefficient,
+            values_BT=experience.values if self.values is not None else None,
+            bootstrap_B=bootstrap_B,
+        )
+
+    # -- one step ------------------------------------------------------------------------------------
+
+    @property
+    def _temperature(self) -> float:
+        return self.sampling.temperature or 1.0
+
+    def _micro_batches(self, experience: Experience) -> list[list[int]]:
+        settings = self.settings
+        return own_micro_batches(experience, self.replicas, settings.token_budget, share_prompts=settings.share_prompts)
+
+    def _gradients(self, experience: Experience, weights_BA: torch.Tensor) -> tuple[float, dict[str, float]]:
+        """Those of this trainer's rows, with their share of the loss and of the statistics."""
+        loss = 0.0
+        sums: dict[str, float] = {}
+        self.log_probs = torch.full_like(experience.action_log_probs, math.nan) if self.keep_log_probs else None
+        for rows in self._micro_batches(experience):
+            loss += self._micro_batch(experience, rows, weights_BA, sums)
+        if self.values is not None:
+            loss += self.values.own_gradients(experience, weights_BA, sums)
+        return loss, sums
+
+    def _micro_batch(
+        self, experience: Experience, rows: list[int], weights_BA: torch.Tensor, sums: dict[str, float]
+    ) -> float:
+        """The gradient of some rows, added to what is there, and their share of the loss; statistics go into `sums`."""
+        micro = take_rows(experience, rows)
+        mask_BA = action_mask_of(micro)
+        actions = mask_BA.shape[1]
+        statistics = self.policy.statistics(
+            micro,
+            temperature=self._temperature,
+            with_entropy=True,
+            share_prompts=self.settings.share_prompts,
+            value_head=self.values.head if self.values is not None else None,
+        )
+        if self.log_probs is not None:
+            self.log_probs[rows, :actions] = statistics.log_probs_BA.detach().to(self.log_probs.dtype)
+        assert micro.old_log_probs is not None
+        assert micro.advantages is not None
+        token_loss = self.algorithm.token_loss(
+            TokenLossInputs(
+                statistics.log_probs_BA,
+                micro.old_log_probs,
+                micro.advantages,
+                mask_BA,
+                statistics.entropy_BA,
+                micro.reference_log_probs,
+                micro.importance,
+            )
+        )
+        own_weights_BA = weights_BA[rows, :actions]
+        loss = (own_weights_BA * token_loss.loss_BT).sum()
+        for name, values in token_loss.statistics.items():
+            sums[name] = sums.get(name, 0.0) + float(values.sum())
+        if self.values is not None:
+            loss = loss + self.values.shared_loss(micro, statistics, own_weights_BA, sums)
+        self.optimizer.backward(loss)
+        return float(loss.detach())
+
+    def _over_replicas(self, loss: float, sums: dict[str, float]) -> tuple[float, dict[str, float]]:
+        """Loss, statistics and gradients of the whole batch, from what each trainer has of them."""
+        if self.replicas.size == 1:
+            return loss, sums
+        with self.activity.doing("meet", "adding gradients up with the other trainers"):
+            losses, reports = zip(*self.replicas.gather((loss, sums)), strict=True)
+            same_gradients([p for optimizer in self.optimizers for p in optimizer.parameters], self.replicas)
+        return sum(losses), added_up(reports)
+
+    def _optimizer_step(self, loss_is_finite: bool) -> dict[str, float]:
+        outcome = self.optimizer.step(loss_is_finite)
+        metrics = {"grad_norm": outcome.grad_norm, "learning_rate": outcome.learning_rate}
+        if outcome.skipped:
+            metrics["skipped"] = 1.0
+        return metrics | (self.values.optimizer_step(loss_is_finite) if self.values is not None else {})
+
+    def _describe(self, experience: Experience) -> dict[str, float]:
+        """What a user wants to see of a batch besides its loss."""
+        described: dict[str, float] = {}
+        if experience.reward is not None:
+            described["reward"] = float(experience.reward.mean())
+            described["reward_std"] = float(experience.reward.std(correction=0))
+        described["completion_tokens"] = float(completion_lengths(experience).float().mean())
+        described["samples"] = float(len(experience))
+        described |= reward_part_means(experience)
+        if experience.kl is not None:
+            described["kl_to_reference"] = float(experience.kl.sum(-1).mean())  # per completion, not per token
+        if self.values is not None:
+            described |= self.values.describe(experience)
+            if experience.kl is not None:
+                described["kl_reward_coefficient"] = self._used_kl_coefficient
+        return described
+
+    # -- saving --------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that a resumed run needs but the policy's weights."""
+        return {
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            "kl_reward_coefficient": self.kl_coefficient,
+            "used_coefficient": self._used_kl_coefficient,
+            **({"critic": self.values.state_dict()} if self.values is not None else {}),
+        }
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """As it was; the policy's weights must be loaded before, for optimizers of version 0.1 begin from them."""
+        if self.values is not None:
+            self.values.load_state_dict(saved["critic"])
+        self.kl_coefficient = saved.get("kl_reward_coefficient", self.kl_coefficient)  # version 0.1: PPO's alone
+        self._used_kl_coefficient = saved.get("used_coefficient", self.kl_coefficient)
+        for optimizer, state in zip(self.optimizers, saved["optimizers"], strict=True):
+            optimizer.load_state_dict(state)
+
+
+def reward_part_means(experience: Experience) -> dict[str, float]:
+    """The mean of each part of the reward over the samples that have it, before its weight; one part is the reward."""
+    parts: dict[str, list[float]] = {}
+    for note in experience.notes:
+        for name, value in note.get("reward_parts", {}).items():
+            if value is not None:
+                parts.setdefault(name, []).append(value)
+    if len(parts) < 2:
+        return {}
+    return {f"reward.{name}": sum(values) / len(values) for name, values in parts.items()}

@@ -1,0 +1,104 @@
+"""Evals of a loop: scores of the weights after a step, taken at once or while training continues."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+from ..data.state import LoopState
+
+
+class Scoring(ABC):
+    """One eval of the weights as they were when it began."""
+
+    @abstractmethod
+    def score(self) -> dict[str, float]: ...
+
+    def report(self) -> None:  # noqa: B027 - there may be nothing more to say
+        """Called after `eval_end`, with everything known: reports the eval as a whole, with its predictions."""
+
+
+class Evaluator(ABC):
+    """A named score of the weights, due when `(step_idx + 1) % run_every == 0`, and of the final weights."""
+
+    def __init__(self, name: str, run_every: int = 0, *, baseline: bool = False, apart: bool = False) -> None:
+        self.name = name
+        self.run_every = run_every
+        self.baseline = baseline
+        """Also before the first step."""
+        self.apart = apart
+        """Scored in the background, while training continues."""
+
+    @abstractmethod
+    def begin(self, state: LoopState) -> Scoring:
+        """Take the weights as they are."""
+
+
+class TakePart(ABC):
+    """Stands for an evaluator on the other ranks of several trainers: the weights may be spread over all of them."""
+
+    def __init__(self, name: str, run_every: int = 0, *, baseline: bool = False) -> None:
+        self.name = name
+        self.run_every = run_every
+        self.baseline = baseline
+
+    @abstractmethod
+    def take_part(self) -> None:
+        """Do this rank's part of what rank 0's evaluator does when it begins."""
+
+
+class ScoreFunction(Evaluator):
+    """A function that scores the weights as they are, for a loop of one's own."""
+
+    def __init__(
+        self, name: str, function: Callable[[], dict[str, float]], run_every: int = 0, *, baseline: bool = False
+    ) -> None:
+        super().__init__(name, run_every, baseline=baseline)
+        self._function = function
+
+    def begin(self, state: LoopState) -> Scoring:
+        return _Now(self._function)
+
+
+class _Now(Scoring):
+    def __init__(self, function: Callable[[], dict[str, float]]) -> None:
+        self._function = function
+
+    def score(self) -> dict[str, float]:
+        return self._function()
+
+
+class BackgroundScoring:
+    """An eval in a thread of its own, of the weights after so many steps."""
+
+    def __init__(self, evaluator: Evaluator, steps: int, scoring: Scoring) -> None:
+        self.evaluator = evaluator
+        self.steps = steps
+        self.scoring = scoring
+        self._scores: dict[str, float] = {}
+        self._error: BaseException | None = None
+        # A daemon: whoever leaves without waiting for it leaves as in a crash, and it comes again.
+        self._thread = threading.Thread(target=self._run, name=f"eval {evaluator.name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_over(self) -> bool:
+        return not self._thread.is_alive()
+
+    def scores(self) -> dict[str, float]:
+        """What came of it, waited for; what it raised is raised."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        return self._scores
+
+    def give_up(self, seconds: float) -> None:
+        """Wait for its end, so long at most."""
+        self._thread.join(seconds)
+
+    def _run(self) -> None:
+        try:
+            self._scores = self.scoring.score()
+        except BaseException as error:  # raised where the scores are asked for
+            self._error = error

@@ -1,0 +1,158 @@
+"""The policy: a model that can be trained, published to makers, saved, and asked what it thinks of completions.
+
+What kind it is, plain or an adapter over a frozen base, is decided once, where it is built; nobody else asks. A policy
+of another kind is another file like this one.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from ..data.experience import Experience
+from ..data.masks import attention_mask_of, group_indices
+from .log_probs import ActionStatistics, action_statistics
+from .models import save_model, weights_of
+from .shared_prompts import shared_prompt_statistics
+from .trainable import Trainable
+
+
+class Receiver(Protocol):
+    """What a maker needs to load what a policy publishes."""
+
+    def whole(self, published: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        """All weights under their Hugging Face names, as an engine loads them."""
+
+
+class WholeWeights:
+    """Receives weights that are published whole."""
+
+    def whole(self, published: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        return published
+
+
+class Reference(ABC):
+    """The policy as it was before training, frozen."""
+
+    @abstractmethod
+    def active(self) -> AbstractContextManager[PreTrainedModel]:
+        """`with reference.active() as model:` is the frozen model for as long as the block lasts."""
+
+
+class FrozenCopy(Reference):
+    """A copy of the model, made now."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = copy.deepcopy(model).requires_grad_(False)
+
+    def active(self) -> AbstractContextManager[PreTrainedModel]:
+        return nullcontext(self._model)
+
+
+class Policy(Trainable):
+    """A model that makers sample from while it is trained. `published` is collective, as `gathered` is."""
+
+    reference_is_start = True
+    """Whether the reference is a copy of what the run starts with, so that a resumed run must start with the same."""
+
+    def statistics(
+        self,
+        experience: Experience,
+        *,
+        temperature: float,
+        with_entropy: bool = False,
+        share_prompts: bool = False,
+        value_head: nn.Module | None = None,
+    ) -> ActionStatistics:
+        """What the policy says of each completion token of a batch."""
+        return model_statistics(
+            self.model,
+            experience,
+            temperature=temperature,
+            with_entropy=with_entropy,
+            share_prompts=share_prompts,
+            value_head=value_head,
+        )
+
+    @abstractmethod
+    def reference(self) -> Reference:
+        """The policy as it is now, frozen."""
+
+    @abstractmethod
+    def published(self) -> dict[str, torch.Tensor]:
+        """What makers get at each push: the policy's own tensors, not copies. Collective; rank 0 pushes them."""
+
+    def published_base(self) -> dict[str, torch.Tensor] | None:
+        """What makers get once, before the first push, if what is published goes over it."""
+        return None
+
+    def receiver(self, base: Mapping[str, torch.Tensor] | None = None) -> Receiver:
+        """How a maker makes whole weights of what is published; `base` is a copy of `published_base`, if it has one."""
+        return WholeWeights()
+
+    @abstractmethod
+    def whole(self) -> Mapping[str, torch.Tensor]:
+        """All weights under their Hugging Face names, as an engine loads them."""
+
+
+class PlainPolicy(Policy):
+    """A model of which every weight is trained."""
+
+    def reference(self) -> Reference:
+        return FrozenCopy(self.model)
+
+    def published(self) -> dict[str, torch.Tensor]:
+        return weights_of(self.model)
+
+    def whole(self) -> Mapping[str, torch.Tensor]:
+        return weights_of(self.model)
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        return weights_of(self.model)
+
+    def save(self, folder: Path) -> None:
+        save_model(self.model, self._tokenizer, folder)
+
+    def load(self, folder: Path) -> None:
+        self._load_whole(folder)
+
+
+def model_statistics(
+    model: PreTrainedModel,
+    experience: Experience,
+    *,
+    temperature: float,
+    with_entropy: bool = False,
+    share_prompts: bool = False,
+    value_head: nn.Module | None = None,
+) -> ActionStatistics:
+    """What a model says of each completion token of a batch; a group's prompt is computed once with `share_prompts`."""
+    mask_BS, actions = attention_mask_of(experience), experience.action_log_probs.shape[1]
+    if share_prompts:
+        return shared_prompt_statistics(
+            model,
+            experience.sequences,
+            mask_BS,
+            actions,
+            groups_B=group_indices(experience),
+            temperature=temperature,
+            with_entropy=with_entropy,
+            value_head=value_head,
+        )
+    return action_statistics(
+        model,
+        experience.sequences,
+        mask_BS,
+        actions,
+        temperature=temperature,
+        with_entropy=with_entropy,
+        value_head=value_head,
+    )

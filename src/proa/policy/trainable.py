@@ -1,0 +1,105 @@
+"""A model as something that is trained and saved, whatever it is for: what a run needs of it besides its step."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Self
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from .models import load_model, save_model
+from .snapshot import snapshot_of
+
+
+class Trainable(ABC):
+    """A model with its tokenizer, from what a run starts with to what it saves.
+
+    Every trainer of a run holds one. `gathered` is collective: with several trainers every rank calls it at the same
+    point, because a model may be spread over them; rank 0 saves and scores what it returns there.
+    """
+
+    keeps_start = False
+    """Whether the run needs what it starts with again and it is in no folder yet: it is then saved beside the run."""
+    saves_in_place = False
+    """Whether a saved folder is only right where it lies, so that it is saved again rather than copied."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        end_ids: list[int] | None = None,
+        *,
+        trust_remote_code: bool = False,
+    ) -> None:
+        self.model = model
+        self.end_ids = end_ids or []
+        """Tokens that end a completion."""
+        self._tokenizer = tokenizer
+        self._trust_remote_code = trust_remote_code
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        assert self._tokenizer is not None, "in a run there is one"
+        return self._tokenizer
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    def parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """All parameters by name; those that are trained require a gradient."""
+        return list(self.model.named_parameters())
+
+    def save_start(self, folder: Path) -> None:
+        """Save the model that the run starts with."""
+        save_model(self.model, self._tokenizer, folder)
+
+    def load_start(self, folder: Path) -> None:
+        """Take the weights that the run started with."""
+        self._load_whole(folder)
+
+    def begin(self, start: Path) -> None:  # noqa: B027 - a plain model needs nothing
+        """Make the model what is trained, once, before the first step. `start` is where `save_start` may have saved."""
+
+    def gathered(self) -> Self:
+        """The same with all its weights in this process, if this is rank 0. Collective."""
+        return self
+
+    @abstractmethod
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Everything that decides what the model computes, by name: what a run's digest is over."""
+
+    @abstractmethod
+    def save(self, folder: Path) -> None:
+        """Write a folder that Hugging Face's libraries load."""
+
+    @abstractmethod
+    def load(self, folder: Path) -> None:
+        """Take the weights of a folder that `save` wrote; whoever holds on to the model keeps it."""
+
+    def snapshot(self) -> Self:
+        """The same as it is now, to be saved while training continues."""
+        taken = copy.copy(self)
+        taken.model = snapshot_of(self.model)
+        return taken
+
+    def extra_state(self) -> dict[str, torch.Tensor]:
+        """What is trained and is not in the saved folder as it is."""
+        return {}
+
+    def load_extra_state(self, saved: Mapping[str, torch.Tensor]) -> None:  # noqa: B027 - most have none
+        """Take what `extra_state` gave."""
+
+    def _load_whole(self, folder: Path) -> None:
+        saved = load_model(
+            str(folder),
+            dtype=str(self.model.dtype).removeprefix("torch."),
+            device=str(self.model.device),
+            trust_remote_code=self._trust_remote_code,
+        )
+        self.model.load_state_dict(saved.state_dict())

@@ -1,0 +1,235 @@
+"""Loads what a run works on, as configured or as given: its policy with its tokenizer, and its task."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from ..config import RunConfig
+from ..config.run_config import GIVEN, LoraSection
+from ..learning.optimizer import OptimizerSettings
+from ..model_shape import context_length
+from ..policy.generation_settings import make_savable
+from ..policy.lora import LoraSettings
+from ..policy.lora_policy import LoraPolicy, refuse_adapter
+from ..policy.models import ModelError, check_tokenizer_files, load_model, outline_model
+from ..policy.policy import PlainPolicy, Policy
+from ..policy.reward_model import check_same_tokenizer, load_reward_model
+from ..policy.trainable import Trainable
+from ..policy.trained_reward_model import TrainedRewardModel
+from ..record.checkpoint_files import seal
+from ..record.durable import Disk, told_with
+from ..tasks import Task, load_task
+from ..tasks.builtin import BUILTIN, builtin_task
+from ..tasks.task import check_columns
+from .given import Given
+
+START_NAME = "base"
+"""Where the model lies that a run begins with, if it is needed again and in no other folder."""
+
+
+def load_policy(config: RunConfig, given: Given, *, outline: bool = False) -> Policy:
+    """The policy that a run trains; what is wrong with it is found before anything is written.
+
+    With `outline` it has no weights: for whoever only checks, and leaves the loading to another process.
+    """
+    model, tokenizer, end_ids = _load_parts(config, given, outline)
+    trust = config.model.trust_remote_code
+    if config.lora is None:
+        return PlainPolicy(model, tokenizer, end_ids, trust_remote_code=trust)
+    return LoraPolicy(
+        model,
+        tokenizer,
+        end_ids,
+        settings=None if config.lora.path is not None else lora_settings(config.lora),
+        path=config.lora.path,
+        seed=config.seed,
+        base_folder=_base_folder(config),
+        base_changes=config.warm_start is not None or outline,
+        trust_remote_code=trust,
+    )
+
+
+def load_trained_reward_model(config: RunConfig, given: Given) -> TrainedRewardModel:
+    """The language model that a reward model starts from."""
+    model, tokenizer, end_ids = _load_parts(config, given, outline=False)
+    lora = config.lora
+    return TrainedRewardModel(
+        model,
+        tokenizer,
+        end_ids,
+        seed=config.seed,
+        lora=None if lora is None or lora.path is not None else lora_settings(lora),
+        adapter_path=None if lora is None else lora.path,
+        trust_remote_code=config.model.trust_remote_code,
+    )
+
+
+def load_reward_model_for(
+    config: RunConfig, tokenizer: PreTrainedTokenizerBase, longest_prompt: int, folder: str
+) -> PreTrainedModel:
+    """A reward model that reads what this policy writes."""
+    own = config.model
+    model = load_reward_model(
+        folder, dtype=own.dtype, device=own.device, trust_remote_code=own.trust_remote_code
+    )  # fmt: skip
+    check_same_tokenizer(tokenizer, load_tokenizer(folder, own.trust_remote_code))
+    context = context_length(model.config)
+    longest = longest_prompt + config.sampling.max_new_tokens
+    if context is not None and longest > context:
+        raise ModelError(
+            f"the reward model in {folder} reads {context} tokens, and a prompt with its completion may have {longest}"
+        )
+    return model
+
+
+def begin_training(
+    trained: Trainable, run_folder: Path, *, resumed: bool, saves: bool = True, keep_start: bool = False
+) -> None:
+    """Make the model what is trained: what a resumed run started with is loaded, what is needed again is saved.
+
+    With several trainers one of them `saves`.
+    """
+    start = run_folder / START_NAME
+    if saves and resumed and start.is_dir():
+        trained.load_start(start)
+    if saves and not resumed and (keep_start or trained.keeps_start):
+        with told_with(str(start), run_folder):  # on the disk before any checkpoint names it
+            trained.save_start(start)
+            seal(Disk(), start)
+    trained.begin(start)
+
+
+def load_training_task(config: RunConfig, given: Given) -> Task:
+    """The prompts to train on."""
+    column = {"prompt_column": config.task.prompt_column}
+    if given.data is not None:
+        task = given.data if isinstance(given.data, Task) else load_task(given.data, **column)
+    elif config.task.source in BUILTIN:
+        counted = {} if config.task.count is None else {"count": config.task.count}
+        task = builtin_task(config.task.source, "train", seed=config.seed, **counted)
+    else:
+        task = load_task(config.task.source, **column)
+    task = replace(task, rows=task.rows[: config.task.count])
+    check_columns(task)
+    return task
+
+
+def lora_settings(section: LoraSection) -> LoraSettings:
+    """The settings of a new adapter."""
+    targets: Any = section.target_modules
+    return LoraSettings(
+        rank=section.rank,
+        alpha=section.alpha,
+        rslora=section.rslora,
+        target_modules="all-linear" if targets == "all-linear" else tuple(targets),
+    )
+
+
+def optimizer_settings(config: RunConfig, **changes: Any) -> OptimizerSettings:
+    return OptimizerSettings(**config.optimizer.model_dump(exclude={"token_budget", "share_prompts"}) | changes)
+
+
+def load_tokenizer(folder: str, trust_remote_code: bool) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model's folder, on this machine."""
+    check_tokenizer_files(Path(folder))
+    try:
+        loaded: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            folder, trust_remote_code=trust_remote_code, local_files_only=True
+        )
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise ModelError(f"there is no tokenizer in {folder}: {error}") from error
+    return loaded
+
+
+def _load_parts(
+    config: RunConfig, given: Given, outline: bool
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, list[int]]:
+    """Model, tokenizer, and the tokens that end a completion."""
+    section, model = config.model, given.model
+    if not outline:
+        _check_device(section.device)
+    if model is not None:
+        refuse_adapter(model)
+        make_savable(model)
+    else:
+        source: Any = section.path if section.path is not None else section.config
+        if outline:
+            model = outline_model(source, trust_remote_code=section.trust_remote_code)
+        else:
+            model = load_model(
+                source,
+                dtype=section.dtype,
+                device=section.device,
+                seed=config.seed,
+                trust_remote_code=section.trust_remote_code,
+            )
+    tokenizer = given.tokenizer or _tokenizer(config)
+    end_ids = _end_ids(config, model, tokenizer)
+    embeddings: Any = model.get_input_embeddings()
+    largest = max(tokenizer.get_vocab().values(), default=0)
+    if largest >= (rows := embeddings.weight.shape[0]):
+        raise ModelError(
+            f"the tokenizer has ids up to {largest}, and the model only {rows} embeddings: another model's?"
+        )
+    return model, tokenizer, end_ids
+
+
+def _base_folder(config: RunConfig) -> str | None:
+    """Where the base of an adapter already lies; None if it is in no folder as it is."""
+    path = config.model.path
+    if path is None or config.warm_start is not None or not (Path(path) / "config.json").is_file():
+        return None
+    return str(Path(path).resolve())
+
+
+def _check_device(name: str) -> None:
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ModelError(f"unknown model.device {name!r}; use cpu, cuda or cuda:0") from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        found = torch.cuda.device_count()
+        raise ModelError(f"model.device is {name}, and torch finds {found or 'no'} CUDA device{'s' * (found > 1)} here")
+
+
+def _end_ids(config: RunConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """What ends a completion: the tokenizer's end, and what else the model's folder names.
+
+    A model made from a configuration has its architecture's ids, which mean nothing to this tokenizer: they are set
+    right, so that its folder is too.
+    """
+    end: Any = tokenizer.eos_token_id
+    if end is None:
+        raise ModelError("the tokenizer has no end-of-sequence token: set its eos_token")
+    if config.model.config is not None:
+        model.config.eos_token_id = end
+        if model.generation_config is not None:
+            model.generation_config.eos_token_id = end
+    named: Any = getattr(model.generation_config, "eos_token_id", None)
+    others = named if isinstance(named, list) else [] if named is None else [named]
+    try:
+        return sorted({int(end), *map(int, others)})
+    except (TypeError, ValueError):
+        raise ModelError(
+            f"eos_token_id in generation_config.json must be a number or a list of numbers, not {named!r}"
+        ) from None
+
+
+def _tokenizer(config: RunConfig) -> PreTrainedTokenizerBase:
+    folder = config.model.tokenizer or (None if config.model.path == GIVEN else config.model.path)
+    if folder is None and config.task.source in BUILTIN:
+        from ..tasks.builtin.characters import tokenizer
+
+        return tokenizer()
+    if folder is None:
+        raise ModelError(
+            "a model made from configuration has no tokenizer: give model.tokenizer, a folder, or tokenizer= in Python"
+        )
+    if not Path(folder).is_dir():
+        raise ModelError(f"there is no tokenizer folder {folder}")
+    return load_tokenizer(folder, config.model.trust_remote_code)
