@@ -199,3 +199,10 @@ class _KeepArtifacts(Callback):
     def on_train_end(self, state: LoopState, artifacts: LoopArtifacts) -> None:
         self._result.artifacts = artifacts
         self._result.metrics = _numbers(state.metrics)
+
+
+def unreached(run: PlannedRun, failed: ArmResult) -> ArmResult:
+    """The result of a stage whose chain ended before it."""
+    return ArmResult(
+        run.key, run.config, "cancelled", error=f"not run: {failed.name} {failed.status}", group_name=run.group
+    )  # fmt: skip

@@ -7,22 +7,36 @@ from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from ..actors.interruption import Interruption
+from ..config import ExperimentConfig
 from ..data.results import ArmResult, LogContext
-from .arm_run import ArmRun
+from .arm_run import ArmRun, unreached
 from .plan import Chain, PlannedRun
 from .processes import ArmProcess, Elsewhere
-
-if TYPE_CHECKING:
-    from .experiment import Experiment
 
 Start = Callable[[ArmRun], Elsewhere]
 LOOK_SECONDS = 0.1
 
 
-def run_concurrently(experiment: Experiment, ctx: LogContext, interruption: Interruption) -> None:
+class Progress(Protocol):
+    """What is left of an experiment, and where its results go."""
+
+    config: ExperimentConfig
+
+    @property
+    def given(self) -> Any:
+        """The callbacks that the user gave."""
+
+    @property
+    def left(self) -> list[Chain]: ...
+    def is_done(self, run: PlannedRun) -> bool: ...
+    def announce_group(self, run: PlannedRun, ctx: LogContext) -> None: ...
+    def note(self, arm: ArmResult) -> None: ...
+
+
+def run_concurrently(experiment: Progress, ctx: LogContext, interruption: Interruption) -> None:
     """Carry out what is left, so many chains at a time. An interrupt is passed on, and waited for."""
     interruption.polled = True
     with _starting(experiment) as start:
@@ -51,7 +65,7 @@ class _Chains:
 
     def __init__(
         self,
-        experiment: Experiment,
+        experiment: Progress,
         ctx: LogContext,
         start: Start,
         interruption: Interruption,
@@ -63,15 +77,13 @@ class _Chains:
         self._guard = threading.Lock()
 
     def carry_out(self, chain: Chain) -> None:
-        from .experiment import not_reached
-
         failed: ArmResult | None = None
         for run in chain:
             if self._experiment.is_done(run) or self._interruption.reason:
                 continue
             if failed is not None:
                 with self._guard:
-                    self._experiment.note(not_reached(run, failed))
+                    self._experiment.note(unreached(run, failed))
                 continue
             arm = self._one(run)
             failed = arm if arm.status != "completed" else None
@@ -104,7 +116,7 @@ class _Chains:
         return elsewhere.outcome()
 
 
-def _starting(experiment: Experiment) -> Any:
+def _starting(experiment: Progress) -> Any:
     """Where runs are started: a context manager that gives a `Start`."""
     if experiment.config.arms_on == "ray":
         from .ray_tasks import arm_tasks  # not everyone has ray

@@ -26,8 +26,9 @@ from ..record.run_lock import lock
 from ..record.secrets import remember
 from ..resume.resuming import changes_to, saved_config
 from ..terminal import output_may_be_lost
-from .arm_run import ArmRun
+from .arm_run import ArmRun, unreached
 from .checking import check_arms
+from .concurrent import run_concurrently
 from .plan import Chain, PlannedRun, compared, plan
 from .same_inputs import other_inputs
 from .saved_result import arm_dict, load_arm
@@ -86,8 +87,6 @@ class Experiment:
             self._managers = self._listening()
             with self._around(ctx):
                 if config.max_concurrent_arms > 1:
-                    from .concurrent import run_concurrently
-
                     run_concurrently(self, ctx, interruption)
                 else:
                     for chain in self.plan:
@@ -103,7 +102,7 @@ class Experiment:
             if run.key in self._arms:  # complete already
                 continue
             if failed is not None:
-                self.note(not_reached(run, failed))
+                self.note(unreached(run, failed))
                 continue
             interruption.leave_if_asked()
             self.announce_group(run, ctx)
@@ -236,13 +235,6 @@ class Experiment:
             "arms": [arm_dict(arm) for arm in self._in_order()],
         }
         Disk().replace_file(self.config.folder / EXPERIMENT_NAME, as_json(content, in_words=True).encode("utf-8"))
-
-
-def not_reached(run: PlannedRun, failed: ArmResult) -> ArmResult:
-    """The result of a stage whose chain ended before it."""
-    return ArmResult(
-        run.key, run.config, "cancelled", error=f"not run: {failed.name} {failed.status}", group_name=run.group
-    )  # fmt: skip
 
 
 def _refuse_anothers(run: PlannedRun) -> None:
