@@ -79,7 +79,6 @@ class Watched:
 
     def __init__(self, who: str, seconds: float, method: Any) -> None:
         self.said: Any = None
-        self.heard_at = monotonic()
         self._ask: Callable[[], LongCall] = lambda: LongCall(who, seconds, method)
         self._asked: LongCall | None = None
 
@@ -88,7 +87,7 @@ class Watched:
         self._asked = self._asked or self._ask()
         if not self._asked.ended():
             return False
-        self.said, self._asked, self.heard_at = self._asked.value, None, monotonic()
+        self.said, self._asked = self._asked.value, None
         return True
 
 

@@ -20,23 +20,26 @@ from ...data.state import LoopState
 from ...errors import ProaError
 from ...learning.replicas import ReplicaError
 from ...lifecycle.manager import CallbackManager
-from ...record.live import LiveFile, LiveView, WaitView
-from ..local import RunFailedError
+from ...record.live import LiveFile, LiveView
+from ..supervisor import START_SECONDS, Limits, RunFailedError, Supervisor
+from ..views import RunSnapshot
 from .calls import LongCall, UnreachableError, Watched, asked, in_short
 from .link import Answer, Interests, Key
 from .listening import Listening
-from .maker_host import BuildMaker, MakerHost
-from .makers import START_SECONDS, Limits, MakerFleet
+from .maker_host import BuildMaker
+from .makers import MakerActors
 from .places import Places, RaySettings
 from .probe import check_own_cluster
 from .replies import Whereabouts
-from .trainer_host import BuildTrainer, Outcome, RankHost, RunLook, TrainerHost
+from .trainer_host import BuildTrainer, Outcome, RankHost, TrainerHost
 
 log = logging.getLogger("proa.runtime")
 _remote: Any = ray.remote  # its types do not know concurrency groups
 
 GOODBYE_SECONDS = 20.0
 """How long the trainer may take to end after an interrupt."""
+GOING_SECONDS = 2.0
+"""How long a maker's process may take to go when Ray has it end."""
 LAST_WORDS_SECONDS = 5.0
 """How long makers may take to end with the run."""
 RAYLET_SECONDS = 5.0
@@ -86,7 +89,7 @@ class RayRuntime:
         self._where: list[Whereabouts] = []
         self._watched: list[Watched] = []
         self._training: list[LongCall] = []
-        self._fleet: MakerFleet | None = None
+        self._supervisor: Supervisor | None = None
         self._fatal: Exception | None = None
         self._interruption = interruption or Interruption()
         self._is_listened_for = interruption is not None
@@ -104,7 +107,7 @@ class RayRuntime:
     @property
     def callback_errors(self) -> dict[str, int]:
         """How often callbacks failed that live in actors, as far as these could say so."""
-        makers = self._fleet.callback_errors if self._fleet is not None else Counter[str]()
+        makers = self._supervisor.callback_errors if self._supervisor is not None else Counter[str]()
         return dict(self._trainer_errors + makers)
 
     def run(self, total_steps: int, update_steps: int, train_epochs: int = 1) -> None:
@@ -136,7 +139,15 @@ class RayRuntime:
             self._wait_for(lambda: bool(ray.wait([reserved], timeout=0)[0]), "the placement", START_SECONDS)
         interests = self._listening.interests()
         self._trainers = self._start_trainers(places, interests)
-        self._fleet = self._start_makers(places, interests)
+        self._supervisor = Supervisor(
+            self._counts["makers"],
+            MakerActors(
+                self._build_maker, self._trainers[0], places=places, interests=interests, patience=self._patience
+            ),
+            manager=self._manager,
+            limits=self._limits,
+        )
+        self._supervisor.start()
         self._where = self._all_of("ready", START_SECONDS)
         first, *others = self._trainers
         self._watched = [Watched("a trainer", self._patience, other.look_at_trainer) for other in others]
@@ -155,22 +166,6 @@ class RayRuntime:
                 for rank in range(1, size)
             ),
         ]
-
-    def _start_makers(self, places: Places, interests: Interests) -> MakerFleet:
-        host = _remote(concurrency_groups=MakerHost.GROUPS)(MakerHost)
-        trainer = self._trainers[0]
-        fleet = MakerFleet(
-            self._counts["makers"],
-            lambda name: host.options(**places.of_maker(name)).remote(
-                self._build_maker, name, trainer, interests, self._patience
-            ),
-            trainer,
-            manager=self._manager,
-            limits=self._limits,
-            patience=self._patience,
-        )
-        fleet.start()
-        return fleet
 
     def _all_of(self, method: str, seconds: float | None, *arguments: Any) -> list[Any]:
         """What every trainer replies. Without a deadline it is work, not a wait: one that dies ends it."""
@@ -241,26 +236,33 @@ class RayRuntime:
         return bool(questions)
 
     def _look(self) -> None:
+        """Check on everyone: the other trainers, the makers, and who waits for what."""
         self._looked_at = monotonic()
-        assert self._fleet is not None
+        supervisor, anybody_lost = self._started_supervisor, False
         try:
-            look: RunLook = asked(
-                self._trainers[0].look, self._limits.supervision.lease_timeout, who="trainer_0", seconds=self._patience
-            )
+            snapshot = self._snapshot(self._patience)
+            self._look_at_other_trainers()
+            if self._fatal is None:
+                anybody_lost = supervisor.check()
         except ray.exceptions.RayError as error:
             raise self._died(0, error) from error
-        self._look_at_other_trainers()
+        waits = [(wait.owner, wait.reason, wait.seconds) for wait in snapshot.waits]
+        self._long_waits.look(waits, supervisor.activities)
+        if self._live is not None and (self._live.due() or anybody_lost):
+            self._live.look(lambda: self._view(snapshot))
+        if supervisor.failure is not None:
+            self._give_up(RunFailedError(f"the run cannot continue: {supervisor.failure.reason}"))
         if self._fatal is None:
-            self._fleet.look_after(look.overdue)
-            if self._fleet.fatal:
-                self._give_up(RunFailedError(f"the run cannot go on: {self._fleet.fatal}"))
-        self._long_waits.look(look.waits, self._doings)
-        if self._live is not None and self._live.due():
-            self._live.look(lambda: self._view(look))
+            supervisor.start_due()
 
-    def _doings(self) -> list[str]:
-        assert self._fleet is not None
-        return [f"{view.name}: {view.doing}, for {time.time() - view.since:.0f} s" for view in self._fleet.views()]
+    def _snapshot(self, seconds: float) -> RunSnapshot:
+        snapshot: RunSnapshot = asked(self._trainers[0].snapshot, who="trainer_0", seconds=seconds)
+        return snapshot
+
+    @property
+    def _started_supervisor(self) -> Supervisor:
+        assert self._supervisor is not None, "it is started with the run"
+        return self._supervisor
 
     def _look_at_other_trainers(self) -> None:
         """One that is gone ends the run for all: each of them has a part of every batch."""
@@ -281,14 +283,10 @@ class RayRuntime:
         with contextlib.suppress(ray.exceptions.RayError):
             asked(self._trainers[0].close, str(error), who="trainer_0", seconds=self._patience)
 
-    def _view(self, look: RunLook) -> LiveView:
-        assert self._fleet is not None
-        trainers = [look.trainer, *(watched.said for watched in self._watched if watched.said is not None)]
+    def _view(self, snapshot: RunSnapshot) -> LiveView:
+        trainers = [snapshot.trainer, *(watched.said for watched in self._watched if watched.said is not None)]
         trainers = [replace(view, log=self._where[rank].log) for rank, view in enumerate(trainers)]
-        return LiveView(
-            time.time(), "ray", look.step, look.of, look.episode, look.version, look.versions, look.ledger,
-            [WaitView(*wait) for wait in look.waits], [*trainers, *self._fleet.views()],
-        )  # fmt: skip
+        return snapshot.live_view("ray", trainers, self._started_supervisor.views())
 
     # -- ending --------------------------------------------------------------------------------------
 
@@ -307,17 +305,17 @@ class RayRuntime:
             raise self._listening.raised or self._fatal or self._raised_by(0, outcome)
 
     def _hear_last_words(self) -> None:
-        assert self._fleet is not None
-        until = monotonic() + LAST_WORDS_SECONDS
-        others = self._training[1:]
-        self._fleet.see_off()
+        until, others, supervisor = monotonic() + LAST_WORDS_SECONDS, self._training[1:], self._started_supervisor
+        supervisor.collect_ends()
         with contextlib.suppress(RunFailedError, ray.exceptions.RayError):
-            while monotonic() < until and (self._fleet.at_work or not all(call.ended() for call in others)):
+            while monotonic() < until and (
+                supervisor.is_anybody_at_work or not all(call.ended() for call in others)
+            ):  # fmt: skip
                 self._exchange(0.05)
-                self._fleet.see_off()
-            look: RunLook = asked(self._trainers[0].look, 1e9, who="trainer_0", seconds=LAST_WORDS_SECONDS)
+                supervisor.collect_ends()
+            snapshot = self._snapshot(LAST_WORDS_SECONDS)
             if self._live is not None:
-                self._live.look(lambda: self._view(look))
+                self._live.look(lambda: self._view(snapshot))
 
     def _raised_by(self, rank: int, outcome: Outcome) -> Exception:
         """A trainer's error as it is where the trainer is in the foreground."""
@@ -325,7 +323,7 @@ class RayRuntime:
         if isinstance(error, WaitTimeoutError):
             error = RunFailedError(f"no progress: {error}")
         elif isinstance(error, ClosedError) or not isinstance(error, Exception):
-            error = RunFailedError(f"the run cannot go on: {error or type(error).__name__}")
+            error = RunFailedError(f"the run cannot continue: {error or type(error).__name__}")
         if not isinstance(error, ProaError):
             error.add_note(f"in trainer_{rank}:\n{outcome.traceback}")
         if self._where[rank].log:
@@ -345,8 +343,8 @@ class RayRuntime:
             raise KeyboardInterrupt(self._interruption.reason)
 
     def _end_everyone(self) -> None:
-        if self._fleet is not None:
-            self._fleet.end()
+        if self._supervisor is not None:
+            self._supervisor.end(GOING_SECONDS)
         for trainer in self._trainers:
             with contextlib.suppress(Exception):
                 ray.kill(trainer)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -23,6 +23,8 @@ from ...record.live import ActorView
 from ...record.secrets import redact_values
 from ...roles.maker import ExperienceMakerHolder
 from ...roles.weights import Weights
+from ..supervisor import MakerEnd, describe
+from ..views import view_maker
 from .calls import Once, asked
 from .link import Answer, Interests, Question, ToRemoteDriver
 from .replies import NO_VERSION, Reply, Whereabouts
@@ -131,15 +133,6 @@ def _reply(method: Any, *arguments: Any, patience: float) -> Reply:
     return reply
 
 
-@dataclass(frozen=True, slots=True)
-class MakerEnd:
-    """How a maker's work ended: with the run, or because of something."""
-
-    reason: str = ""
-    lease_id: int | None = None
-    callback_errors: Mapping[str, int] = field(default_factory=dict)
-
-
 BuildMaker = Callable[[str, RemoteStore, BaseCallback | None], AbstractContextManager[ExperienceMakerHolder]]
 
 
@@ -176,8 +169,7 @@ class MakerHost:
             pass  # the run is over
         except BaseException as error:
             print(redact_values(traceback.format_exc()), file=sys.stderr, flush=True)  # into this actor's log
-            cause = f" ({type(error.__cause__).__name__})" if error.__cause__ is not None else ""
-            return MakerEnd(f"{error}{cause}", getattr(error, "lease_id", None), self._callback_errors)
+            return MakerEnd(describe(error), getattr(error, "lease_id", None), self._callback_errors)
         return MakerEnd(callback_errors=self._callback_errors)
 
     @property
@@ -201,18 +193,7 @@ class MakerHost:
     def look(self) -> ActorView:
         if self.maker is None:
             return ActorView(self.name, "maker", doing="getting ready")
-        maker, doing = self.maker, self.maker.activity.look()
-        return ActorView(
-            self.name,
-            "maker",
-            doing=doing.what,
-            since=doing.since,
-            version=maker.loaded_version,
-            leases=maker.leases_made,
-            tokens=maker.tokens_made,
-            spent=doing.spent,
-            callback_errors=self._callback_errors,
-        )
+        return view_maker(self.name, self.maker, has_ended=False)
 
     @concurrency_group("look")
     def distrust_weights(self) -> None:

@@ -14,7 +14,6 @@ import traceback
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from time import monotonic
 from typing import Any, ClassVar
 
 import ray
@@ -33,6 +32,7 @@ from ...record.secrets import redact_values
 from ...roles.trainer import DetachedTrainer
 from ...roles.weights import Keep, Recall, WeightStore
 from ..process_group import ProcessGroup, serve_store
+from ..views import RunSnapshot, view_trainer
 from .calls import Once, portable
 from .link import Answer, AskDriver, Interests, Key, Mailbox, Question, ToRemoteDriver
 from .replies import POLL_SECONDS, Reply, Whereabouts, this_node
@@ -92,6 +92,7 @@ class RankHost:
         self._is_prepared = threading.Event()
         self._trained: Once[Outcome] = Once()
         self._thread: threading.Thread | None = None
+        self._has_ended = False
         self._store: Any = None
 
     @concurrency_group("look")
@@ -136,6 +137,7 @@ class RankHost:
             print(redact_values(traceback.format_exc()), file=sys.stderr, flush=True)  # into this actor's log
         finally:
             self._thread = None
+            self._has_ended = True
             if parts.book is not None:
                 parts.book.close("the run is over")
         return Outcome(parts.trainer.state.to_dict(), parts.summary(), error, told)
@@ -168,38 +170,12 @@ class RankHost:
     def look_at_trainer(self) -> ActorView:
         if self._parts is None:
             return ActorView(f"trainer_{self._rank}", "trainer", doing="getting ready")
-        trainer = self._parts.trainer
-        doing = trainer.activity.look()
-        return ActorView(
-            f"trainer_{self._rank}",
-            "trainer",
-            doing=doing.what,
-            since=doing.since,
-            version=trainer.state.policy_version,
-            spent=doing.spent,
-        )
+        return view_trainer(f"trainer_{self._rank}", self._parts.trainer, has_ended=self._has_ended)
 
     @property
     def _built(self) -> TrainerParts:
         assert self._parts is not None, "it is prepared before it trains"
         return self._parts
-
-
-@dataclass(frozen=True, slots=True)
-class RunLook:
-    """What rank 0 knows of the run."""
-
-    trainer: ActorView
-    step: int
-    of: int
-    episode: int
-    version: int
-    versions: list[int]
-    ledger: dict[str, Any]
-    waits: list[tuple[str, str, float]]
-    """Owner, reason, seconds."""
-    overdue: dict[int, str]
-    """Leases that a maker has had for too long, and which."""
 
 
 class TrainerHost(RankHost):
@@ -259,10 +235,8 @@ class TrainerHost(RankHost):
     @concurrency_group("weights")
     def weights(self, version: int) -> Reply:
         """A reference to the weights of that version, with their digest; in a list, so that Ray leaves it one."""
-        store = self._built.store
-        assert store is not None, "rank 0 has it"
         try:
-            kept = store.fetch(version, owner="a maker", seconds=POLL_SECONDS)
+            kept = self._weights.fetch(version, owner="a maker", seconds=POLL_SECONDS)
         except WaitTimeoutError:
             return Reply()
         return Reply([kept.tensors, kept.digest])
@@ -280,36 +254,30 @@ class TrainerHost(RankHost):
 
     @concurrency_group("look")
     def dismiss(self, maker: str) -> list[int]:
-        """A maker is gone: it gets nothing more, and the leases that it had, which are returned, go to others."""
-        self._book.dismiss(maker)
-        for lease_id in (held := self._book.held_by(maker)):
-            self._book.release(lease_id, maker)
-        return held
+        """Asked again, because the answer was lost, it says that the maker had nothing: that blames no lease."""
+        return self._book.dismiss(maker)
 
     @concurrency_group("look")
-    def look(self, lease_timeout: float) -> RunLook:
+    def overdue(self, seconds: float) -> dict[int, str]:
+        return self._book.overdue(seconds)
+
+    @concurrency_group("look")
+    def snapshot(self) -> RunSnapshot:
         """Who waits for what, and where everything is."""
-        parts = self._built
-        book, state, store = self._book, parts.trainer.state, parts.store
-        rooms = [book.room, *([store.room] if store is not None else [])]
-        now = monotonic()
-        return RunLook(
-            self.look_at_trainer(),
-            state.global_step,
-            state.max_steps,
-            state.episode,
-            state.policy_version,
-            store.versions if store is not None else [],
-            book.ledger.as_dict(),
-            [(wait.owner, wait.reason(), now - wait.since) for room in rooms for wait in room.waits()],
-            book.overdue(lease_timeout),
-        )
+        trainer = self._built.trainer
+        return RunSnapshot.take("trainer_0", trainer, self._book, self._weights, has_ended=self._has_ended)
 
     @property
     def _book(self) -> LeaseBook:
         book = self._built.book
         assert book is not None, "rank 0 has it"
         return book
+
+    @property
+    def _weights(self) -> WeightStore:
+        store = self._built.store
+        assert store is not None, "rank 0 has it"
+        return store
 
 
 def put_away(tensors: Any) -> Any:
