@@ -9,7 +9,7 @@ pytest.importorskip("ray", reason="needs ray: pip install 'proa[ray]'")
 from proa import CallbackManager
 from proa.record.live import ActorView
 from proa.runtime.ray import makers
-from proa.runtime.ray.replies import Whereabouts
+from proa.runtime.ray.replies import Location
 from proa.runtime.supervisor import Limits, MakerEnd, Supervisor
 
 
@@ -33,12 +33,12 @@ class Watched:
     """An actor that replies to every look with the view that the test gives it."""
 
     def __init__(self, name, patience, method):
-        self.said = self.view = None
+        self.latest = self.view = None
         method(self)
 
     def look(self):
-        self.said = self.view
-        return self.said is not None
+        self.latest = self.view
+        return self.latest is not None
 
 
 class Actor:
@@ -74,29 +74,29 @@ def supervisor(maker):
     return supervisor
 
 
-HERE = Whereabouts(0, "here", "/logs/maker.err")
+HERE = Location(0, "here", "/logs/maker.err")
 
 
 def test_a_maker_that_nobody_looked_at_is_waited_for_and_what_failed_in_it_is_counted(actor, supervisor):
     actor.starting.end(HERE)
     actor.watched.view = ActorView("maker_0", "maker", doing="generating", since=1.0)
-    assert supervisor.is_anybody_at_work
+    assert supervisor.is_unfinished
     supervisor.collect_ends()
-    assert supervisor.is_anybody_at_work  # it reports so itself now
+    assert supervisor.is_unfinished  # it reports so itself now
     actor.working.end(MakerEnd(callback_errors={"Failing": 3}))
     supervisor.collect_ends()
-    assert not supervisor.is_anybody_at_work
+    assert not supervisor.is_unfinished
     assert supervisor.callback_errors == {"Failing": 3}
     (view,) = supervisor.views()
     assert (view.doing, view.log) == ("ended", HERE.log)
 
 
 def test_a_maker_that_is_not_up_or_still_gets_ready_is_not_waited_for(actor, supervisor):
-    assert not supervisor.is_anybody_at_work
+    assert not supervisor.is_unfinished
     actor.starting.end(HERE)
     actor.watched.view = ActorView("maker_0", "maker", doing="getting ready")
     supervisor.collect_ends()
-    assert not supervisor.is_anybody_at_work
+    assert not supervisor.is_unfinished
 
 
 def test_a_maker_that_died_has_ended_with_the_reason_and_fails_nobody_who_looks_at_it(actor, maker):
@@ -121,7 +121,7 @@ def test_a_process_on_this_machine_is_waited_for_and_killed(actor, maker, monkey
     monkeypatch.setattr(makers, "this_node", lambda: "here")
     monkeypatch.setattr(makers.os, "kill", kill)
     assert maker.wait(0.0), "one that has not started has no process"
-    actor.starting.end(Whereabouts(4711, "here", ""))
+    actor.starting.end(Location(4711, "here", ""))
     assert maker.has_started()
     assert not maker.wait(0.05)
     assert maker.kill()
@@ -132,7 +132,7 @@ def test_a_process_on_this_machine_is_waited_for_and_killed(actor, maker, monkey
 def test_a_process_on_another_machine_is_left_to_ray(actor, maker, monkeypatch):
     monkeypatch.setattr(makers, "this_node", lambda: "here")
     monkeypatch.setattr(makers.os, "kill", lambda pid, signal: pytest.fail("a process of this machine is meant"))
-    actor.starting.end(Whereabouts(4711, "elsewhere", "/logs/maker.err"))
+    actor.starting.end(Location(4711, "elsewhere", "/logs/maker.err"))
     assert maker.has_started()
     assert maker.wait(0.0)
     assert maker.kill()

@@ -273,10 +273,10 @@ def test_after_the_run_ends_are_noted_and_nobody_is_announced_or_replaced():
     ended, failed, idle = fleet.makers
     ended.works()
     failed.works()
-    assert fleet.supervisor.is_anybody_at_work is True
+    assert fleet.supervisor.is_unfinished is True
     ended.end, failed.end = MakerEnd(callback_errors={"Printer": 1}), MakerEnd("too late")
     fleet.supervisor.collect_ends()
-    assert not fleet.supervisor.is_anybody_at_work, "one that was getting ready has nothing to report"
+    assert not fleet.supervisor.is_unfinished, "one that was getting ready has nothing to report"
     fleet.turn(100.0)
     assert fleet.views() == [("maker_0", "healthy", 0), ("maker_1", "dead", 0), ("maker_2", "restarting", 0)]
     assert fleet.events == []

@@ -208,11 +208,11 @@ class Supervisor:
 
     def check(self) -> bool:
         """Find out who is lost; whether anybody is. Those are replaced by `start_due`."""
-        working = self._at_work()
+        working = self._working_slots()
         for slot in working:
             self._lose_ended(slot)
         self._lose_overdue()
-        for slot in self._at_work():
+        for slot in self._working_slots():
             self._listen(slot)
             self._lose_silent(slot)
         return any(slot.member.health is Health.DEAD for slot in working)
@@ -222,7 +222,11 @@ class Supervisor:
         for slot in self._slots:
             is_due = slot.member.health is Health.DEAD and not slot.is_given_up and self._clock() >= slot.start_at
             if is_due and self.failure is None and not self._is_closed:
-                self._replace(slot)
+                member = slot.member.after(Sign.REPLACED)
+                worker = self._workplace.start(member.name)
+                self._lost_callback_errors.update(slot.callback_errors)
+                slot.member, slot.worker, slot.end, slot.heard_at = member, worker, None, self._clock()
+                self._manager.fire("maker.recreated", member.name, member.reason)
 
     def close(self) -> None:
         """The run is over: from now on nobody is lost or replaced. From any thread."""
@@ -231,14 +235,14 @@ class Supervisor:
     def collect_ends(self) -> None:
         """After the run: note who has ended, and how."""
         self.close()
-        for slot in self._at_work():
+        for slot in self._working_slots():
             self._listen(slot)
             self._lose_ended(slot)
 
     @property
-    def is_anybody_at_work(self) -> bool:
+    def is_unfinished(self) -> bool:
         """Whether a maker that may have begun has still to end; one that was getting ready has nothing to report."""
-        return any(slot.worker.may_have_begun for slot in self._at_work())
+        return any(slot.worker.may_have_begun for slot in self._working_slots())
 
     def end(self, seconds: float) -> None:
         """Have everyone end within that time; those who do not are killed, where that is possible."""
@@ -264,7 +268,7 @@ class Supervisor:
 
     # -- observing -----------------------------------------------------------------------------------
 
-    def _at_work(self) -> list[Slot]:
+    def _working_slots(self) -> list[Slot]:
         return [slot for slot in self._slots if slot.end is None]
 
     def _listen(self, slot: Slot) -> None:
@@ -293,7 +297,7 @@ class Supervisor:
     def _lose_overdue(self) -> None:
         seconds = self._limits.lease_timeout
         for lease_id, name in self._workplace.overdue(seconds).items():
-            for slot in self._at_work():
+            for slot in self._working_slots():
                 if slot.member.name == name:
                     reason = f"{name} has had lease {lease_id} for more than {seconds:g} s"
                     self._lose(slot, MakerEnd(reason, lease_id, slot.callback_errors), hangs=True)
@@ -309,7 +313,7 @@ class Supervisor:
             reason = f"{name} has not replied for {silence:.0f} s"
             self._lose(slot, MakerEnd(reason, callback_errors=slot.callback_errors), hangs=True)
 
-    # -- losing and replacing ------------------------------------------------------------------------
+    # -- losing --------------------------------------------------------------------------------------
 
     def _lose(self, slot: Slot, end: MakerEnd, *, hangs: bool = False) -> None:
         slot.end = end
@@ -349,13 +353,6 @@ class Supervisor:
             return None
         error = end.error
         return Failure(reason + slot.worker.describe_log(), error and (error.__cause__ or error))
-
-    def _replace(self, slot: Slot) -> None:
-        member = slot.member.after(Sign.REPLACED)
-        worker = self._workplace.start(member.name)
-        self._lost_callback_errors.update(slot.callback_errors)
-        slot.member, slot.worker, slot.end, slot.heard_at = member, worker, None, self._clock()
-        self._manager.fire("maker.recreated", member.name, member.reason)
 
 
 def describe(error: BaseException) -> str:

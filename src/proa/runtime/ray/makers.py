@@ -15,11 +15,11 @@ import ray
 
 from ...record.live import ActorView
 from ..supervisor import QUIET_SECONDS, MakerEnd
-from .calls import LongCall, Watched, asked, in_short
+from .calls import LongCall, Watched, request, summarize
 from .link import Interests
 from .maker_host import BuildMaker, MakerHost
 from .places import Places
-from .replies import Whereabouts, this_node
+from .replies import Location, this_node
 
 
 class MakerActor:
@@ -28,21 +28,20 @@ class MakerActor:
     def __init__(self, name: str, actor: Any, patience: float) -> None:
         self._name = name
         self._actor = actor
-        self._starting = LongCall(name, patience, actor.ready)
-        self._working = LongCall(name, patience, actor.work)
-        self._watched = Watched(name, patience, actor.look)
-        self._where: Whereabouts | None = None
+        self._starting: LongCall[Location] = LongCall(name, patience, actor.ready)
+        self._working: LongCall[MakerEnd] = LongCall(name, patience, actor.work)
+        self._watched: Watched[ActorView] = Watched(name, patience, actor.look)
+        self._location: Location | None = None
         self._end: MakerEnd | None = None
 
     @property
     def view(self) -> ActorView:
-        said: ActorView | None = self._watched.said
-        view = said or ActorView(self._name, "maker", doing="starting")
+        view = self._watched.latest or ActorView(self._name, "maker", doing="starting")
         return view if self._end is None else replace(view, doing="ended")
 
     @property
     def log(self) -> str:
-        return self._where.log if self._where is not None else ""
+        return self._location.log if self._location is not None else ""
 
     @property
     def has_weights(self) -> bool:
@@ -51,13 +50,13 @@ class MakerActor:
     @property
     def may_have_begun(self) -> bool:
         """As it reported; one that has not reported anything since it started, in a short run, may have."""
-        return self.view.since > 0 if self._watched.said is not None else self.has_started()
+        return self.view.since > 0 if self._watched.latest is not None else self.has_started()
 
     def has_started(self) -> bool:
         with contextlib.suppress(Exception):  # one that died is noticed by its work
-            if self._where is None and self._starting.ended():
-                self._where = self._starting.value
-        return self._where is not None
+            if self._location is None and self._starting.ended():
+                self._location = self._starting.value
+        return self._location is not None
 
     def look(self) -> bool:
         with contextlib.suppress(Exception):  # the same
@@ -70,12 +69,12 @@ class MakerActor:
                 if self._working.ended():
                     self._end = self._working.value
             except Exception as error:  # it died; of memory, say, which Ray does not call an actor's error
-                self._end = MakerEnd(f"{self._name}: {in_short(error)}", callback_errors=self.view.callback_errors)
+                self._end = MakerEnd(f"{self._name}: {summarize(error)}", callback_errors=self.view.callback_errors)
         return self._end
 
     def distrust_weights(self) -> bool:
         with contextlib.suppress(Exception):
-            asked(self._actor.distrust_weights, who=self._name, seconds=QUIET_SECONDS)
+            request(self._actor.distrust_weights, who=self._name, seconds=QUIET_SECONDS)
             return True
         return False
 
@@ -91,22 +90,22 @@ class MakerActor:
 
     def kill(self) -> bool:
         """Ray asks a process to end; one that is stopped, or hangs in foreign code, does not hear it."""
-        if self._where is not None and self._is_running():
+        if self._location is not None and self._is_running():
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self._where.pid, signal.SIGKILL)
+                os.kill(self._location.pid, signal.SIGKILL)
         return True
 
     def describe_log(self) -> str:
-        if self._where is None or not self._where.log:
+        if self._location is None or not self._location.log:
             return ""
-        return f" (what it printed is in {self._where.log} on {self._where.node})"
+        return f" (what it printed is in {self._location.log} on {self._location.node})"
 
     def _is_running(self) -> bool:
         """Whether its process is there, as far as can be seen from this machine."""
-        if self._where is None or self._where.node != this_node():
+        if self._location is None or self._location.node != this_node():
             return False
         try:
-            os.kill(self._where.pid, 0)
+            os.kill(self._location.pid, 0)
         except ProcessLookupError:
             return False
         return True
@@ -127,14 +126,14 @@ class MakerActors:
         self._patience = patience
 
     def start(self, name: str) -> MakerActor:
-        options = self._places.of_maker(name)
+        options = self._places.maker_options(name)
         actor = self._host.options(**options).remote(self._build, name, self._trainer, self._interests, self._patience)
         return MakerActor(name, actor, self._patience)
 
     def overdue(self, seconds: float) -> Mapping[int, str]:
-        late: Mapping[int, str] = asked(self._trainer.overdue, seconds, who="the trainer", seconds=self._patience)
+        late: Mapping[int, str] = request(self._trainer.overdue, seconds, who="the trainer", seconds=self._patience)
         return late
 
     def dismiss(self, name: str) -> list[int]:
-        held: list[int] = asked(self._trainer.dismiss, name, who="the trainer", seconds=self._patience)
+        held: list[int] = request(self._trainer.dismiss, name, who="the trainer", seconds=self._patience)
         return held
