@@ -280,9 +280,7 @@ class RayRuntime:
                 self._give_up(self._trainer_death(rank, error))
 
     def _give_up(self, error: Exception) -> None:
-        if self._fatal is not None or isinstance(
-            error, ReplicaError
-        ):  # only what follows from another trainer's failure
+        if self._fatal is not None or isinstance(error, ReplicaError):  # which follows from another trainer's failure
             return
         self._fatal = error
         with contextlib.suppress(ray.exceptions.RayError):
@@ -313,9 +311,7 @@ class RayRuntime:
         until, others, supervisor = monotonic() + END_SECONDS, self._training[1:], self._started_supervisor
         supervisor.collect_ends()
         with contextlib.suppress(RunFailedError, ray.exceptions.RayError):
-            while monotonic() < until and (
-                supervisor.is_unfinished or not all(call.ended() for call in others)
-            ):  # fmt: skip
+            while monotonic() < until and (supervisor.is_unfinished or not all(call.ended() for call in others)):
                 self._exchange(0.05)
                 supervisor.collect_ends()
             snapshot = self._snapshot(END_SECONDS)
