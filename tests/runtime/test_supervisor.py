@@ -327,9 +327,9 @@ def happen(fleet, what, maker, value):
             maker.works(leases=value)
         case "falls silent":
             maker.replies = False
-        case "takes a lease":
+        case "takes a lease" if maker.name not in fleet.dismissed:
             fleet.held[value] = maker.name
-        case "has a lease for too long":
+        case "has a lease for too long" if maker.name not in fleet.dismissed:
             fleet.held[value] = fleet.late[value] = maker.name
         case "fails on a lease":
             fleet.held.pop(value, None)
