@@ -12,10 +12,11 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parent.parent / "src" / "proa"
 FUNCTION_WORDS = {
-    "a", "an", "the", "of", "for", "to", "with", "in", "on", "at", "by", "from", "as", "is", "are", "was", "were", "be",
-    "been", "has", "have", "had", "its", "it", "this", "that", "these", "those", "what", "which", "who", "whom",
-    "whose", "where", "when", "why", "how", "if", "or", "and", "not", "no", "nothing", "nobody", "but", "than", "then", "there",
-    "here", "so", "such", "own", "other", "others", "another", "each", "every", "all", "any", "some", "more", "most",
+    "a", "an", "the", "of", "for", "to", "with", "in", "on", "at", "by", "from", "as", "is", "are", "was",
+    "were", "be", "been", "has", "have", "had", "its", "it", "this", "that", "these", "those", "what",
+    "which", "who", "whom", "whose", "where", "when", "why", "how", "if", "or", "and", "not", "no",
+    "nothing", "nobody", "but", "than", "then", "there", "here", "so", "such", "own", "other", "others",
+    "another", "each", "every", "all", "any", "some", "more", "most",
 }  # fmt: skip
 IDIOMS = ("is", "has", "on", "as", "from", "to")
 SHORT = 5

@@ -208,10 +208,9 @@ def play_local(case: Case) -> list[float]:
 
 def play_on_ray(case: Case) -> list[float]:
     from proa import CallbackManager
-    from proa.runtime.local import Supervision
     from proa.runtime.ray.driver import RayRuntime
-    from proa.runtime.ray.makers import Limits
     from proa.runtime.ray.places import RaySettings
+    from proa.runtime.supervisor import Limits
 
     runtime = RayRuntime(
         BuildTrainer(case),
@@ -219,7 +218,7 @@ def play_on_ray(case: Case) -> list[float]:
         makers=case.makers,
         manager=CallbackManager(),
         settings=RaySettings(namespace=f"proa-benchmark-{next(_NUMBERS)}"),
-        limits=Limits(supervision=Supervision()),
+        limits=Limits(),
         patience=PATIENCE,
     )
     runtime.run(case.steps, 1)

@@ -35,7 +35,7 @@ from proa.roles.weights import WeightStore
 from proa.runtime.ray.cluster import cluster
 from proa.runtime.ray.maker_host import RemoteStore
 from proa.runtime.ray.replies import Reply
-from proa.runtime.ray.trainer_host import put_away
+from proa.runtime.ray.trainer_host import store_weights
 
 MAKERS = 2
 FIRST_PUSHES = 4
@@ -68,7 +68,7 @@ class Trainer:
 
     def _put_away(self, tensors: Any) -> Any:
         self.puts += 1
-        return put_away(tensors)
+        return store_weights(tensors)
 
     @concurrency_group("compute")
     def two_copies(self) -> float:

@@ -15,11 +15,10 @@ from proa.leases.plan import LeasePlan
 from proa.rewards import InlineRewards
 from proa.roles.maker import ExperienceMakerHolder
 from proa.roles.weights import WeightStore
-from proa.runtime.local import Supervision
 from proa.runtime.ray.driver import RayRuntime
-from proa.runtime.ray.makers import Limits
 from proa.runtime.ray.places import RaySettings
 from proa.runtime.ray.trainer_host import TrainerParts
+from proa.runtime.supervisor import Limits
 
 TOKENS = 50_000
 """Of one completion: a sample is then about a megabyte."""
@@ -94,7 +93,7 @@ class Heavy:
         """What the trainer noted."""
         runtime = RayRuntime(
             self.trainer, self.maker, makers=makers, manager=CallbackManager(), patience=120.0,
-            settings=RaySettings(namespace="heavy"), limits=Limits(supervision=Supervision()),
+            settings=RaySettings(namespace="heavy"), limits=Limits(),
         )  # fmt: skip
         runtime.run(self.steps, 1)
         return runtime.summary

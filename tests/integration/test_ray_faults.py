@@ -8,7 +8,7 @@ from tests.integration.small_run import digest, header
 
 from proa import CallbackManager
 from proa.lifecycle.hooks import EveryMoment
-from proa.runtime.local import RunFailedError
+from proa.runtime.supervisor import RunFailedError
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 

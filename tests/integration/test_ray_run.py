@@ -15,7 +15,7 @@ from proa import CallbackManager, MakerCallback, TrainerCallback
 from proa.config import ConfigError
 from proa.lifecycle.hooks import EveryMoment
 from proa.recipes import ppo
-from proa.runtime.local import RunFailedError
+from proa.runtime.supervisor import RunFailedError
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 

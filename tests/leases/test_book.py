@@ -335,6 +335,17 @@ def test_a_maker_that_was_replaced_may_still_deliver_but_gets_nothing_more():
         book.next_lease("hung")
 
 
+def test_what_a_dismissed_maker_had_goes_to_others_at_once():
+    book = LeaseBook(plan(), prompt)
+    book.start_episode(0)
+    had = [book.next_lease("hung").id for _ in range(2)]
+    other = book.next_lease("other").id
+    assert book.dismiss("hung") == had
+    assert [book.next_lease("other").id for _ in range(2)] == had
+    assert book.dismiss("hung") == []
+    assert sorted(book.held_by("other")) == [*had, other]
+
+
 def test_a_prompt_that_cannot_be_made_leaves_its_lease_to_be_asked_for_again():
     from proa.actors.waiting import LeaseFailedError
 

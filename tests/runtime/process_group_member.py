@@ -101,13 +101,13 @@ def is_told_to_give_up(group):
     if group.rank == 1:
         group._store.wait(["gave up"])
         return
-    look, waits = group._opened, threading.Event()
+    check, waits = group._check_others, threading.Event()
 
-    def opened(key):
+    def check_others():
         waits.set()
-        return look(key)
+        check()
 
-    group._opened = opened
+    group._check_others = check_others
     threading.Thread(target=lambda: waits.wait() and group.abandon("trainer_1 died")).start()
     try:
         group.gather(1)

@@ -27,7 +27,8 @@ from proa.rewards import InlineRewards
 from proa.roles.maker import ExperienceMakerHolder
 from proa.roles.policy_trainer import DetachedGRPOTrainer, DetachedPPOTrainer, PolicyTrainer, StepSettings
 from proa.roles.weights import WeightStore
-from proa.runtime.local import LocalRuntime, Supervision
+from proa.runtime.local import LocalRuntime
+from proa.runtime.supervisor import Limits
 from proa.tasks import PromptStream
 from proa.tasks.builtin import builtin_task
 from proa.tasks.builtin.characters import tokenizer as make_tokenizer
@@ -111,7 +112,7 @@ class SmallRun:
         makers: int = 1,
         *,
         disturb: Callable[[ExperienceMakerHolder], None] = lambda maker: None,
-        supervision: Supervision | None = None,
+        limits: Limits | None = None,
     ) -> str:
         """Train to the end; returns the digest of the final weights."""
 
@@ -120,9 +121,7 @@ class SmallRun:
             disturb(maker)
             return maker
 
-        runtime = LocalRuntime(
-            self.trainer, make, makers=makers, book=self.book, store=self.store, supervision=supervision
-        )
+        runtime = LocalRuntime(self.trainer, make, makers=makers, book=self.book, store=self.store, limits=limits)
         runtime.run(self.plan.total_steps, self.plan.update_steps, self.epochs)
         return self.digest
 
@@ -180,18 +179,18 @@ def failing_once(at_call: int, how: Callable[[], None]) -> Callable[[ExperienceM
     return disturb
 
 
-def hanging_once(run: SmallRun, at_call: int, supervision: Supervision) -> Callable[[ExperienceMakerHolder], None]:
+def hanging_once(run: SmallRun, at_call: int, limits: Limits) -> Callable[[ExperienceMakerHolder], None]:
     """The first maker hangs in the middle of its n-th lease until it is given up; nobody else is too slow."""
     given_up = threading.Event()
 
     def hang() -> None:
-        supervision.lease_timeout = 0.05
+        limits.lease_timeout = 0.05
         assert given_up.wait(60.0)
 
     @run.manager.on("maker.lost")
     def lost(maker: str, reason: str) -> None:
         if maker == "maker_0":  # another may have waited with its lease for as long
-            supervision.lease_timeout = 300.0
+            limits.lease_timeout = 300.0
             given_up.set()
 
     return failing_once(at_call, hang)

@@ -7,7 +7,7 @@ from tests.runtime.small_run import SmallRun, failing_once, hanging_once, with_r
 from proa.learning.learner import StepSettings
 from proa.leases.book import LeaseBook
 from proa.policy.lora import LoraSettings
-from proa.runtime.local import Supervision
+from proa.runtime.supervisor import Limits
 
 
 @pytest.fixture(scope="module")
@@ -50,9 +50,9 @@ def test_so_does_a_maker_that_raises_in_the_middle_of_a_lease(calm, at_call, cap
 
 
 def test_so_does_a_maker_that_hangs(calm, caplog):
-    run, supervision = SmallRun(max_staleness=1), Supervision()
-    disturb = hanging_once(run, 1, supervision)
-    assert run.run(2, disturb=disturb, supervision=supervision) == calm(max_staleness=1)
+    run, limits = SmallRun(max_staleness=1), Limits()
+    disturb = hanging_once(run, 1, limits)
+    assert run.run(2, disturb=disturb, limits=limits) == calm(max_staleness=1)
 
 
 def test_each_staleness_has_its_own_result(calm):

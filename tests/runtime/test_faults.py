@@ -9,7 +9,7 @@ from tests.runtime.small_run import SmallRun, failing_once, hanging_once
 from proa import MakerCallback
 from proa.errors import NothingToTrainOnError
 from proa.rewards import InlineRewards, RewardWorkers
-from proa.runtime.local import RunFailedError, Supervision
+from proa.runtime.supervisor import Limits, RunFailedError
 
 
 def raising(maker):
@@ -176,9 +176,9 @@ def _only_the_first(prompts, completions, **_):
 
 
 def test_a_maker_that_was_replaced_is_dismissed_so_that_it_cannot_go_on_unlisted(caplog):
-    run, supervision = SmallRun(), Supervision()
+    run, limits = SmallRun(), Limits()
     lost = []
     run.manager.on("maker.lost")(lambda maker, reason: lost.append((maker, maker in run.book._dismissed)))
-    run.run(2, disturb=hanging_once(run, 1, supervision), supervision=supervision)
+    run.run(2, disturb=hanging_once(run, 1, limits), limits=limits)
     assert lost
     assert all(dismissed for _, dismissed in lost)

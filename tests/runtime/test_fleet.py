@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from proa.runtime.fleet import Health, Member, Sign, back_off, enough, next_health
+from proa.runtime.fleet import Health, Member, Sign, back_off, next_health
 
 
 def test_there_is_no_way_back_to_healthy_without_fresh_weights():
@@ -23,9 +23,10 @@ def test_the_dead_stay_dead_until_they_are_replaced():
         assert next_health(Health.DEAD, sign) is expected
 
 
+@pytest.mark.parametrize("sign", [Sign.LOST, Sign.FAILED])
 @pytest.mark.parametrize("health", list(Health))
-def test_anyone_can_be_lost(health):
-    assert next_health(health, Sign.LOST) is Health.DEAD
+def test_anyone_can_be_lost(health, sign):
+    assert next_health(health, sign) is Health.DEAD
 
 
 def test_a_silent_maker_is_suspected_and_heard_again_has_stale_weights():
@@ -39,7 +40,7 @@ def test_replacements_are_counted_and_come_later_each_time():
     member = Member("maker_0")
     for count in range(1, 4):
         member = member.after(Sign.LOST, "gone").after(Sign.REPLACED)
-        assert (member.restarts, member.reason) == (count, "gone")
+        assert (member.name, member.restarts, member.reason) == (f"maker_0+{count}", count, "gone")
     waits = [back_off(restarts) for restarts in range(12)]
     assert waits == sorted(waits)
     assert waits[-1] == 30.0
@@ -54,7 +55,6 @@ def test_only_those_lost_before_they_made_anything_count_in_vain():
     assert (member.in_vain, member.restarts) == (1, 4)
 
 
-def test_enough_counts_those_who_are_not_dead():
-    fleet = [Member("a", Health.DEAD), Member("b", Health.SUSPECT), Member("c")]
-    assert enough(fleet, 2)
-    assert not enough(fleet, 3)
+def test_failing_on_a_lease_is_not_counted_against_the_slot():
+    member = Member("maker_0").after(Sign.LOST).after(Sign.REPLACED).after(Sign.FAILED, "bad lease")
+    assert (member.health, member.in_vain, member.reason) == (Health.DEAD, 1, "bad lease")

@@ -8,7 +8,8 @@ import pytest
 from tests.runtime.small_run import SmallRun, failing_once, hanging_once
 
 from proa.record.live import LiveFile
-from proa.runtime.local import LocalRuntime, RunFailedError, Supervision
+from proa.runtime.local import LocalRuntime
+from proa.runtime.supervisor import Limits, RunFailedError
 
 
 class Seeing(LiveFile):
@@ -40,15 +41,13 @@ class Seeing(LiveFile):
         maker.engine.generate = looked_at
 
 
-def watched(run, watch, makers=1, disturb=lambda maker: None, supervision=None):
+def watched(run, watch, makers=1, disturb=lambda maker: None, limits=None):
     def make(name):
         maker = run.make_maker(name)
         disturb(maker)
         return maker
 
-    runtime = LocalRuntime(
-        run.trainer, make, makers=makers, book=run.book, store=run.store, supervision=supervision, watch=watch
-    )
+    runtime = LocalRuntime(run.trainer, make, makers=makers, book=run.book, store=run.store, limits=limits, watch=watch)
     runtime.run(run.plan.total_steps, run.plan.update_steps)
     return runtime
 
@@ -128,8 +127,8 @@ def test_a_maker_is_dead_until_it_is_replaced_and_then_its_place_counts_a_restar
 
 
 def test_a_maker_that_hangs_is_dead_when_it_is_given_up(tmp_path, caplog):
-    run, watch, supervision = SmallRun(total_steps=2), Seeing(tmp_path), Supervision()
-    watched(run, watch, disturb=hanging_once(run, 1, supervision), supervision=supervision)
+    run, watch, limits = SmallRun(total_steps=2), Seeing(tmp_path), Limits()
+    watched(run, watch, disturb=hanging_once(run, 1, limits), limits=limits)
     dead = [actor for view in watch.views for actor in view.actors if actor.health == "dead"]
     assert dead
     assert "has had lease" in dead[0].reason

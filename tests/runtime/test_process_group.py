@@ -77,7 +77,7 @@ def test_one_that_leaves_after_a_meeting_spoils_it_for_nobody_who_is_slow_to_lea
     for rank, one in enumerate((slow, leaver)):
         one._store, one._abandoned, one._meeting, one.rank = store, "", 3, rank
     leaver.leave(StopTraining("enough"))
-    slow._refuse_if_over()  # the third meeting was whole
+    slow._check_others()  # the third meeting was whole
     slow._meeting = 4
     with pytest.raises(StopTraining, match="enough"):
-        slow._refuse_if_over()
+        slow._check_others()

@@ -14,7 +14,7 @@ from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc  # noqa: E4
 
 from proa.runtime.ray import driver  # noqa: E402
 from proa.runtime.ray.driver import RayRuntime  # noqa: E402
-from proa.runtime.ray.probe import ClusterError, Node, all_dead, check_cluster, refused_token  # noqa: E402
+from proa.runtime.ray.probe import ClusterError, Node, check_cluster, explain_outage, token_error  # noqa: E402
 
 ALIVE, DEAD = 0, 1
 
@@ -73,9 +73,9 @@ def test_a_dead_raylet_is_named_also_before_the_head_has_noticed():
 
 
 def test_a_raylet_that_takes_connections_and_says_nothing_is_dead(monkeypatch):
-    monkeypatch.setattr("proa.runtime.ray.probe.KNOCK_SECONDS", 0.2)
+    monkeypatch.setattr("proa.runtime.ray.probe.REPLY_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as stopped:
-        said = all_dead([Node("127.0.0.1", stopped.getsockname()[1], is_alive=True)])
+        said = explain_outage([Node("127.0.0.1", stopped.getsockname()[1], is_alive=True)])
     assert "has not answered for 0.2 s" in said
 
 
@@ -103,7 +103,7 @@ def test_where_nobody_listens_no_cluster_answers():
     with pytest.raises(ClusterError, match="no Ray cluster answers at ray.address=127.0.0.1:"):
         check_cluster(f"127.0.0.1:{free_port()}")
     check_cluster("auto")  # Ray's own to find
-    assert "RAY_AUTH_TOKEN" in str(refused_token("auto", {}))
+    assert "RAY_AUTH_TOKEN" in str(token_error("auto", {}))
 
 
 def test_who_waits_for_actors_hears_of_a_dead_raylet_and_not_of_resources(monkeypatch):
@@ -111,7 +111,7 @@ def test_who_waits_for_actors_hears_of_a_dead_raylet_and_not_of_resources(monkey
         raise ClusterError("the raylet has ended")
 
     monkeypatch.setattr(driver, "RAYLET_SECONDS", 0.0)
-    monkeypatch.setattr(driver, "check_own_cluster", dead)
-    waiting = SimpleNamespace(_leave_if_interrupted=lambda: None)
+    monkeypatch.setattr(driver, "check_connected_cluster", dead)
+    waiting = SimpleNamespace(_raise_interrupt=lambda: None)
     with pytest.raises(ClusterError, match="the raylet has ended"):
         RayRuntime._wait_for(waiting, lambda: False, "trainer_0", 60.0)

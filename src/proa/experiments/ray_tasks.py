@@ -8,7 +8,7 @@ from typing import Any
 
 from ..config import ConfigError, ExperimentConfig, RunConfig, arm_config
 from ..data.results import ArmResult, Status
-from ..runtime.ray.tasks import Task, TaskFailed, most_of, tasks_of, told
+from ..runtime.ray.tasks import Task, TaskFailed, most_of, summarize, tasks_of
 from .arm_run import ArmRun
 from .processes import carried_out
 
@@ -34,7 +34,7 @@ class ArmTask:
         except TaskFailed as error:
             run = self._work.run
             status: Status = "cancelled" if self._interrupted else "failed"
-            words = told(error) or ("interrupted before it began" if self._interrupted else "its task ended")
+            words = summarize(error) or ("interrupted before it began" if self._interrupted else "its task ended")
             return ArmResult(run.key, run.config, status, error=words, group_name=run.group), {}
         return outcome
 

@@ -192,11 +192,18 @@ class LeaseBook:
             if self._open.give_up(lease_id, maker):
                 room.announce()
 
-    def dismiss(self, maker: str) -> None:
-        """A maker was replaced: what it has may still come, but it gets nothing more."""
+    def dismiss(self, maker: str) -> list[int]:
+        """A maker is lost: it gets nothing more, and the leases that it had, which are returned, go to others.
+
+        What it still delivers counts, if it is the first to.
+        """
         with self.room as room:
             self._dismissed.add(maker)
+            held = self._open.held_by(maker)
+            for lease_id in held:
+                self.release(lease_id, maker)
             room.announce()
+            return held
 
     def held_by(self, maker: str) -> list[int]:
         """The leases that a maker was given and has not brought back."""

@@ -16,7 +16,8 @@ from ..record.run_folder import RunFolder
 from ..resume.resuming import Resumption, restore_process
 from ..roles.maker import ExperienceMakerHolder
 from ..roles.weights import WeightStore
-from ..runtime.local import LocalRuntime, Supervision
+from ..runtime.local import LocalRuntime
+from ..runtime.supervisor import Limits
 from .driver_record import DriverRecord
 from .given import Given
 from .maker_side import MakerSide
@@ -68,7 +69,7 @@ class DetachedRun:
                 makers=config.makers,
                 book=book,
                 store=store,
-                supervision=Supervision(lease_timeout=config.lease_timeout or config.wait_timeout / 2),
+                limits=Limits(lease_timeout=config.lease_timeout or config.wait_timeout / 2),
                 watch=LiveFile(folder.path),
             )
             runtime.run(config.total_steps, config.update_steps, config.train_epochs)

@@ -32,13 +32,12 @@ from ..resume.random_state import random_state
 from ..resume.resuming import FROM_THE_BEGINNING, Resumption, begin_again, cut_back, find_checkpoint, restore_process
 from ..roles.maker import ExperienceMakerHolder, Store
 from ..roles.weights import WeightStore
-from ..runtime.local import Supervision
 from ..runtime.ray.cluster import cluster, pickled
 from ..runtime.ray.driver import RayRuntime, TrainerDiedError
 from ..runtime.ray.link import AskDriver
-from ..runtime.ray.makers import Limits
 from ..runtime.ray.places import RaySettings, check_options
 from ..runtime.ray.trainer_host import TrainerParts, TrainerTies
+from ..runtime.supervisor import Limits
 from ..tasks.template_date import pin, pinned
 from .driver_record import DriverRecord
 from .given import Given
@@ -141,7 +140,7 @@ class RayRun:
                 placement=config.ray.placement,
             ),
             limits=Limits(
-                supervision=Supervision(lease_timeout=config.lease_timeout or config.wait_timeout / 2),
+                lease_timeout=config.lease_timeout or config.wait_timeout / 2,
                 min_makers=config.ray.min_makers,
                 max_restarts=config.ray.max_restarts,
             ),

@@ -1,1 +1,1 @@
-"""Where the roles run: `local` puts them into threads of one process."""
+"""Where the roles run: in threads (`local`) or in actors (`ray`), with one supervisor of the makers for both."""

@@ -2,7 +2,7 @@
 
     restarting ──started──▶ stale ──loaded──▶ healthy ──quiet──▶ suspect
         ▲                     ▲                                    │
-        └───replaced── dead ◀─┼──────── lost, from anywhere        │
+        └───replaced── dead ◀─┼──── lost or failed, from anywhere  │
                               └──────────────heard─────────────────┘
 
 A maker that was silent may have missed weights. So there is one way to healthy, and it goes through fresh weights.
@@ -20,21 +20,23 @@ class Health(StrEnum):
     """Alive, with weights of unknown age."""
     HEALTHY = "healthy"
     SUSPECT = "suspect"
-    """Not heard of for longer than it should take."""
+    """Silent for longer than a reply should take."""
     DEAD = "dead"
 
 
 class Sign(StrEnum):
-    """What was seen of a maker."""
+    """What was observed of a maker."""
 
     STARTED = "started"
     LOADED = "loaded"
     """It switched to the weights that its lease names."""
     HEARD = "heard"
     MADE = "made"
-    """It has made a lease, so its place is one where work gets done."""
+    """It has made a lease, so its slot is one where work gets done."""
     QUIET = "quiet"
     LOST = "lost"
+    FAILED = "failed"
+    """It failed on a lease, and that is the lease's fault and not the slot's."""
     REPLACED = "replaced"
 
 
@@ -52,32 +54,40 @@ _NEXT: dict[tuple[Health, Sign], Health] = {
     (Health.SUSPECT, Sign.LOADED): Health.HEALTHY,
     (Health.SUSPECT, Sign.QUIET): Health.SUSPECT,
     (Health.DEAD, Sign.REPLACED): Health.RESTARTING,
-    (Health.DEAD, Sign.LOST): Health.DEAD,
 }
 
 
 def next_health(health: Health, sign: Sign) -> Health:
-    """What a maker is after a sign of it. The dead give no signs: what comes late from one changes nothing.
+    """The health of a maker after a sign. The dead give no signs: what arrives late from one changes nothing.
 
     >>> next_health(Health.SUSPECT, Sign.HEARD)
     <Health.STALE: 'stale'>
     """
-    if sign is Sign.LOST:
+    if sign in (Sign.LOST, Sign.FAILED):
         return Health.DEAD
     return _NEXT.get((health, sign), health)
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One maker's place in the fleet."""
+    """The maker in one slot of the fleet, by the signs of it and of those before it.
 
-    name: str
+    >>> Member("maker_0").after(Sign.LOST, "out of memory").after(Sign.REPLACED).name
+    'maker_0+1'
+    """
+
+    slot: str
     health: Health = Health.RESTARTING
     restarts: int = 0
     in_vain: int = 0
     """How many in a row were lost here before they had made anything."""
     reason: str = ""
-    """Why it was last lost."""
+    """Why the last one was lost."""
+
+    @property
+    def name(self) -> str:
+        """Each replacement has its own: a late delivery of the one before must not be taken for the new one's."""
+        return f"{self.slot}+{self.restarts}" if self.restarts else self.slot
 
     def after(self, sign: Sign, reason: str = "") -> Member:
         health = next_health(self.health, sign)
@@ -93,8 +103,3 @@ def back_off(in_vain: int, *, first: float = 0.5, longest: float = 30.0) -> floa
     ([0.5, 1.0, 2.0, 4.0], 30.0)
     """
     return min(longest, first * 2.0 ** min(in_vain, 30))
-
-
-def enough(members: list[Member], minimum: int) -> bool:
-    """Whether so many makers are alive, or on their way."""
-    return sum(member.health is not Health.DEAD for member in members) >= minimum

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from time import monotonic
 from typing import Any, TypeVar, cast
@@ -22,9 +23,9 @@ from ..learning.replicas import ReplicaError, as_raised_elsewhere, farewell
 T = TypeVar("T")
 
 LOOK_SECONDS = 0.5
-"""How often a trainer that waits for the others looks whether it was told to give up."""
+"""How often a trainer that waits for the others checks whether it should give up."""
 JOIN_SECONDS = 120.0
-"""How long the others may take to come up."""
+"""How long the others may take to start."""
 BUCKET_BYTES = 64 * 2**20
 """Gradients are added up in pieces of about this size."""
 
@@ -62,24 +63,27 @@ class ProcessGroup:
     def gather(self, value: T) -> list[T]:
         """Through the store, as JSON: a few numbers, for which a collective takes several times as long."""
         said = f"said/{self._meeting + 1}/"
-        with _in_words():
+        with _translated_errors():
             self._store.set(f"{said}{self.rank}", json.dumps(value))
         self._meet()
-        with _in_words():
+        with _translated_errors():
             gathered: list[Any] = self._store.multi_get([f"{said}{rank}" for rank in range(self.size)])
-            self._forget_what_was_read(self._meeting)
+            # Everyone has read what was said at a meeting once everyone has come to a later one.
+            self._said_at.append(self._meeting)
+            while self._said_at[0] < self._meeting:
+                self._store.delete_key(f"said/{self._said_at.pop(0)}/{self.rank}")
         return [json.loads(one) for one in gathered]
 
     def from_first(self, value: T) -> T:
         self._meet()
         box = [value if self.rank == 0 else None]
-        with _in_words():
+        with _translated_errors():
             dist.broadcast_object_list(box, src=0)
         return cast("T", box[0])
 
     def sum_(self, tensors: Sequence[torch.Tensor]) -> None:
         self._meet()
-        with _in_words():
+        with _translated_errors():
             for bucket in _buckets(tensors):
                 flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
                 dist.all_reduce(flat)
@@ -87,17 +91,11 @@ class ProcessGroup:
 
     def copy_first_(self, tensors: Sequence[torch.Tensor]) -> None:
         self._meet()
-        with _in_words(), torch.no_grad():
+        with _translated_errors(), torch.no_grad():
             for bucket in _buckets(tensors):
                 flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
                 dist.broadcast(flat, src=0)
                 _put_back(flat, bucket)
-
-    def _forget_what_was_read(self, said_at: int) -> None:
-        """Everyone has read what was said at a meeting once everyone has come to a later one."""
-        self._said_at.append(said_at)
-        while self._said_at[0] < self._meeting:
-            self._store.delete_key(f"said/{self._said_at.pop(0)}/{self.rank}")
 
     def leave(self, error: BaseException) -> None:
         try:
@@ -105,7 +103,7 @@ class ProcessGroup:
             self._store.set("left", json.dumps(farewell(self.rank, error) | {"missed": missed}))
             self._store.set(f"meeting/{missed}", "")  # whoever waits there need not wait any longer
         except dist.DistError:
-            pass  # rank 0 is gone, and with it everyone's way of hearing of this
+            pass  # rank 0 is gone, and with it the store that everyone would hear this from
 
     def abandon(self, reason: str) -> None:
         """End every wait here, now and later: the others are known not to come. From any thread."""
@@ -115,27 +113,26 @@ class ProcessGroup:
         """Come to the next meeting, and wait for the others."""
         self._meeting += 1
         key = f"meeting/{self._meeting}"
-        with _in_words():
+        with _translated_errors():
             if self._store.add(f"came/{self._meeting}", 1) == self.size:
                 self._store.set(key, "")
                 self._store.delete_key(f"came/{self._meeting - 2}")
                 self._store.delete_key(f"meeting/{self._meeting - 2}")
             since = monotonic()
-            while not self._opened(key):
-                self._refuse_if_over()
+            while True:
+                try:
+                    self._store.wait([key], timedelta(seconds=LOOK_SECONDS))
+                    break
+                except dist.DistStoreError:
+                    pass  # not yet
+                self._check_others()
                 # Rank 0 may be evaluating, for as long as that takes. The others only have their share of a batch.
                 if self.rank == 0 and monotonic() - since > self._patience:
                     raise ReplicaError(f"the other trainers have not come to a step for {self._patience:g} s")
-            self._refuse_if_over()
+            self._check_others()
 
-    def _opened(self, key: str) -> bool:
-        try:
-            self._store.wait([key], timedelta(seconds=LOOK_SECONDS))
-        except dist.DistStoreError:
-            return False  # not yet
-        return True
-
-    def _refuse_if_over(self) -> None:
+    def _check_others(self) -> None:
+        """Raise if another trainer has left, or is known not to come."""
         if self._abandoned:
             raise ReplicaError(self._abandoned)
         if self._store.check(["left"]):
@@ -146,15 +143,15 @@ class ProcessGroup:
                 raise as_raised_elsewhere(said)
 
 
-class _in_words:  # noqa: N801 - reads as a sentence where it is used
+@contextmanager
+def _translated_errors() -> Iterator[None]:
     """A connection that breaks is another trainer that is gone."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _type: Any, error: BaseException | None, _traceback: Any) -> None:
-        if isinstance(error, (dist.DistError, RuntimeError)) and not isinstance(error, ReplicaError):
-            raise ReplicaError(f"another trainer is gone: {str(error).splitlines()[0]}") from error
+    try:
+        yield
+    except ReplicaError:
+        raise
+    except (dist.DistError, RuntimeError) as error:
+        raise ReplicaError(f"another trainer is gone: {str(error).splitlines()[0]}") from error
 
 
 def _buckets(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:

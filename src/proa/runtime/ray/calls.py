@@ -1,4 +1,4 @@
-"""Calls to actors. Ray runs a lost call twice or not at all, so every call here is one that may be repeated."""
+"""Calls to actors. Ray runs a lost call twice or not at all, so only calls that may be repeated are made here."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from ...errors import ProaError
 CALL_SECONDS = 30.0
 """After so long without a reply, a call counts as lost and is repeated."""
 LOST = (ray.exceptions.ActorUnavailableError, ray.exceptions.GetTimeoutError)
-"""What Ray raises of calls that may have run, and of those that did not."""
+"""What Ray raises for calls that may have run, and for those that did not."""
 
 Value = TypeVar("Value")
 
 
 class UnreachableError(ProaError):
-    """An actor is there and does not reply."""
+    """An actor exists and does not reply."""
 
 
-def asked(method: Any, *arguments: Any, who: str, seconds: float) -> Any:
-    """The reply, asking again for what was lost on the way, for so many seconds."""
+def request(method: Any, *arguments: Any, who: str, seconds: float) -> Any:
+    """The reply of an actor; a call that was lost is repeated for so many seconds."""
     until = monotonic() + seconds
     while True:
         try:
@@ -39,20 +39,22 @@ def asked(method: Any, *arguments: Any, who: str, seconds: float) -> Any:
             time.sleep(0.02)
 
 
-class LongCall:
-    """A call that may take as long as the run: looked at, never waited for, and asked again where it was lost."""
+class LongCall(Generic[Value]):
+    """A call that may take as long as the run: checked, never waited for, and repeated where it was lost."""
+
+    value: Value
+    """The reply, once the call has ended."""
 
     def __init__(self, who: str, seconds: float, method: Any, *arguments: Any) -> None:
         self.who = who
-        self.value: Any = None
         self._seconds = seconds
-        self._ask: Callable[[], Any] = lambda: method.remote(*arguments)
-        self._reference = self._ask()
+        self._method, self._arguments = method, arguments
+        self._reference = method.remote(*arguments)
         self._lost_since: float | None = None
         self._has_ended = False
 
     def ended(self) -> bool:
-        """Whether it is over, with `value` set then. Raises what Ray says of an actor that died."""
+        """Whether it has ended, with `value` set then. Raises what Ray raises for an actor that died."""
         if self._has_ended:
             return True
         ready, _ = ray.wait([self._reference], timeout=0)
@@ -62,38 +64,34 @@ class LongCall:
         try:
             self.value = ray.get(self._reference)
         except LOST as lost:
-            self._ask_again(lost)
+            self._lost_since = self._lost_since or monotonic()
+            if monotonic() - self._lost_since > self._seconds:
+                raise UnreachableError(f"{self.who} has not replied for {self._seconds:g} s") from lost
+            self._reference = self._method.remote(*self._arguments)
             return False
         self._has_ended = True
         return True
 
-    def _ask_again(self, lost: BaseException) -> None:
-        self._lost_since = self._lost_since or monotonic()
-        if monotonic() - self._lost_since > self._seconds:
-            raise UnreachableError(f"{self.who} has not replied for {self._seconds:g} s") from lost
-        self._reference = self._ask()
 
-
-class Watched:
-    """What an actor says of itself: asked again and again, and never waited for."""
+class Watched(Generic[Value]):
+    """An actor's reports of itself: requested again and again, and never waited for."""
 
     def __init__(self, who: str, seconds: float, method: Any) -> None:
-        self.said: Any = None
-        self.heard_at = monotonic()
-        self._ask: Callable[[], LongCall] = lambda: LongCall(who, seconds, method)
-        self._asked: LongCall | None = None
+        self.latest: Value | None = None
+        self._who, self._seconds, self._method = who, seconds, method
+        self._request: LongCall[Value] | None = None
 
     def look(self) -> bool:
-        """Whether it has said something since the last look."""
-        self._asked = self._asked or self._ask()
-        if not self._asked.ended():
+        """Whether there is a report since the last look."""
+        self._request = self._request or LongCall(self._who, self._seconds, self._method)
+        if not self._request.ended():
             return False
-        self.said, self._asked, self.heard_at = self._asked.value, None, monotonic()
+        self.latest, self._request = self._request.value, None
         return True
 
 
 class Once(Generic[Value]):
-    """At the actor: whatever is asked several times is done once, and everyone gets what came of it."""
+    """At the actor: what is called several times is done once, and every call gets the result."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -109,7 +107,7 @@ class Once(Generic[Value]):
         return self._outcome.result()
 
 
-def in_short(error: BaseException) -> str:
+def summarize(error: BaseException) -> str:
     """Ray explains a death at length: what happened is in the first line, and why in the detail's first sentence."""
     if isinstance(error, ray.exceptions.RayTaskError) and error.cause is not None:
         return f"{type(error.cause).__name__}: {error.cause}"
@@ -119,7 +117,7 @@ def in_short(error: BaseException) -> str:
 
 
 def portable(error: BaseException) -> BaseException:
-    """The error itself if it can travel, else its words."""
+    """The error itself if it can be pickled and made again, else its text."""
     try:
         copy.copy(error)  # some cannot be made again from what they keep
         pickle.dumps(error)

@@ -13,19 +13,19 @@ from pathlib import Path
 import ray
 from ray import cloudpickle
 
-from .probe import ClusterError, check_cluster, check_own_cluster, nobody_at, refused_token
+from .probe import ClusterError, check_cluster, check_connected_cluster, no_cluster_error, token_error
 
 __all__ = ["ClusterError", "cluster", "pickled"]
 
 pickled = cloudpickle.dumps
-"""What sends things to actors; it takes more than pickle does."""
+"""How objects are sent to actors; it accepts more than pickle does."""
 
 
 @contextlib.contextmanager
 def cluster(address: str | None, namespace: str) -> Iterator[None]:
-    """Connected inside; a cluster that was not there before is gone after. One that the caller has is used as it is."""
+    """Connect to a cluster, or start one that ends with the block. A connection that is there is used as it is."""
     if ray.is_initialized():
-        check_own_cluster()
+        check_connected_cluster()
         yield
         return
     if address is not None:
@@ -33,20 +33,20 @@ def cluster(address: str | None, namespace: str) -> Iterator[None]:
     # Actors import what the driver can: rewards and tasks beside the configuration too.
     paths = os.pathsep.join(dict.fromkeys([path or str(Path.cwd()) for path in sys.path]))
     try:
-        with _hangup_held_back():
+        with _hangup_blocked():
             ray.init(
-                address=address or "local",  # not one that happens to be there
+                address=address or "local",  # not one that happens to run here
                 namespace=namespace,
                 include_dashboard=None if address else False,
                 log_to_driver=False,
                 logging_level=logging.ERROR,
-                # c10d would tell of every look at a store.
+                # c10d would log every read of a store.
                 runtime_env={"env_vars": {"PYTHONPATH": paths, "TORCH_CPP_LOG_LEVEL": "ERROR"}},
             )
     except ray.exceptions.AuthenticationError as error:
-        raise refused_token(address) from error
+        raise token_error(address) from error
     except ConnectionError as error:
-        raise nobody_at(address) from error
+        raise no_cluster_error(address) from error
     except SystemExit as leaving:  # Ray's own handler of SIGTERM, which is in place from here on
         raise KeyboardInterrupt("SIGTERM") from leaving
     try:
@@ -56,9 +56,9 @@ def cluster(address: str | None, namespace: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _hangup_held_back() -> Iterator[None]:
-    """Processes that are started inside never hear of a terminal that closes, as Ray holds Ctrl-C back from them: the
-    kernel tells the whole group, and a cluster that is gone could not save the run."""
+def _hangup_blocked() -> Iterator[None]:
+    """Processes that are started inside ignore a terminal that closes, as Ray has them ignore Ctrl-C: the kernel
+    signals the whole group, and a cluster that is gone could not save the run."""
     if not hasattr(signal, "SIGHUP"):
         yield
         return

@@ -1,4 +1,4 @@
-"""`RayRuntime`: starts the actors, answers for the run's callbacks, replaces makers, and ends it all."""
+"""`RayRuntime`: starts the actors, calls the run's callbacks, has makers supervised, and ends everything."""
 
 from __future__ import annotations
 
@@ -20,33 +20,36 @@ from ...data.state import LoopState
 from ...errors import ProaError
 from ...learning.replicas import ReplicaError
 from ...lifecycle.manager import CallbackManager
-from ...record.live import LiveFile, LiveView, WaitView
-from ..local import RunFailedError
-from .calls import LongCall, UnreachableError, Watched, asked, in_short
+from ...record.live import ActorView, LiveFile, LiveView
+from ..supervisor import START_SECONDS, Limits, RunFailedError, Supervisor
+from ..views import RunSnapshot
+from .calls import LongCall, UnreachableError, Watched, request, summarize
 from .link import Answer, Interests, Key
 from .listening import Listening
-from .maker_host import BuildMaker, MakerHost
-from .makers import START_SECONDS, Limits, MakerFleet
+from .maker_host import BuildMaker
+from .makers import MakerActors
 from .places import Places, RaySettings
-from .probe import check_own_cluster
-from .replies import Whereabouts
-from .trainer_host import BuildTrainer, Outcome, RankHost, RunLook, TrainerHost
+from .probe import check_connected_cluster
+from .replies import Location
+from .trainer_host import BuildTrainer, Outcome, RankHost, TrainerHost
 
 log = logging.getLogger("proa.runtime")
 _remote: Any = ray.remote  # its types do not know concurrency groups
 
-GOODBYE_SECONDS = 20.0
-"""How long the trainer may take to end after an interrupt."""
-LAST_WORDS_SECONDS = 5.0
+INTERRUPT_SECONDS = 20.0
+"""How long the trainer may take to end after a second interrupt."""
+END_SECONDS = 5.0
 """How long makers may take to end with the run."""
+KILL_SECONDS = 2.0
+"""How long a maker's process may take to go when Ray has it end."""
 RAYLET_SECONDS = 5.0
-"""How often it is asked, while somebody is waited for, whether anybody can come."""
-LOOK_SECONDS = 0.5
-"""How often the driver looks after everyone."""
+"""How often the cluster is checked while an actor is waited for."""
+CHECK_SECONDS = 0.5
+"""How often the driver checks on everyone."""
 
 
 class TrainerDiedError(RunFailedError):
-    """A trainer's process is gone; the run can go on from its last checkpoint."""
+    """A trainer's process is gone; the run can continue from its last checkpoint."""
 
 
 class RayRuntime:
@@ -83,33 +86,33 @@ class RayRuntime:
         self._live = live
         self._listening = Listening(manager, LoopState(output_dir=output_dir), services)
         self._trainers: list[Any] = []
-        self._where: list[Whereabouts] = []
-        self._watched: list[Watched] = []
-        self._training: list[LongCall] = []
-        self._fleet: MakerFleet | None = None
+        self._locations: list[Location] = []
+        self._watched: list[Watched[ActorView]] = []
+        self._training: list[LongCall[Outcome]] = []
+        self._supervisor: Supervisor | None = None
         self._fatal: Exception | None = None
         self._interruption = interruption or Interruption()
         self._is_listened_for = interruption is not None
-        self._looked_at = 0.0
+        self._checked_at = 0.0
         self._long_waits = LongWaits("the trainer" if trainers == 1 else "trainer_0")
         self.summary: dict[str, Any] = {}
-        """What the run's header says of how far it came."""
+        """How far the run came, for its header."""
         self._trainer_errors: Counter[str] = Counter()
 
     @property
     def state(self) -> LoopState:
-        """What the driver knows of the trainer's state; one object, in every hook."""
+        """The driver's copy of the trainer's state; the same object in every hook."""
         return self._listening.state
 
     @property
     def callback_errors(self) -> dict[str, int]:
-        """How often callbacks failed that live in actors, as far as these could say so."""
-        makers = self._fleet.callback_errors if self._fleet is not None else Counter[str]()
+        """How often callbacks failed that live in actors, as far as these could report it."""
+        makers = self._supervisor.callback_errors if self._supervisor is not None else Counter[str]()
         return dict(self._trainer_errors + makers)
 
     def run(self, total_steps: int, update_steps: int, train_epochs: int = 1) -> None:
         """Train to the end. Whatever happens, every moment that began has ended, and no actor is left."""
-        # Acted on in the loop: an exception in the middle of a call to Ray spoils it.
+        # Polled by the loop: an exception in the middle of a call to Ray would corrupt it.
         self._interruption.polled = True
         with contextlib.nullcontext() if self._is_listened_for else self._interruption.listening():
             places = Places(self._settings, **self._counts)
@@ -121,27 +124,39 @@ class RayRuntime:
                 ]
                 self._finish(self._drive())
             except BaseException as error:
-                self._listening.end_what_began(error)
+                self._listening.end_open_moments(error)
                 raise
             finally:
-                self._end_everyone()
-                places.give_back()
+                if self._supervisor is not None:
+                    self._supervisor.end(KILL_SECONDS)
+                for trainer in self._trainers:
+                    with contextlib.suppress(Exception):
+                        ray.kill(trainer)
+                places.release()
 
     # -- starting ------------------------------------------------------------------------------------
 
     def _start(self, places: Places) -> None:
-        """Everyone at once: makers get ready while trainers do."""
+        """Start everyone at once: makers get ready while trainers do."""
         reserved = places.reserve()
         if reserved is not None:
             self._wait_for(lambda: bool(ray.wait([reserved], timeout=0)[0]), "the placement", START_SECONDS)
         interests = self._listening.interests()
         self._trainers = self._start_trainers(places, interests)
-        self._fleet = self._start_makers(places, interests)
-        self._where = self._all_of("ready", START_SECONDS)
+        self._supervisor = Supervisor(
+            self._counts["makers"],
+            MakerActors(
+                self._build_maker, self._trainers[0], places=places, interests=interests, patience=self._patience
+            ),
+            manager=self._manager,
+            limits=self._limits,
+        )
+        self._supervisor.start()
+        self._locations = self._call_trainers("ready", START_SECONDS)
         first, *others = self._trainers
-        self._watched = [Watched("a trainer", self._patience, other.look_at_trainer) for other in others]
-        address = asked(first.address, who="trainer_0", seconds=START_SECONDS) if others else None
-        self._all_of("prepare", None, address)
+        self._watched = [Watched("a trainer", self._patience, other.view) for other in others]
+        address = request(first.address, who="trainer_0", seconds=START_SECONDS) if others else None
+        self._call_trainers("prepare", None, address)
 
     def _start_trainers(self, places: Places, interests: Interests) -> list[Any]:
         first = _remote(concurrency_groups=TrainerHost.GROUPS)(TrainerHost)
@@ -149,32 +164,16 @@ class RayRuntime:
         size = self._counts["trainers"]
         common = (size, self._backend, self._patience)
         return [
-            first.options(**places.of_trainer(0)).remote(self._build_trainer, interests, *common),
+            first.options(**places.trainer_options(0)).remote(self._build_trainer, interests, *common),
             *(
-                other.options(**places.of_trainer(rank)).remote(self._build_trainer, rank, *common)
+                other.options(**places.trainer_options(rank)).remote(self._build_trainer, rank, *common)
                 for rank in range(1, size)
             ),
         ]
 
-    def _start_makers(self, places: Places, interests: Interests) -> MakerFleet:
-        host = _remote(concurrency_groups=MakerHost.GROUPS)(MakerHost)
-        trainer = self._trainers[0]
-        fleet = MakerFleet(
-            self._counts["makers"],
-            lambda name: host.options(**places.of_maker(name)).remote(
-                self._build_maker, name, trainer, interests, self._patience
-            ),
-            trainer,
-            manager=self._manager,
-            limits=self._limits,
-            patience=self._patience,
-        )
-        fleet.start()
-        return fleet
-
-    def _all_of(self, method: str, seconds: float | None, *arguments: Any) -> list[Any]:
-        """What every trainer replies. Without a deadline it is work, not a wait: one that dies ends it."""
-        calls = [
+    def _call_trainers(self, method: str, seconds: float | None, *arguments: Any) -> list[Any]:
+        """Every trainer's reply. Without a deadline it is work, not a wait, and only a death ends it early."""
+        calls: list[LongCall[Any]] = [
             LongCall(f"trainer_{rank}", self._patience, getattr(trainer, method), *arguments)
             for rank, trainer in enumerate(self._trainers)
         ]
@@ -182,176 +181,166 @@ class RayRuntime:
             try:
                 self._wait_for(call.ended, call.who, seconds)
             except ray.exceptions.RayTaskError as error:
-                raise _as_it_was(error) from error
+                raise error.cause if isinstance(error.cause, ProaError) else RunFailedError(summarize(error)) from error
             except ray.exceptions.RayError as error:
-                raise TrainerDiedError(f"{call.who} died before it was ready: {in_short(error)}") from error
+                raise TrainerDiedError(f"{call.who} died before it was ready: {summarize(error)}") from error
         return [call.value for call in calls]
 
     def _wait_for(self, ready: Callable[[], bool], who: str, seconds: float | None) -> None:
         until = None if seconds is None else monotonic() + seconds
         look_at = monotonic() + RAYLET_SECONDS
         while not ready():
-            self._leave_if_interrupted()
+            self._raise_interrupt()
             if monotonic() > look_at:
-                check_own_cluster()  # with a dead raylet nothing ever comes up
+                check_connected_cluster()  # with a dead raylet nothing ever starts
                 look_at = monotonic() + RAYLET_SECONDS
             if until is not None and monotonic() > until:
-                raise RunFailedError(f"{who} did not come up within {seconds:g} s: are there resources for it?")
+                raise RunFailedError(f"{who} did not start within {seconds:g} s: are there resources for it?")
             time.sleep(0.05)
 
     # -- while it runs -------------------------------------------------------------------------------
 
     def _drive(self) -> Outcome:
-        """Answer to moments and look after everyone until rank 0 is through."""
-        was_asked, leave_at = False, float("inf")
+        """Answer questions and check on everyone until rank 0 has ended."""
+        is_forwarded, leave_at = False, float("inf")
         while True:
-            heard = self._exchange(LOOK_SECONDS)
+            anything_asked = self._exchange(CHECK_SECONDS)
             try:
-                if not heard and self._training[0].ended():
-                    outcome: Outcome = self._training[0].value
-                    return outcome
+                if not anything_asked and self._training[0].ended():
+                    return self._training[0].value
             except ray.exceptions.RayError as error:
-                raise self._died(0, error) from error
-            if monotonic() - self._looked_at > LOOK_SECONDS:
-                self._look()
-            if self._interruption.reason and not was_asked:
-                was_asked = True
+                raise self._trainer_death(0, error) from error
+            if monotonic() - self._checked_at > CHECK_SECONDS:
+                self._check()
+            if self._interruption.reason and not is_forwarded:
+                is_forwarded = True
                 self._trainers[0].interrupt.remote(self._interruption.reason)  # the others hear it from rank 0
             if self._interruption.at_once and leave_at == float("inf"):
-                leave_at = monotonic() + GOODBYE_SECONDS
+                leave_at = monotonic() + INTERRUPT_SECONDS
                 for trainer in self._trainers:
                     trainer.interrupt_now.remote("interrupted")
             if monotonic() > leave_at:
-                self._leave_if_interrupted()
+                self._raise_interrupt()
 
     def _exchange(self, seconds: float) -> bool:
-        """Hear what there is to hear; whether there was anything."""
+        """Send the last answers, and answer what is asked meanwhile; whether anything was."""
         try:
-            questions = asked(
+            questions = request(
                 self._trainers[0].exchange, self._listening.answers, seconds, who="trainer_0", seconds=self._patience
             )
         except UnreachableError as error:
             raise RunFailedError(str(error)) from error
         except ray.exceptions.RayError as error:
-            raise self._died(0, error) from error
-        answers: dict[Key, Answer] = {question.key: self._listening.hear(question) for question in questions}
+            raise self._trainer_death(0, error) from error
+        answers: dict[Key, Answer] = {question.key: self._listening.answer(question) for question in questions}
         self._listening.answers = answers
         for name in self._listening.interrupts():
             self._interruption.ask(name)
         return bool(questions)
 
-    def _look(self) -> None:
-        self._looked_at = monotonic()
-        assert self._fleet is not None
+    def _check(self) -> None:
+        """Check on everyone: the other trainers, the makers, and who waits for what."""
+        self._checked_at = monotonic()
+        supervisor, anybody_lost = self._started_supervisor, False
         try:
-            look: RunLook = asked(
-                self._trainers[0].look, self._limits.supervision.lease_timeout, who="trainer_0", seconds=self._patience
-            )
+            snapshot = self._snapshot(self._patience)
+            self._check_other_trainers()
+            if self._fatal is None:
+                anybody_lost = supervisor.check()
         except ray.exceptions.RayError as error:
-            raise self._died(0, error) from error
-        self._look_at_other_trainers()
+            raise self._trainer_death(0, error) from error
+        waits = [(wait.owner, wait.reason, wait.seconds) for wait in snapshot.waits]
+        self._long_waits.look(waits, supervisor.activities)
+        if self._live is not None and (self._live.due() or anybody_lost):
+            self._live.look(lambda: self._view(snapshot))
+        if supervisor.failure is not None:
+            self._give_up(RunFailedError(f"the run cannot continue: {supervisor.failure.reason}"))
         if self._fatal is None:
-            self._fleet.look_after(look.overdue)
-            if self._fleet.fatal:
-                self._give_up(RunFailedError(f"the run cannot go on: {self._fleet.fatal}"))
-        self._long_waits.look(look.waits, self._doings)
-        if self._live is not None and self._live.due():
-            self._live.look(lambda: self._view(look))
+            supervisor.start_due()
 
-    def _doings(self) -> list[str]:
-        assert self._fleet is not None
-        return [f"{view.name}: {view.doing}, for {time.time() - view.since:.0f} s" for view in self._fleet.views()]
+    def _snapshot(self, seconds: float) -> RunSnapshot:
+        snapshot: RunSnapshot = request(self._trainers[0].snapshot, who="trainer_0", seconds=seconds)
+        return snapshot
 
-    def _look_at_other_trainers(self) -> None:
-        """One that is gone ends the run for all: each of them has a part of every batch."""
+    @property
+    def _started_supervisor(self) -> Supervisor:
+        assert self._supervisor is not None, "it is started with the run"
+        return self._supervisor
+
+    def _check_other_trainers(self) -> None:
+        """One that is gone ends the run: each of them has a part of every batch."""
         with contextlib.suppress(ray.exceptions.RayError):
             for watched in self._watched:
                 watched.look()
         for rank, call in enumerate(self._training[1:], start=1):
             try:
                 if call.ended() and call.value.error is not None:
-                    self._give_up(self._raised_by(rank, call.value))
+                    self._give_up(self._trainer_error(rank, call.value))
             except ray.exceptions.RayError as error:
-                self._give_up(self._died(rank, error))
+                self._give_up(self._trainer_death(rank, error))
 
     def _give_up(self, error: Exception) -> None:
-        if self._fatal is not None or isinstance(error, ReplicaError):  # what another trainer says of the one that did
+        if self._fatal is not None or isinstance(error, ReplicaError):  # which follows from another trainer's failure
             return
         self._fatal = error
         with contextlib.suppress(ray.exceptions.RayError):
-            asked(self._trainers[0].close, str(error), who="trainer_0", seconds=self._patience)
+            request(self._trainers[0].close, str(error), who="trainer_0", seconds=self._patience)
 
-    def _view(self, look: RunLook) -> LiveView:
-        assert self._fleet is not None
-        trainers = [look.trainer, *(watched.said for watched in self._watched if watched.said is not None)]
-        trainers = [replace(view, log=self._where[rank].log) for rank, view in enumerate(trainers)]
-        return LiveView(
-            time.time(), "ray", look.step, look.of, look.episode, look.version, look.versions, look.ledger,
-            [WaitView(*wait) for wait in look.waits], [*trainers, *self._fleet.views()],
-        )  # fmt: skip
+    def _view(self, snapshot: RunSnapshot) -> LiveView:
+        trainers = [snapshot.trainer, *(watched.latest for watched in self._watched if watched.latest is not None)]
+        trainers = [replace(view, log=self._locations[rank].log) for rank, view in enumerate(trainers)]
+        return snapshot.live_view("ray", trainers, self._started_supervisor.views())
 
     # -- ending --------------------------------------------------------------------------------------
 
     def _finish(self, outcome: Outcome) -> None:
-        """Everyone else's last words, then how rank 0 ended as how the run did."""
+        """Wait for everyone else to end; then the run ends as rank 0 did."""
         self._listening.mirror(outcome.state)
         self.summary = outcome.summary
-        self._hear_last_words()
+        self._await_ends()
         for call in self._training:
             with contextlib.suppress(ray.exceptions.RayError):
                 if call.ended():
                     self._trainer_errors.update(call.value.summary.get("callback_errors", {}))
-        self._leave_if_interrupted()
+        self._raise_interrupt()
         if outcome.error is not None:
-            self._look_at_other_trainers()  # one of them may be why
-            raise self._listening.raised or self._fatal or self._raised_by(0, outcome)
+            self._check_other_trainers()  # one of them may be the cause
+            raise self._listening.raised or self._fatal or self._trainer_error(0, outcome)
 
-    def _hear_last_words(self) -> None:
-        assert self._fleet is not None
-        until = monotonic() + LAST_WORDS_SECONDS
-        others = self._training[1:]
-        self._fleet.see_off()
+    def _await_ends(self) -> None:
+        until, others, supervisor = monotonic() + END_SECONDS, self._training[1:], self._started_supervisor
+        supervisor.collect_ends()
         with contextlib.suppress(RunFailedError, ray.exceptions.RayError):
-            while monotonic() < until and (self._fleet.at_work or not all(call.ended() for call in others)):
+            while monotonic() < until and (supervisor.is_unfinished or not all(call.ended() for call in others)):
                 self._exchange(0.05)
-                self._fleet.see_off()
-            look: RunLook = asked(self._trainers[0].look, 1e9, who="trainer_0", seconds=LAST_WORDS_SECONDS)
+                supervisor.collect_ends()
+            snapshot = self._snapshot(END_SECONDS)
             if self._live is not None:
-                self._live.look(lambda: self._view(look))
+                self._live.look(lambda: self._view(snapshot))
 
-    def _raised_by(self, rank: int, outcome: Outcome) -> Exception:
-        """A trainer's error as it is where the trainer is in the foreground."""
+    def _trainer_error(self, rank: int, outcome: Outcome) -> Exception:
+        """A trainer's error, as it would be raised if the trainer ran in this process."""
         error = outcome.error
         if isinstance(error, WaitTimeoutError):
             error = RunFailedError(f"no progress: {error}")
         elif isinstance(error, ClosedError) or not isinstance(error, Exception):
-            error = RunFailedError(f"the run cannot go on: {error or type(error).__name__}")
+            error = RunFailedError(f"the run cannot continue: {error or type(error).__name__}")
         if not isinstance(error, ProaError):
             error.add_note(f"in trainer_{rank}:\n{outcome.traceback}")
-        if self._where[rank].log:
-            error.add_note(f"what trainer_{rank} printed is in {self._where[rank].log} on {self._where[rank].node}")
+        if self._locations[rank].log:
+            error.add_note(
+                f"what trainer_{rank} printed is in {self._locations[rank].log} on {self._locations[rank].node}"
+            )
         return error
 
-    def _died(self, rank: int, error: Exception) -> RunFailedError:
+    def _trainer_death(self, rank: int, error: Exception) -> RunFailedError:
         if isinstance(error, ray.exceptions.RayTaskError):
-            return RunFailedError(f"trainer_{rank}: {in_short(error)}")
-        failure = TrainerDiedError(f"trainer_{rank} died: {in_short(error)}")
-        if rank < len(self._where) and self._where[rank].log:
-            failure.add_note(f"what it printed is in {self._where[rank].log} on {self._where[rank].node}")
+            return RunFailedError(f"trainer_{rank}: {summarize(error)}")
+        failure = TrainerDiedError(f"trainer_{rank} died: {summarize(error)}")
+        if rank < len(self._locations) and self._locations[rank].log:
+            failure.add_note(f"what it printed is in {self._locations[rank].log} on {self._locations[rank].node}")
         return failure
 
-    def _leave_if_interrupted(self) -> None:
+    def _raise_interrupt(self) -> None:
         if self._interruption.reason:
             raise KeyboardInterrupt(self._interruption.reason)
-
-    def _end_everyone(self) -> None:
-        if self._fleet is not None:
-            self._fleet.end()
-        for trainer in self._trainers:
-            with contextlib.suppress(Exception):
-                ray.kill(trainer)
-
-
-def _as_it_was(error: ray.exceptions.RayTaskError) -> Exception:
-    cause: Any = error.cause
-    return cause if isinstance(cause, ProaError) else RunFailedError(in_short(error))

@@ -1,8 +1,8 @@
 """Moments that the driver listens to: actors ask, the driver answers, and nobody waits without a deadline.
 
-Callbacks of the run live in the driver, which is no actor and cannot be called. So it comes and takes what there is,
-calls its listeners, and brings the answers when it comes for more (`exchange`), while whoever fired the moment waits
-(`ask`). A question stays until it is answered, and an answer until the next question: a lost call loses nothing.
+Callbacks of the run live in the driver, which is not an actor and cannot be called. So it fetches the open questions,
+calls its listeners, and brings the answers when it fetches the next ones (`exchange`), while whoever fired the moment
+waits (`ask`). A question stays until it is answered, and an answer until the next question: a lost call loses nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ...lifecycle.moments import MOMENTS, EventName, Scope
 from .calls import portable
 
 Key: TypeAlias = tuple[str, int]
-"""Who asks, and its how-manieth question that is."""
+"""Who asks, and the number of the question."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +29,12 @@ class Question:
 
     key: Key
     event: str
-    """A moment's name, or that of something that the driver does for the trainer."""
+    """The name of a moment, or of a service of the driver."""
     payload: dict[str, Any]
 
 
 class Changes(NamedTuple):
-    """What hooks in the driver may have changed of experience that a maker showed them."""
+    """What hooks in the driver may have changed in a maker's experience."""
 
     reward: Any
     action_mask: Any
@@ -42,7 +42,7 @@ class Changes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the driver's listeners did."""
+    """The outcome of calling the driver's listeners, or a service of the driver."""
 
     stop_reason: str | None = None
     stopped_by: str | None = None
@@ -50,7 +50,7 @@ class Answer:
     """Entries of `state.metrics` that they changed."""
     error: BaseException | None = None
     value: Any = None
-    """What came of something that the driver was asked to do; or `Changes`."""
+    """What the service returned; or `Changes`."""
 
 
 class Mailbox:
@@ -62,7 +62,7 @@ class Mailbox:
         self._answered: dict[str, tuple[int, Answer]] = {}  # the last of each who asks
 
     def ask(self, question: Question, seconds: float) -> Answer | None:
-        """The driver's answer, if it comes in that time. Asking again with the same key is asking once."""
+        """The driver's answer, if it comes in that time. Asking twice with the same key is asking once."""
         asker, ticket = question.key
         with self._condition:
             if self._answer(asker, ticket) is None and question.key not in self._open:
@@ -72,7 +72,7 @@ class Mailbox:
             return self._answer(asker, ticket)
 
     def exchange(self, answers: Mapping[Key, Answer], seconds: float) -> list[Question]:
-        """Take the driver's answers, and give it what is open, waiting that long for the first."""
+        """Take the driver's answers and return the open questions, waiting that long for the first."""
         with self._condition:
             for key, answer in answers.items():
                 if self._open.pop(key, None) is not None:
@@ -93,27 +93,28 @@ class Interests:
     events: frozenset[str]
     costly: frozenset[tuple[str, str]]
 
-    def of(self, scope: Scope) -> Interests:
-        """Those of one kind of actor."""
+    def within(self, scope: Scope) -> Interests:
+        """Those in the moments of one kind of actor."""
         return Interests(frozenset(event for event in self.events if MOMENTS[event].scope is scope), self.costly)
 
     def lighten(self, event: str, payload: Mapping[str, Any]) -> dict[str, Any]:
-        """The payload as it travels: the state as plain values, and nothing large that nobody reads."""
-        return {name: self._travelling(event, name, value) for name, value in payload.items()}
-
-    def _travelling(self, event: str, name: str, value: Any) -> Any:
-        if name in COSTLY and (event, name) not in self.costly:
-            return None
-        if isinstance(value, BaseException):
-            return portable(value)
-        return value.to_dict() if isinstance(value, LoopState) else value
+        """The payload as it is sent: the state as plain values, and nothing large that nobody reads."""
+        sent = dict(payload)
+        for name, value in payload.items():
+            if name in COSTLY and (event, name) not in self.costly:
+                sent[name] = None
+            elif isinstance(value, BaseException):
+                sent[name] = portable(value)
+            elif isinstance(value, LoopState):
+                sent[name] = value.to_dict()
+        return sent
 
 
 COSTLY = ("experience", "batch")
 
 
-class ToRemoteDriver(EveryMoment):
-    """Takes the moments of one actor to the driver, if somebody there listens."""
+class DriverLink(EveryMoment):
+    """Sends the moments of one actor to the driver, if somebody listens there."""
 
     uses_asyncio = False
     thread_safe = True
@@ -137,7 +138,9 @@ class ToRemoteDriver(EveryMoment):
             raise WaitTimeoutError(f"the driver did not answer to {event!r} within {self._patience:g} s")
         state = payload.get("state")
         if isinstance(state, LoopState):
-            _apply(answer, state)
+            state.metrics.update(answer.metrics)
+            if answer.stop_reason is not None:
+                state.stop_training(answer.stop_reason, by=answer.stopped_by)
         if isinstance(answer.value, Changes) and payload.get("experience") is not None:
             payload["experience"].reward, payload["experience"].action_mask = answer.value
         if answer.error is not None:
@@ -145,7 +148,7 @@ class ToRemoteDriver(EveryMoment):
 
 
 class AskDriver:
-    """Has the driver do something for the trainer, by its name; the driver is no actor and cannot be called."""
+    """Calls a service of the driver by its name; the driver is not an actor and cannot be called directly."""
 
     def __init__(self, asker: str, ask: Callable[[Question, float], Answer | None], patience: float) -> None:
         self._asker = f"{asker} asks"
@@ -161,9 +164,3 @@ class AskDriver:
         if answer.error is not None:
             raise answer.error
         return answer.value
-
-
-def _apply(answer: Answer, state: LoopState) -> None:
-    state.metrics.update(answer.metrics)
-    if answer.stop_reason is not None:
-        state.stop_training(answer.stop_reason, by=answer.stopped_by)

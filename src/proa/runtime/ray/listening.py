@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any, cast
 
 from ...data.state import LoopState
@@ -15,7 +14,7 @@ from .link import COSTLY, Answer, Changes, Interests, Key, Question
 
 
 class Listening:
-    """Calls the driver's listeners for a moment elsewhere, and knows which moments have begun and not ended."""
+    """Calls the driver's listeners for moments of actors, and knows which moments have begun and not ended."""
 
     def __init__(
         self, manager: CallbackManager, state: LoopState, services: Mapping[str, Callable[..., Any]] | None = None
@@ -23,16 +22,16 @@ class Listening:
         self.state = state
         self._services = services or {}
         self.answers: dict[Key, Answer] = {}
-        """To what was heard last: taken along when the driver comes for more."""
+        """To the last questions: sent when the driver fetches the next ones."""
         self.raised: BaseException | None = None
-        """What a listener raised, for the caller to see as it was."""
+        """What a listener raised, so that the caller gets that very exception."""
         self._manager = manager
         self._makers: dict[str, LoopState] = {}
-        self._begun: list[tuple[str, dict[str, Any]]] = []
+        self._open_moments: list[tuple[str, dict[str, Any]]] = []
         self._interrupts: list[str] = []
 
     def interests(self) -> Interests:
-        """What actors need to tell the driver. That training began and ended is always told."""
+        """What actors need to send to the driver. That training began and ended is always sent."""
         events = cast("list[EventName]", list(MOMENTS))
         wanted = {event for event in events if self._manager.wants(event)}
         costly = {
@@ -44,20 +43,22 @@ class Listening:
         return Interests(frozenset[str](wanted | {"train_start", "train_end"}), frozenset[tuple[str, str]](costly))
 
     def interrupts(self) -> list[str]:
-        """Interrupts that came while a listener ran, since this was last asked."""
+        """Interrupts that came while a listener ran, since the last call."""
         taken, self._interrupts = self._interrupts, []
         return taken
 
-    def hear(self, question: Question) -> Answer:
-        """Call the listeners of a moment and say what they did; or do what the trainer asks for."""
+    def answer(self, question: Question) -> Answer:
+        """Call the listeners of a moment, or the service that is asked for."""
         if question.event in self._services:
             return self._serve(question)
-        state = self._state_of(question)
+        state = self.state
+        if MOMENTS[question.event].scope is Scope.MAKER:
+            state = self._makers.setdefault(question.key[0], LoopState())  # one object for all moments of one maker
         payload = dict(question.payload)
         if isinstance(payload.get("state"), dict):
             _mirror(payload["state"], state)
             payload["state"] = state
-        self._note(question.event, payload)
+        self._track(question.event, payload)
         before = dict(state.metrics)
         error: BaseException | None = None
         try:
@@ -66,10 +67,12 @@ class Listening:
             self.raised = error = raised
         except BaseException as raised:  # an interrupt in a callback is an interrupt of the run
             self._interrupts.append(type(raised).__name__)
-        answer = _answer(state, before, error)
+        new = {name: value for name, value in state.metrics.items() if name not in before or before[name] is not value}
+        stop = (state.stop_reason, state.stopped_by) if state.should_stop else (None, None)
+        changes: Changes | None = None
         if question.event == "maker.make_experience_end" and (experience := payload.get("experience")) is not None:
-            answer = replace(answer, value=Changes(experience.reward, experience.action_mask))
-        return answer
+            changes = Changes(experience.reward, experience.action_mask)
+        return Answer(*stop, metrics=new, error=None if error is None else portable(error), value=changes)
 
     def _serve(self, question: Question) -> Answer:
         try:
@@ -79,23 +82,23 @@ class Listening:
             return Answer(error=portable(raised))
 
     def mirror(self, values: Mapping[str, Any]) -> None:
-        """Make the driver's state that of the trainer."""
+        """Copy the trainer's state into the driver's."""
         _mirror(values, self.state)
 
-    def end_what_began(self, error: BaseException) -> None:
-        """The trainer cannot say any more that it is over: end what it began, innermost first."""
+    def end_open_moments(self, error: BaseException) -> None:
+        """For a trainer that can no longer do it: end every moment that it began, innermost first."""
         state = self.state
-        if not self._begun:
+        if not self._open_moments:
             return
         state.exception = error
         if not isinstance(error, Exception):
             state.stop_training("interrupted", by=type(error).__name__)
-        for event, payload in reversed(self._begun):
+        for event, payload in reversed(self._open_moments):
             if event == "train" and isinstance(error, Exception):
                 state.metrics["error"] = f"{type(error).__name__}: {error}"
                 self._fire_anyway("error", {"state": state, "exception": error}, error)
             self._fire_anyway(cast("EventName", f"{event}_end"), payload, error)
-        self._begun.clear()
+        self._open_moments.clear()
 
     def _fire_anyway(self, event: EventName, known: Mapping[str, Any], error: BaseException) -> None:
         defaults = {"metrics": {}, "seconds": 0.0, "step_idx": self.state.global_step}
@@ -105,21 +108,16 @@ class Listening:
         except BaseException as late:
             note_failure(error, "while it was ending the run", late)
 
-    def _note(self, event: str, payload: dict[str, Any]) -> None:
+    def _track(self, event: str, payload: dict[str, Any]) -> None:
+        """Note that a moment has begun; or that one has ended, and with it all that began after it."""
         name, _, side = event.rpartition("_")
         if MOMENTS[event].scope is not Scope.TRAINER:
             return
+        begun = [open_name for open_name, _ in self._open_moments]
         if side == "start":
-            self._begun.append((name, payload))
-        elif side == "end":
-            while self._begun and any(begun == name for begun, _ in self._begun) and self._begun.pop()[0] != name:
-                pass
-
-    def _state_of(self, question: Question) -> LoopState:
-        """One object for all moments of one actor."""
-        if MOMENTS[question.event].scope is Scope.MAKER:
-            return self._makers.setdefault(question.key[0], LoopState())
-        return self.state
+            self._open_moments.append((name, payload))
+        elif side == "end" and name in begun:
+            del self._open_moments[len(begun) - 1 - begun[::-1].index(name) :]
 
 
 def _mirror(values: Mapping[str, Any], state: LoopState) -> None:
@@ -128,9 +126,3 @@ def _mirror(values: Mapping[str, Any], state: LoopState) -> None:
             state.__dict__[name] = value
     state.metrics.clear()
     state.metrics.update(values.get("metrics", {}))
-
-
-def _answer(state: LoopState, before: Mapping[str, Any], error: BaseException | None) -> Answer:
-    changed = {name: value for name, value in state.metrics.items() if name not in before or before[name] is not value}
-    stop = (state.stop_reason, state.stopped_by) if state.should_stop else (None, None)
-    return Answer(*stop, metrics=changed, error=None if error is None else portable(error))

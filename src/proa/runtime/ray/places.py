@@ -1,4 +1,4 @@
-"""Where actors go: what each takes up, and whether they go together or apart."""
+"""Where actors run: which resources each takes, and whether they run together or apart."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ...errors import SettingError
 
-NEXT_TO_NOTHING = 0.001
-"""Processors: a place must hold something."""
+MIN_CPUS = 0.001
+"""Of a bundle in a placement group, which must hold something."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RaySettings:
-    """Where actors run, and what each of them takes up."""
+    """Where actors run, and which resources each of them takes."""
 
     namespace: str
     trainer_resources: Mapping[str, Any] = field(default_factory=dict)
@@ -27,26 +27,26 @@ class RaySettings:
     """PACK, SPREAD, STRICT_PACK or STRICT_SPREAD; None leaves it to Ray."""
 
 
-OURS = ("name", "namespace", "max_restarts")
+RESERVED_OPTIONS = ("name", "namespace", "max_restarts")
 """Options of Ray that a run sets itself."""
 
 
 def check_options(options: Mapping[str, Any]) -> None:
     """Raise `SettingError` for options of an actor that Ray does not know, or that are not the user's to set."""
-    if taken := [name for name in OURS if name in options]:
+    if taken := [name for name in RESERVED_OPTIONS if name in options]:
         raise SettingError(f"{taken[0]} is set by the run itself: leave it out")
     try:
-        ray.remote(_Nobody).options(**options)
+        ray.remote(_Actor).options(**options)
     except (ValueError, TypeError) as error:
         raise SettingError(str(error).splitlines()[0]) from None
 
 
-class _Nobody:
-    """An actor that is never started."""
+class _Actor:
+    """Never started: Ray checks the options of a class."""
 
 
 class Places:
-    """Ray's options for each actor of a run: reserved all at once, if a placement is asked for."""
+    """Ray's options for each actor of a run. With a placement, room for all of them is reserved at once."""
 
     def __init__(self, settings: RaySettings, *, trainers: int, makers: int) -> None:
         self._settings = settings
@@ -55,7 +55,7 @@ class Places:
         self._group: PlacementGroup | None = None
 
     def reserve(self) -> Any:
-        """Room for everyone: something to wait for, or None if no placement is asked for."""
+        """Reserve room for everyone: a reference to wait for, or None without a placement."""
         settings = self._settings
         if settings.placement is None:
             return None
@@ -65,11 +65,11 @@ class Places:
         )  # fmt: skip
         return self._group.ready()
 
-    def of_trainer(self, rank: int) -> dict[str, Any]:
+    def trainer_options(self, rank: int) -> dict[str, Any]:
         return self._options(f"trainer_{rank}", self._settings.trainer_resources, rank)
 
-    def of_maker(self, name: str) -> dict[str, Any]:
-        """A maker that replaces another goes where that was."""
+    def maker_options(self, name: str) -> dict[str, Any]:
+        """A replacement goes where the maker before it was."""
         number = int(name.partition("+")[0].rpartition("_")[2])
         return self._options(name, self._settings.maker_resources, self._trainers + number)
 
@@ -81,7 +81,7 @@ class Places:
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(self._group, place)
         return options
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         if self._group is not None and ray.is_initialized():
             remove_placement_group(self._group)
 
@@ -89,4 +89,4 @@ class Places:
 def _bundle(resources: Mapping[str, Any]) -> dict[str, float]:
     named = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}
     bundle = {named[key]: value for key, value in resources.items() if key in named and value}
-    return {"CPU": NEXT_TO_NOTHING, **bundle, **(resources.get("resources") or {})}
+    return {"CPU": MIN_CPUS, **bundle, **(resources.get("resources") or {})}

@@ -1,6 +1,6 @@
-"""Looks at a Ray cluster before it is used: whether it takes our token, and whether any of its raylets is alive.
+"""Checks a Ray cluster before it is used: whether it accepts our token, and whether any of its raylets is alive.
 
-Ray itself tries for a minute or two and then says that it could not connect, whatever the reason.
+Ray itself tries for a minute or two and then reports that it could not connect, whatever the reason.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import ray
 
 from ...errors import ProaError
 
-KNOCK_SECONDS = 10.0
+REPLY_SECONDS = 10.0
 """How long a head or a raylet may take to answer at all."""
 
 
@@ -32,7 +32,7 @@ class Node:
     host: str
     port: int
     is_alive: bool
-    """As far as the head knows: it notices after half a minute."""
+    """As far as the head knows, which notices a death after half a minute."""
 
 
 def check_cluster(address: str) -> None:
@@ -40,48 +40,47 @@ def check_cluster(address: str) -> None:
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or "://" in host:
         return
-    if _refusal(host, int(port)) is not None:
-        raise nobody_at(address)
-    nodes = _nodes_at(address)
-    if nodes is not None and (why := all_dead(nodes)):
+    try:
+        socket.create_connection((host, int(port)), timeout=REPLY_SECONDS).close()
+    except (OSError, OverflowError, UnicodeError):
+        raise no_cluster_error(address) from None
+    nodes = _fetch_nodes(address)
+    if nodes is not None and (why := explain_outage(nodes)):
         raise ClusterError(f"the Ray cluster at ray.address={address} cannot run anything: {why}")
 
 
-def check_own_cluster() -> None:
-    """The same for the cluster that this process is connected to."""
-    if why := all_dead(nodes_of_own_cluster()):
+def check_connected_cluster() -> None:
+    """Raise `ClusterError` if the cluster that this process is connected to cannot be used."""
+    known: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    nodes = [Node(node["NodeManagerAddress"], node["NodeManagerPort"], node["Alive"]) for node in known]
+    if why := explain_outage(nodes):
         raise ClusterError(f"the Ray cluster that this process is connected to cannot run anything: {why}")
 
 
-def nodes_of_own_cluster() -> list[Node]:
-    known: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
-    return [Node(node["NodeManagerAddress"], node["NodeManagerPort"], node["Alive"]) for node in known]
-
-
-def all_dead(nodes: Sequence[Node]) -> str | None:
+def explain_outage(nodes: Sequence[Node]) -> str | None:
     """Why no node can run anything; None if one can."""
     if not nodes:
         return "it has no nodes"
     reasons = []
     for node in nodes:
-        why = _silence(node.host, node.port) if node.is_alive else "has ended"
+        why = _raylet_fault(node.host, node.port) if node.is_alive else "has ended"
         if why is None:
             return None
         reasons.append(f"the raylet at {node.host}:{node.port} {why}")
     return f"{'; '.join(reasons[-3:])}. Start the cluster again with ray stop and ray start"
 
 
-def nobody_at(address: str | None) -> ClusterError:
+def no_cluster_error(address: str | None) -> ClusterError:
     return ClusterError(
         f"no Ray cluster answers at ray.address={address}: is it running, and can this machine reach it?"
     )
 
 
-def refused_token(address: str | None, environment: Mapping[str, str] = os.environ) -> ClusterError:
-    """In words, what was wrong with the token that was given, or that none was."""
+def token_error(address: str | None, environment: Mapping[str, str] = os.environ) -> ClusterError:
+    """What is wrong with the token that was given, or that none was."""
     if environment.get("RAY_AUTH_MODE", "token").lower() == "disabled":
         what = "RAY_AUTH_MODE is disabled here, and the cluster asks for a token"
-    elif (given := _given_token(environment)) is None:
+    elif (given := _find_token(environment)) is None:
         what = "no token was found here"
     else:
         what = f"the token in {given[0]} is not the cluster's"
@@ -91,8 +90,8 @@ def refused_token(address: str | None, environment: Mapping[str, str] = os.envir
     )
 
 
-def _given_token(environment: Mapping[str, str]) -> tuple[str, str] | None:
-    """Where Ray finds a token, and the token."""
+def _find_token(environment: Mapping[str, str]) -> tuple[str, str] | None:
+    """Where Ray reads a token from, and the token."""
     if token := environment.get("RAY_AUTH_TOKEN"):
         return "RAY_AUTH_TOKEN", token.strip()
     path = Path(environment.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
@@ -102,59 +101,49 @@ def _given_token(environment: Mapping[str, str]) -> tuple[str, str] | None:
         return None
 
 
-_OF_RAY = ("grpc", "ray.core.generated.gcs_service_pb2", "ray.core.generated.gcs_service_pb2_grpc")
+_RAY_MODULES = ("grpc", "ray.core.generated.gcs_service_pb2", "ray.core.generated.gcs_service_pb2_grpc")
 
 
-def _nodes_at(address: str) -> list[Node] | None:
-    """What the head of a cluster says of its nodes; None where it cannot be asked. A refused token is an error."""
-    try:  # what Ray brings along for itself: it may be other in another version, and then Ray is left to try
-        grpc, messages, services = map(import_module, _OF_RAY)
+def _fetch_nodes(address: str) -> list[Node] | None:
+    """The nodes that the head of a cluster lists; None where it cannot be asked. A refused token is an error."""
+    try:  # internals of Ray, which may differ in another version: then Ray is left to try
+        grpc, messages, services = map(import_module, _RAY_MODULES)
     except ImportError:
         return None
     if os.environ.get("RAY_USE_TLS", "0").lower() not in ("", "0", "false"):
         return None
-    given = _given_token(os.environ)
-    sends = given is not None and os.environ.get("RAY_AUTH_MODE", "token").lower() == "token"
-    header = [("authorization", f"Bearer {given[1]}")] if given is not None and sends else []
+    given, mode = _find_token(os.environ), os.environ.get("RAY_AUTH_MODE", "token").lower()
+    header = [("authorization", f"Bearer {given[1]}")] if given is not None and mode == "token" else []
     try:
         with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
             stub: Any = services.NodeInfoGcsServiceStub(channel)
             request = messages.GetAllNodeInfoRequest()
-            reply = stub.GetAllNodeInfo(request, timeout=KNOCK_SECONDS, metadata=header)
+            reply = stub.GetAllNodeInfo(request, timeout=REPLY_SECONDS, metadata=header)
     except grpc.RpcError as error:
         code = error.code() if hasattr(error, "code") else None
         if code == grpc.StatusCode.UNAUTHENTICATED:
-            raise refused_token(address) from None
+            raise token_error(address) from None
         if code in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE):
-            raise nobody_at(address) from None
+            raise no_cluster_error(address) from None
         return None
     return [Node(node.node_manager_address, node.node_manager_port, node.state == 0) for node in reply.node_info_list]
 
 
-def _refusal(host: str, port: int) -> str | None:
-    """Why no connection to a port can be had; None if it can."""
+def _raylet_fault(host: str, port: int) -> str | None:
+    """Why a raylet does not answer; None if it does. One that was stopped still accepts connections, silently."""
     try:
-        socket.create_connection((host, port), timeout=KNOCK_SECONDS).close()
-    except (OSError, OverflowError, UnicodeError) as error:
-        return f"cannot be reached ({getattr(error, 'strerror', None) or error})"
-    return None
-
-
-def _silence(host: str, port: int) -> str | None:
-    """Why a raylet does not answer; None if it does. One that was stopped still takes connections, and says nothing."""
-    try:
-        socket.create_connection((host, port), timeout=KNOCK_SECONDS).close()
+        socket.create_connection((host, port), timeout=REPLY_SECONDS).close()
     except ConnectionRefusedError:
         return "does not answer"
     except (OSError, OverflowError, UnicodeError):
-        return None  # not to be reached from here, perhaps: that is no proof
+        return None  # perhaps it cannot be reached from here: that proves nothing
     try:
         grpc = import_module("grpc")
     except ImportError:
         return None
     with grpc.insecure_channel(f"{host}:{port}", options=[("grpc.enable_http_proxy", 0)]) as channel:
         try:
-            grpc.channel_ready_future(channel).result(timeout=KNOCK_SECONDS)
+            grpc.channel_ready_future(channel).result(timeout=REPLY_SECONDS)
         except grpc.FutureTimeoutError:
-            return f"has not answered for {KNOCK_SECONDS:g} s"
+            return f"has not answered for {REPLY_SECONDS:g} s"
     return None

@@ -1,4 +1,4 @@
-"""What actors say to one another, and where they are."""
+"""What actors reply to one another, and where they run."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any
 import ray
 
 NO_VERSION = -2
-"""Below the base that adapters go over, which is -1."""
+"""Below the version of the base that adapters go over, which is -1."""
 POLL_SECONDS = 2.0
-"""How long a question stays with the trainer before it is asked again."""
+"""How long the trainer holds a request that has to wait; then it is repeated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Something, nothing yet (`value` None), or the end."""
+    """A value, nothing yet (`value` None), or the end of the run (`closed`)."""
 
     value: Any = None
     closed: str = ""
     weights: Any = None
-    """With a lease whose weights the maker has not: where they are, and their digest. It saves a call for each."""
+    """With a lease whose weights the maker does not have: a reference to them and their digest, which saves a call."""
 
 
 def this_node() -> str:
@@ -31,15 +31,15 @@ def this_node() -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Whereabouts:
-    """Where an actor runs, and where what it prints goes."""
+class Location:
+    """Where an actor runs, and the file that has what it prints."""
 
     pid: int
     node: str
     log: str
 
     @classmethod
-    def here(cls) -> Whereabouts:
+    def current(cls) -> Location:
         try:
             log = str(Path("/proc/self/fd/2").readlink())  # Ray has it point to the worker's own file
         except OSError:

@@ -8,8 +8,10 @@ from typing import Any
 
 import ray
 
-from .calls import in_short
+from .calls import summarize
 from .cluster import cluster
+
+__all__ = ["Task", "TaskFailed", "most_of", "summarize", "tasks_of"]
 
 
 class Task:
@@ -28,7 +30,7 @@ class Task:
         ray.cancel(self._reference, force=False)
 
     def value(self) -> Any:
-        """What came of it; raises what Ray says of a task whose process is gone."""
+        """Its result; raises what Ray raises for a task whose process is gone."""
         return ray.get(self._reference)
 
 
@@ -46,4 +48,3 @@ def tasks_of(address: str | None, name: str) -> Iterator[Callable[..., Task]]:
 
 
 TaskFailed = ray.exceptions.RayError
-told = in_short

@@ -1,8 +1,8 @@
 """The trainers as actors, the first of them with the lease book, the weights and the driver's mailbox beside it.
 
-Ray runs a lost call twice, or not at all, and says `unavailable` of calls that did run. So every call here may be
-repeated: asking for a lease again gives the one that was given, delivering twice changes nothing, and what is done once
-(`prepare`, `fit`) is done once however often it is asked for.
+Ray runs a lost call twice, or not at all, and raises `ActorUnavailableError` for calls that did run. So every call here
+may be repeated: asking for a lease again returns the same lease, delivering twice changes nothing, and `prepare` and
+`fit` do their work once however often they are called.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import traceback
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from time import monotonic
 from typing import Any, ClassVar
 
 import ray
@@ -33,9 +32,10 @@ from ...record.secrets import redact_values
 from ...roles.trainer import DetachedTrainer
 from ...roles.weights import Keep, Recall, WeightStore
 from ..process_group import ProcessGroup, serve_store
+from ..views import RunSnapshot, view_trainer
 from .calls import Once, portable
-from .link import Answer, AskDriver, Interests, Key, Mailbox, Question, ToRemoteDriver
-from .replies import POLL_SECONDS, Reply, Whereabouts, this_node
+from .link import Answer, AskDriver, DriverLink, Interests, Key, Mailbox, Question
+from .replies import POLL_SECONDS, Location, Reply, this_node
 from .transport import unwrap, unwrap_delivery, wrap
 
 
@@ -84,7 +84,7 @@ class RankHost:
         self._rank, self._size = rank, size
         self._backend = backend
         self._patience = patience
-        self._link: ToRemoteDriver | None = None
+        self._link: DriverLink | None = None
         self._ask_driver: AskDriver | None = None
         self._parts: TrainerParts | None = None
         self._replicas: Replicas = Alone()
@@ -92,11 +92,12 @@ class RankHost:
         self._is_prepared = threading.Event()
         self._trained: Once[Outcome] = Once()
         self._thread: threading.Thread | None = None
+        self._has_ended = False
         self._store: Any = None
 
     @concurrency_group("look")
-    def ready(self) -> Whereabouts:
-        return Whereabouts.here()
+    def ready(self) -> Location:
+        return Location.current()
 
     @concurrency_group("look")
     def address(self) -> tuple[str, int]:
@@ -116,7 +117,9 @@ class RankHost:
             self._replicas = ProcessGroup(self._store, self._rank, self._size, **settings)
         elif address is not None:
             self._replicas = ProcessGroup.connect(address, self._rank, self._size, **settings)
-        self._parts = self._build(TrainerTies(self._replicas, put_away, take_back, self._link, self._ask_driver))
+        self._parts = self._build(
+            TrainerTies(self._replicas, store_weights, load_weights, self._link, self._ask_driver)
+        )
         self._is_prepared.set()
 
     @concurrency_group("compute")
@@ -128,17 +131,18 @@ class RankHost:
         parts = self._built
         self._thread = threading.current_thread()
         error: BaseException | None = None
-        told = ""
+        text = ""
         try:
             parts.trainer.fit(*counts)
         except BaseException as raised:
-            error, told = portable(raised), traceback.format_exc()
-            print(redact_values(traceback.format_exc()), file=sys.stderr, flush=True)  # into this actor's log
+            error, text = portable(raised), traceback.format_exc()
+            print(redact_values(text), file=sys.stderr, flush=True)  # into this actor's log
         finally:
             self._thread = None
+            self._has_ended = True
             if parts.book is not None:
                 parts.book.close("the run is over")
-        return Outcome(parts.trainer.state.to_dict(), parts.summary(), error, told)
+        return Outcome(parts.trainer.state.to_dict(), parts.summary(), error, text)
 
     @concurrency_group("look")
     def interrupt(self, reason: str) -> None:
@@ -158,48 +162,22 @@ class RankHost:
 
     @concurrency_group("look")
     def close(self, reason: str) -> None:
-        """The run cannot go on: whoever waits here is told."""
+        """The run cannot continue: end every wait here, with the reason."""
         if isinstance(self._replicas, ProcessGroup):
             self._replicas.abandon(reason)
         if self._parts is not None and self._parts.book is not None:
             self._parts.book.close(reason, step_goes_on=True)
 
     @concurrency_group("look")
-    def look_at_trainer(self) -> ActorView:
+    def view(self) -> ActorView:
         if self._parts is None:
             return ActorView(f"trainer_{self._rank}", "trainer", doing="getting ready")
-        trainer = self._parts.trainer
-        doing = trainer.activity.look()
-        return ActorView(
-            f"trainer_{self._rank}",
-            "trainer",
-            doing=doing.what,
-            since=doing.since,
-            version=trainer.state.policy_version,
-            spent=doing.spent,
-        )
+        return view_trainer(f"trainer_{self._rank}", self._parts.trainer, has_ended=self._has_ended)
 
     @property
     def _built(self) -> TrainerParts:
         assert self._parts is not None, "it is prepared before it trains"
         return self._parts
-
-
-@dataclass(frozen=True, slots=True)
-class RunLook:
-    """What rank 0 knows of the run."""
-
-    trainer: ActorView
-    step: int
-    of: int
-    episode: int
-    version: int
-    versions: list[int]
-    ledger: dict[str, Any]
-    waits: list[tuple[str, str, float]]
-    """Owner, reason, seconds."""
-    overdue: dict[int, str]
-    """Leases that a maker has had for too long, and which."""
 
 
 class TrainerHost(RankHost):
@@ -212,7 +190,7 @@ class TrainerHost(RankHost):
     ) -> None:  # fmt: skip
         super().__init__(build, 0, size, backend, patience)
         self._mailbox = Mailbox()
-        self._link = ToRemoteDriver("trainer_0", interests.of(Scope.TRAINER), self._mailbox.ask, patience)
+        self._link = DriverLink("trainer_0", interests.within(Scope.TRAINER), self._mailbox.ask, patience)
         self._ask_driver = AskDriver("trainer_0", self._mailbox.ask, patience)
         self._given: dict[str, tuple[int, Reply]] = {}
         self._asking: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
@@ -221,12 +199,12 @@ class TrainerHost(RankHost):
 
     @concurrency_group("leases")
     def prepared(self) -> Reply:
-        """Whether there is anything to ask for yet; makers get ready while the trainer does."""
+        """Whether there are leases and weights yet; makers get ready while the trainer does."""
         return Reply(self._is_prepared.wait(POLL_SECONDS))
 
     @concurrency_group("leases")
     def next_lease(self, maker: str, ticket: int, has_version: int) -> Reply:
-        """Work for a maker. Asked again with the same ticket, because the answer was lost, it is the same again."""
+        """Work for a maker. Repeated with the same ticket, because the reply was lost, it is the same lease."""
         with self._asking[maker]:
             last, reply = self._given.get(maker, (0, Reply()))
             if last == ticket:
@@ -258,11 +236,9 @@ class TrainerHost(RankHost):
 
     @concurrency_group("weights")
     def weights(self, version: int) -> Reply:
-        """A reference to the weights of that version, with their digest; in a list, so that Ray leaves it one."""
-        store = self._built.store
-        assert store is not None, "rank 0 has it"
+        """A reference to the weights of that version, with their digest; in a list, so that Ray does not resolve it."""
         try:
-            kept = store.fetch(version, owner="a maker", seconds=POLL_SECONDS)
+            kept = self._weights.fetch(version, owner="a maker", seconds=POLL_SECONDS)
         except WaitTimeoutError:
             return Reply()
         return Reply([kept.tensors, kept.digest])
@@ -280,30 +256,18 @@ class TrainerHost(RankHost):
 
     @concurrency_group("look")
     def dismiss(self, maker: str) -> list[int]:
-        """A maker is gone: it gets nothing more, and the leases that it had, which are returned, go to others."""
-        self._book.dismiss(maker)
-        for lease_id in (held := self._book.held_by(maker)):
-            self._book.release(lease_id, maker)
-        return held
+        """Asked again, because the answer was lost, it says that the maker had nothing: that blames no lease."""
+        return self._book.dismiss(maker)
 
     @concurrency_group("look")
-    def look(self, lease_timeout: float) -> RunLook:
+    def overdue(self, seconds: float) -> dict[int, str]:
+        return self._book.overdue(seconds)
+
+    @concurrency_group("look")
+    def snapshot(self) -> RunSnapshot:
         """Who waits for what, and where everything is."""
-        parts = self._built
-        book, state, store = self._book, parts.trainer.state, parts.store
-        rooms = [book.room, *([store.room] if store is not None else [])]
-        now = monotonic()
-        return RunLook(
-            self.look_at_trainer(),
-            state.global_step,
-            state.max_steps,
-            state.episode,
-            state.policy_version,
-            store.versions if store is not None else [],
-            book.ledger.as_dict(),
-            [(wait.owner, wait.reason(), now - wait.since) for room in rooms for wait in room.waits()],
-            book.overdue(lease_timeout),
-        )
+        trainer = self._built.trainer
+        return RunSnapshot.take("trainer_0", trainer, self._book, self._weights, has_ended=self._has_ended)
 
     @property
     def _book(self) -> LeaseBook:
@@ -311,12 +275,18 @@ class TrainerHost(RankHost):
         assert book is not None, "rank 0 has it"
         return book
 
+    @property
+    def _weights(self) -> WeightStore:
+        store = self._built.store
+        assert store is not None, "rank 0 has it"
+        return store
 
-def put_away(tensors: Any) -> Any:
-    """Weights into the object store; a reference to them comes back. One copy, for any number of makers."""
+
+def store_weights(tensors: Any) -> Any:
+    """Put weights into the object store, once for any number of makers; returns a reference to them."""
     return ray.put(wrap(tensors))
 
 
-def take_back(kept: Any) -> Mapping[str, torch.Tensor]:
-    """Weights from the object store."""
+def load_weights(kept: Any) -> Mapping[str, torch.Tensor]:
+    """Get weights from the object store."""
     return unwrap(ray.get(kept))

@@ -47,15 +47,13 @@ def wrap(tensors: Mapping[str, torch.Tensor]) -> Parcel:
 
 def unwrap(parcel: Parcel) -> dict[str, torch.Tensor]:
     """The tensors, as views of the parcel's memory."""
+    tensors: dict[str, torch.Tensor] = {}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # nobody writes
-        return {
-            name: _tensor(array, getattr(torch, parcel.dtypes[name]), parcel.shapes[name])
-            for name, array in parcel.arrays.items()
-        }
-
-
-def _tensor(array: Bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    if not array.size:  # an empty array has no strides that another dtype could be made of
-        return torch.empty(shape, dtype=dtype)
-    return torch.from_numpy(array).view(dtype).reshape(shape)
+        for name, array in parcel.arrays.items():
+            dtype, shape = getattr(torch, parcel.dtypes[name]), parcel.shapes[name]
+            if array.size:
+                tensors[name] = torch.from_numpy(array).view(dtype).reshape(shape)
+            else:  # an empty array has no strides that could be read as another dtype
+                tensors[name] = torch.empty(shape, dtype=dtype)
+    return tensors
