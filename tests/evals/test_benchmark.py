@@ -181,8 +181,7 @@ def test_an_evaluator_of_ones_own_is_given_the_policy_as_it_is(config, material)
 
 
 def policy_of(config, material):
-    engine = EvalEngine(material, config.engine).load(material.model)
-    return Policy(material.model, material.tokenizer, 0, 0, lambda: engine, config)
+    return Policy(material.model, material.tokenizer, 0, 0, EvalEngine(material, config.engine), config)
 
 
 def test_each_prompt_that_the_policy_completes_has_seeds_of_its_own(config, material):

@@ -9,9 +9,10 @@ from tests.learning.ranks import in_threads
 from proa import TrainerCallback
 from proa.algorithms import PPO, build_algorithm
 from proa.data.experience import BufferItem
+from proa.data.facts import SampleFacts
 from proa.data.sampling import Sampling
 from proa.learning.optimizer import OptimizerSettings
-from proa.learning.replicas import Alone, ReplicaError, SharedSource
+from proa.learning.replicas import Alone, ReplicaError
 from proa.leases.ledger import Ledger
 from proa.policy.critic import separate_critic, shared_critic
 from proa.policy.micro_batches import deal_rows
@@ -19,6 +20,7 @@ from proa.policy.models import load_model
 from proa.roles.grpo_trainer import DetachedGRPOTrainer
 from proa.roles.policy_trainer import StepSettings
 from proa.roles.ppo_trainer import DetachedPPOTrainer
+from proa.roles.source import SharedSource
 from proa.roles.weights import WeightStore
 
 CONFIG = {"model_type": "gpt2", "vocab_size": 11, "n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 24}
@@ -46,7 +48,7 @@ def items(groups=4, seed=0):
                     reward=torch.randn((), generator=generator, dtype=torch.float64),
                     uid=f"{group}/{sample}",
                     group_id=str(group),
-                    notes={"finish_reason": "length" if sample == 1 else "stop"},
+                    facts=SampleFacts("length" if sample == 1 else "stop"),
                 )
             )
     return made

@@ -29,6 +29,7 @@ from proa.roles.maker import ExperienceMakerHolder
 from proa.roles.policy_trainer import PolicyTrainer, StepSettings
 from proa.roles.ppo_trainer import DetachedPPOTrainer
 from proa.roles.weights import WeightStore
+from proa.rollouts import SingleTurn
 from proa.runtime.local import LocalRuntime, Supervision
 from proa.tasks import PromptStream
 from proa.tasks.builtin import builtin_task
@@ -99,9 +100,7 @@ class SmallRun:
     def make_maker(self, name: str) -> ExperienceMakerHolder:
         return ExperienceMakerHolder(
             engine=build_engine("native", self.model, end_ids=[self.tokenizer.eos_token_id]),
-            decode=lambda ids: self.tokenizer.decode(list(ids), skip_special_tokens=True),
-            scorer=self.scorer,
-            sampling=SAMPLING,
+            rollout=SingleTurn(self.tokenizer, SAMPLING, scorer=self.scorer),
             whole_weights=whole_weights_over(self.model),
             name=name,
         )

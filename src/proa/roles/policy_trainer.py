@@ -133,9 +133,9 @@ class PolicyTrainer(DetachedTrainer):
         dropped: dict[str, tuple[BufferItem, ...]] = {}
         for item in group:
             if item.reward is None:
-                reason = item.notes.get("reward_failure", "no_reward")
+                reason = item.facts.reward_failure or "no_reward"
                 dropped[reason] = (*dropped.get(reason, ()), item)
-                self._last_reward_error = item.notes.get("error", "")
+                self._last_reward_error = item.facts.reward_error or ""
                 self.first_reward_error = self.first_reward_error or self._last_reward_error
         if len(scored) < self.algorithm.min_group:
             return Sifted((), {**dropped, **({"group_too_small": scored} if scored else {})})
@@ -360,8 +360,8 @@ def _described_rewards(rewards_B: torch.Tensor) -> dict[str, float]:
 def _parts_of_rewards(experience: Experience) -> dict[str, float]:
     """The mean of each part of the reward over the samples that have it, before its weight; one part is the reward."""
     parts: dict[str, list[float]] = {}
-    for note in experience.notes:
-        for name, value in note.get("reward_parts", {}).items():
+    for facts in experience.facts:
+        for name, value in facts.reward_parts.items():
             if value is not None:
                 parts.setdefault(name, []).append(value)
     if len(parts) < 2:

@@ -102,14 +102,14 @@ class DetachedPPOTrainer(PolicyTrainer):
 
     def _credit_inputs(self, experience: Experience, mask_BA: torch.Tensor) -> CreditInputs:
         inputs = super()._credit_inputs(experience, mask_BA)
-        bootstrap = self.algorithm.bootstrap_truncated and bool(experience.notes)
+        bootstrap = self.algorithm.bootstrap_truncated and bool(experience.facts)
         if experience.values is None or bootstrap:
             values_BA, after_B = self._values(experience, mask_BA)
             experience.values = values_BA if experience.values is None else experience.values
         inputs = replace(inputs, values_BT=experience.values)
         if not bootstrap:
             return inputs
-        cut_off_B = torch.tensor([note.get("finish_reason") == "length" for note in experience.notes])
+        cut_off_B = torch.tensor([facts.finish_reason == "length" for facts in experience.facts])
         return replace(inputs, bootstrap_B=after_B.masked_fill(~cut_off_B.to(after_B.device), 0))
 
     @property

@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
-import torch
 from transformers import PreTrainedModel
 
 from ..config import ConfigError, RunConfig
@@ -17,13 +16,14 @@ from ..lifecycle.hooks import BaseCallback
 from ..model_shape import context_length
 from ..policy.material import Material
 from ..policy.models import ModelError, weights_digest
-from ..policy.reward_model import check_same_tokenizer, load_reward_model, sequence_scores
+from ..policy.reward_model import check_same_tokenizer, load_reward_model
 from ..policy.whole import WholeWeights
 from ..resume.inputs import Inputs
 from ..rewards import InlineRewards, RewardWorkers
 from ..rewards.function import load_rewards
 from ..rewards.identity import identity
-from ..roles.maker import ExperienceMakerHolder, ModelReward
+from ..roles.maker import ExperienceMakerHolder
+from ..rollouts import ModelReward, SingleTurn
 from ..tasks import Task
 from .given import Given
 from .material import load_tokenizer
@@ -54,16 +54,16 @@ class MakerSide:
         self, name: str, scorer: Any, callbacks: Sequence[BaseCallback], whole_weights: WholeWeights | None
     ) -> ExperienceMakerHolder:
         """A maker with an engine of its own; `scorer` is what `self.scorer` gave when it was entered."""
-        config, material = self.config, self.material
-        decode = material.tokenizer.decode
+        config, material, section = self.config, self.material, self.config.reward.model
+        model_reward = None
+        if section is not None and self.reward_model is not None:
+            model_reward = ModelReward(self.reward_model, section.weight, section.token_budget)
+        rollout = SingleTurn(material.tokenizer, sampling_of(config), scorer=scorer, model_reward=model_reward)
         return ExperienceMakerHolder(
             engine=build_engine(
                 config.engine.kind, material.model, end_ids=material.end_ids, slots=config.engine.slots
             ),
-            decode=lambda ids: str(decode(list(ids), skip_special_tokens=True)),
-            scorer=scorer,
-            sampling=sampling_of(config),
-            model_reward=_model_reward(config, self.reward_model),
+            rollout=rollout,
             whole_weights=whole_weights,
             callbacks=callbacks,
             name=name,
@@ -80,19 +80,6 @@ def _reward_model(config: RunConfig, material: Material, longest_prompt: int) ->
     if section is None:
         return None
     return reward_model_for(config, material, longest_prompt, section.path).requires_grad_(False)
-
-
-def _model_reward(config: RunConfig, model: PreTrainedModel | None) -> ModelReward | None:
-    section = config.reward.model
-    if section is None or model is None:
-        return None
-
-    def score(sequences: Any) -> list[float]:
-        with torch.no_grad():
-            scores: list[float] = sequence_scores(model, sequences, token_budget=section.token_budget).tolist()
-        return scores
-
-    return ModelReward(score, section.weight)
 
 
 def reward_model_for(config: RunConfig, material: Material, longest_prompt: int, folder: str) -> PreTrainedModel:
