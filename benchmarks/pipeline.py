@@ -40,7 +40,9 @@ from proa.rewards import InlineRewards
 from proa.roles.maker import ExperienceMakerHolder
 from proa.roles.trainer import DetachedTrainer
 from proa.roles.weights import WeightStore
+from proa.rollouts import SingleTurn
 from proa.runtime.local import LocalRuntime
+from proa.tasks.builtin.characters import tokenizer
 
 LEASES = 8
 SAMPLING = Sampling(group_size=8, max_new_tokens=128)
@@ -164,9 +166,7 @@ def build_trainer(case: Case, **keep: Any) -> tuple[SleepingTrainer, CountingBoo
 def build_maker(case: Case, name: str) -> ExperienceMakerHolder:
     return ExperienceMakerHolder(
         engine=SleepingEngine(case.lease_seconds),
-        decode=lambda ids: " ".join(map(str, ids)),
-        scorer=InlineRewards(_reward),
-        sampling=SAMPLING,
+        rollout=SingleTurn(tokenizer(), SAMPLING, scorer=InlineRewards(_reward)),
         name=name,
     )
 

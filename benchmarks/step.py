@@ -32,6 +32,7 @@ from proa.rewards import InlineRewards
 from proa.roles.maker import ExperienceMakerHolder
 from proa.roles.policy_trainer import DetachedGRPOTrainer
 from proa.roles.weights import WeightStore
+from proa.rollouts import SingleTurn
 from proa.tasks import PromptStream, load_task
 from proa.tasks.builtin.characters import tokenizer as make_tokenizer
 
@@ -63,8 +64,8 @@ def proa_step(new_tokens: int) -> Callable[[], None]:
         optimizer_steps=1000, store=store, settings=StepSettings(token_budget=8192),
     )  # fmt: skip
     maker = ExperienceMakerHolder(
-        engine=build_engine("native", model, end_ids=[]), sampling=sampling, scorer=InlineRewards(length_reward),
-        decode=lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=True)),
+        engine=build_engine("native", model, end_ids=[]),
+        rollout=SingleTurn(tokenizer, sampling, scorer=InlineRewards(length_reward)),
     )  # fmt: skip
     maker.update_experience_maker(store.fetch(0, owner="maker"))
     batch = 0

@@ -32,10 +32,12 @@ from proa.engines.protocol import Request
 from proa.engines.weights import WeightPlaces
 from proa.roles.maker import ExperienceMakerHolder
 from proa.roles.weights import WeightStore
+from proa.rollouts import SingleTurn
 from proa.runtime.ray.cluster import cluster
 from proa.runtime.ray.maker_host import RemoteStore
 from proa.runtime.ray.replies import Reply
 from proa.runtime.ray.trainer_host import store_weights
+from proa.tasks.builtin.characters import tokenizer
 
 MAKERS = 2
 FIRST_PUSHES = 4
@@ -143,7 +145,7 @@ class Maker:
         torch.set_num_threads(1)
         self.engine = Places(parameters(megabytes))
         self.store = RemoteStore(trainer, PATIENCE)
-        self.maker = ExperienceMakerHolder(engine=self.engine, decode=str, scorer=None, sampling=Sampling())
+        self.maker = ExperienceMakerHolder(engine=self.engine, rollout=SingleTurn(tokenizer(), Sampling()))
 
     def switch(self, version: int) -> Switched:
         weights = self.store.fetch(version, owner="a maker")

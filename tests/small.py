@@ -21,3 +21,11 @@ DETACHED: dict[str, Any] = {
     "optimizer": {"learning_rate": 3e-3}, "wait_timeout": 60.0,
 }  # fmt: skip
 """Settings of a detached run; tests add what they are about."""
+
+
+class Numbers:
+    """A tokenizer for rollouts without a model: text is the tokens' numbers."""
+
+    def decode(self, tokens: list[int], *, skip_special_tokens: bool) -> str:
+        assert skip_special_tokens
+        return " ".join(map(str, tokens))

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proa.data.experience import BufferItem, Experience, merge, split
+from proa.data.facts import SampleFacts
 from proa.data.sampling import Sampling
 
 
@@ -28,7 +29,7 @@ def item(prompt, completion, *, index=0, full=True):
         uid=f"u{index}",
         group_id=f"g{index // 2}",
         sampling=Sampling(),
-        notes={"finish_reason": "stop"},
+        facts=SampleFacts("stop"),
     )
 
 

@@ -1,13 +1,15 @@
 """What a hook may do to experience, and what is refused."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from proa import CallbackManager, ErrorPolicy, LoopState
 from proa.data.experience import BufferItem, merge
-from proa.data.experience_changes import apply_changes, copied, refuse_other_changes
+from proa.data.experience_changes import as_delivered, copied, refuse_other_changes, shown_to_hooks
+from proa.data.facts import SampleFacts
 from proa.errors import HookError
 from proa.lifecycle.roles import Role
 
@@ -21,7 +23,7 @@ def items():
             attention_mask=torch.ones(len(tokens), dtype=torch.bool),
             action_mask=torch.ones(len(log_probs), dtype=torch.bool),
             versions=torch.zeros(len(log_probs), dtype=torch.int32), uid=f"0/{row}", group_id="0",
-            notes={"finish_reason": "stop", "reward_parts": {}},
+            facts=SampleFacts("stop", {"length": 1.0}),
         )
         for row, (tokens, log_probs, reward) in enumerate(rows)
     ]  # fmt: skip
@@ -46,7 +48,8 @@ REFUSED = [
     (put("advantages", torch.zeros(2, 2)), "changed 'advantages' of the experience"),
     (put("sequences", torch.zeros(1, 4)), "changed 'sequences' of the experience"),
     (put("uids", ("0/1", "0/0")), "changed 'uids' of the experience"),
-    (lambda experience: experience.notes[0].update(finish_reason="length"), "changed 'notes' of the experience"),
+    (lambda experience: experience.facts[0].reward_parts.update(length=2.0), "changed 'facts' of the experience"),
+    (put("facts", (SampleFacts("length"),) * 2), "changed 'facts' of the experience"),
     (put("rewards", torch.zeros(2)), "gave the experience a 'rewards', which it does not have; did you mean 'reward'?"),
     (put("reward", None), "set 'reward' to None, not to one number for each of 2 samples"),
     (put("reward", torch.zeros(3)), "set 'reward' to torch.float32 of shape (3,), not to one number for each of 2"),
@@ -74,26 +77,53 @@ def test_whatever_else_is_changed_is_refused_in_words_and_undone():
         refuse_other_changes("nobody", copied(merge(items())), experience)  # it is what it was
 
 
-def test_rewards_and_masks_that_are_changed_are_those_of_the_items():
-    given = [*items()]
-    given[1] = BufferItem(**{**vars(given[1]), "reward": None, "notes": {"error": "no", "reward_failure": "x", "a": 1}})
-    for rewards in (torch.tensor([2.5, 0.5], dtype=torch.float64), torch.tensor([2, 1])):
-        experience = merge(items())
-        before = copied(experience)
-        experience.reward = rewards
-        experience.action_mask[0, 0] = False
-        refuse_other_changes("hook", before, experience)
-        first, second = apply_changes(given, experience)
-        assert [float(first.reward), float(second.reward)] == rewards.tolist()
-        assert (first.reward.dtype, second.notes) == (torch.float32, {"a": 1})
-        assert (first.action_mask.tolist(), second.action_mask.tolist()) == ([False, True], [True])
-        assert first.sequences is given[0].sequences
+def failed(item):
+    return replace(item, reward=None, facts=item.facts.with_failure("reward_failed", "boom"))
 
 
-def test_what_is_not_changed_stays_the_same_object():
-    given = items()
-    given[1] = BufferItem(**{**vars(given[1]), "reward": None})
-    assert all(left is right for left, right in zip(apply_changes(given, merge(items())), given, strict=True))
+@pytest.mark.parametrize("rewards", [torch.tensor([2.5, 0.5], dtype=torch.float64), torch.tensor([2, 1])])
+def test_rewards_and_masks_that_are_changed_are_those_of_what_is_delivered(rewards):
+    given = [items()[0], failed(items()[1])]
+    experience = shown_to_hooks(given)
+    before = copied(experience)
+    experience.reward = rewards
+    experience.action_mask = experience.action_mask.double()
+    experience.action_mask[0, 0] = 0.0
+    refuse_other_changes("hook", before, experience)
+    first, second = as_delivered(experience)
+    assert [float(first.reward), float(second.reward)] == rewards.tolist()
+    assert first.reward.dtype == second.reward.dtype == torch.float32
+    assert (first.action_mask.tolist(), second.action_mask.tolist()) == ([False, True], [True])
+    assert second.facts == SampleFacts("stop", {"length": 1.0})  # it has not failed any more
+
+
+def test_what_is_not_changed_is_delivered_bit_for_bit():
+    given = [items()[0], failed(items()[1])]
+    delivered = as_delivered(shown_to_hooks(given))
+    for before, after in zip(given, delivered, strict=True):
+        for name, value in vars(before).items():
+            if isinstance(value, torch.Tensor):
+                assert (value.dtype, value.shape) == (getattr(after, name).dtype, getattr(after, name).shape)
+                assert torch.equal(value, getattr(after, name))
+            else:
+                assert value == getattr(after, name), name
+
+
+def test_a_sample_without_a_reward_is_shown_with_nan_also_where_none_has_one():
+    assert shown_to_hooks([items()[0], failed(items()[1])]).reward.isnan().tolist() == [False, True]
+    experience = shown_to_hooks([failed(item) for item in items()])
+    assert (experience.reward.shape, experience.reward.isnan().tolist()) == ((2,), [True, True])
+    assert [item.reward for item in as_delivered(experience)] == [None, None]
+
+
+def test_what_a_hook_kept_of_the_experience_is_not_what_was_delivered():
+    experience = shown_to_hooks(items()[:1])
+    (item,) = as_delivered(experience)
+    experience.sequences.zero_()
+    experience.reward.zero_()
+    experience.facts[0].reward_parts["length"] = 9.0
+    assert (item.sequences.tolist(), float(item.reward)) == ([1, 2, 5, 6], 1.0)
+    assert item.facts.reward_parts == {"length": 1.0}
 
 
 def test_a_hook_that_fails_in_the_middle_of_a_change_changes_nothing_and_is_counted():

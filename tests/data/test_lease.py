@@ -8,6 +8,7 @@ import pytest
 import torch
 from tests.leases.honest_makers import fulfil, prompt, with_item
 
+from proa.data.facts import SampleFacts
 from proa.data.lease import Delivery, GarbageError, Lease, check_delivery
 from proa.errors import ProaError
 
@@ -62,6 +63,16 @@ def test_what_an_honest_maker_makes_passes():
         (TWO, {"reward": torch.tensor(-math.inf)}, "its reward is -inf, not a finite number"),
         (TWO, {"reward": torch.tensor([1.0])}, "its reward is torch.float32 of shape (1,), not a finite number"),
         (TWO, {"reward": 1.0}, "its reward is 1.0, not a finite number in a tensor"),
+        (TWO, {"facts": {"finish_reason": "stop"}}, "its facts are {'finish_reason': 'stop'}, not SampleFacts"),
+        (TWO, {"facts": None}, "its facts are None, not SampleFacts"),
+        (TWO, {"facts": SampleFacts("tired")}, "its finish_reason is 'tired', not one of stop, length"),
+        (TWO, {"facts": SampleFacts(reward_parts=[1.0])}, "the parts of its reward are [1.0], not numbers by name"),
+        (TWO, {"facts": SampleFacts(reward_parts={"a": "1"})}, "the part 'a' of its reward is '1', not a number"),
+        (
+            TWO,
+            {"facts": SampleFacts(reward_error="boom", reward_failure="reward_failed")},
+            "it has a reward, and its facts say why it has none: boom",
+        ),
         (TWO, {"values": torch.tensor([0, math.nan, 0])}, "its values is not finite everywhere"),
         (TWO, {"advantages": torch.zeros(4)}, "its advantages is torch.float32 of shape (4,), not one value for each"),
     ],

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proa.data.experience import ACTION_LIKE, SEQUENCE_LIKE, BufferItem, Experience, split
+from proa.data.facts import SampleFacts
 from proa.data.packed_items import pack_items, unpack_items
 from proa.data.sampling import Sampling
 
@@ -40,7 +41,7 @@ def an_item(prompt, completion, seed):
         uid=choose.choice(["", "3/1"]),
         group_id=choose.choice(["", "ü"]),
         sampling=choose.choice([None, Sampling(), Sampling(temperature=0.5)]),
-        notes=choose.choice([{}, {"finish_reason": "stop", "reward_parts": {"length": 1.0, "none": None}}]),
+        facts=choose.choice([SampleFacts(), SampleFacts("stop", {"length": 1.0, "none": None})]),
     )
 
 

@@ -180,8 +180,7 @@ def test_an_evaluator_of_ones_own_is_given_the_policy_as_it_is(config, policy):
 
 
 def evaluated(config, policy):
-    engine = EvalEngine(policy, config.engine).load(policy.model)
-    return EvaluatedPolicy(policy.model, policy.tokenizer, 0, 0, lambda: engine, config)
+    return EvaluatedPolicy(policy.model, policy.tokenizer, 0, 0, EvalEngine(policy, config.engine), config)
 
 
 def test_each_prompt_that_the_policy_completes_has_seeds_of_its_own(config, policy):

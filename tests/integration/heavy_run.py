@@ -15,10 +15,12 @@ from proa.leases.plan import LeasePlan
 from proa.rewards import InlineRewards
 from proa.roles.maker import ExperienceMakerHolder
 from proa.roles.weights import WeightStore
+from proa.rollouts import SingleTurn
 from proa.runtime.ray.driver import RayRuntime
 from proa.runtime.ray.places import RaySettings
 from proa.runtime.ray.trainer_host import TrainerParts
 from proa.runtime.supervisor import Limits
+from proa.tasks.builtin.characters import tokenizer
 
 TOKENS = 50_000
 """Of one completion: a sample is then about a megabyte."""
@@ -85,8 +87,10 @@ class Heavy:
     @contextmanager
     def maker(self, name, store, link):
         yield ExperienceMakerHolder(
-            engine=HeavyEngine(), decode=lambda ids: "", scorer=InlineRewards([half]),
-            sampling=Sampling(group_size=2, max_new_tokens=TOKENS), name=name,
+            engine=HeavyEngine(), name=name,
+            rollout=SingleTurn(
+                tokenizer(), Sampling(group_size=2, max_new_tokens=TOKENS), scorer=InlineRewards([half])
+            ),
         )  # fmt: skip
 
     def run(self, *, makers=3):

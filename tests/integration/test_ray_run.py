@@ -29,6 +29,7 @@ class Recorded:
     local: str
     heard: list[tuple[str, int | None]]
     of_makers: dict[str, list[int]]
+    of_trainer: list[int]
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +39,8 @@ def recorded(ray_cluster, tmp_path_factory):
     notes, watching = folder / "notes", Watching()
     listeners = [watching, WhereAmI(notes), AndI(notes)]
     on_ray = digest(folder, "ray", runtime="ray", makers=2, max_staleness=2, callbacks=listeners)
-    return Recorded(folder, on_ray, digest(folder, "local", max_staleness=2), watching.heard, watching.of_makers)
+    local = digest(folder, "local", max_staleness=2)
+    return Recorded(folder, on_ray, local, watching.heard, watching.of_makers, watching.of_trainer)
 
 
 def test_weights_are_those_of_the_local_run(recorded):
@@ -83,6 +85,7 @@ class Watching(EveryMoment):
 
     def __init__(self) -> None:
         self.heard = []
+        self.of_trainer = []
         self.of_makers = {"versions": [], "lengths": [], "ends": []}
 
     def on_moment(self, event, payload):
@@ -92,6 +95,9 @@ class Watching(EveryMoment):
                 self.of_makers["versions"].append(payload["version"])
             case "maker.make_experience_end":
                 self.of_makers["lengths"].append(len(payload["experience"]))
+            case "step_end":
+                assert payload["batch"].data is payload["experience"]
+                self.of_trainer.append(len(payload["experience"]))
             case "maker.loop_end":
                 self.of_makers["ends"].append(payload["state"].global_step)
         step = payload["state"].global_step if "state" in payload else None
@@ -128,6 +134,10 @@ def test_callbacks_in_the_driver_hear_the_documented_order(recorded):
     assert [step for event, step in recorded.heard if event == "step_end"] == [1, 2, 3, 4]
     lines = (recorded.folder / "ray" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [0, 1, 2, 3]
+
+
+def test_callbacks_in_the_driver_that_read_the_batch_get_the_trained_one(recorded):
+    assert recorded.of_trainer == [SMALL["train_batch_size"]] * 4
 
 
 def test_callbacks_of_trainers_and_makers_live_in_their_actors(recorded):

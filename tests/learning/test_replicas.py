@@ -9,14 +9,16 @@ from tests.learning.ranks import in_threads
 from proa import TrainerCallback
 from proa.algorithms import PPO, build_algorithm
 from proa.data.experience import BufferItem
+from proa.data.facts import SampleFacts
 from proa.data.sampling import Sampling
+from proa.learning.learner import StepSettings
 from proa.learning.optimizer import OptimizerSettings
 from proa.learning.replicas import Alone, ReplicaError
 from proa.leases.ledger import Ledger
 from proa.policy.critic import separate_critic, shared_critic
 from proa.policy.micro_batches import deal_rows
 from proa.policy.models import load_model
-from proa.roles.policy_trainer import DetachedGRPOTrainer, DetachedPPOTrainer, StepSettings
+from proa.roles.policy_trainer import DetachedGRPOTrainer, DetachedPPOTrainer
 from proa.roles.source import SharedSource
 from proa.roles.weights import WeightStore
 
@@ -45,7 +47,7 @@ def items(groups=4, seed=0):
                     reward=torch.randn((), generator=generator, dtype=torch.float64),
                     uid=f"{group}/{sample}",
                     group_id=str(group),
-                    notes={"finish_reason": "length" if sample == 1 else "stop"},
+                    facts=SampleFacts("length" if sample == 1 else "stop"),
                 )
             )
     return made

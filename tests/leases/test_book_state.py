@@ -9,6 +9,7 @@ from tests.leases.honest_makers import fulfil, plan, prompt
 
 from proa.actors.waiting import WaitTimeoutError
 from proa.data.experience import BufferItem
+from proa.data.facts import SampleFacts
 from proa.data.sampling import Sampling
 from proa.data.saved_items import experience_from, experience_tree, items_from, items_tree
 from proa.leases.book import LeaseBook
@@ -139,7 +140,7 @@ def test_items_and_batches_come_back_as_they_were(tmp_path):
     items = [
         BufferItem(
             torch.arange(3 + n), torch.rand(n), reward=torch.tensor(float(n)), uid=f"{n}/0", group_id=str(n),
-            sampling=Sampling(), notes={"reward_parts": {"f": 0.5}, "error": None},
+            sampling=Sampling(), facts=SampleFacts("stop", {"f": 0.5}, "an error", "reward_failed"),
         )
         for n in range(1, 4)
     ]  # fmt: skip
@@ -151,10 +152,34 @@ def test_items_and_batches_come_back_as_they_were(tmp_path):
         assert torch.equal(ours.sequences, theirs.sequences)
         assert torch.equal(ours.action_log_probs, theirs.action_log_probs)
         assert torch.equal(ours.reward, theirs.reward)
-        assert (ours.uid, ours.sampling, ours.notes) == (theirs.uid, theirs.sampling, theirs.notes)
+        assert (ours.uid, ours.sampling, ours.facts) == (theirs.uid, theirs.sampling, theirs.facts)
         assert ours.values is None
     again = experience_from(read["batch"], "cpu")
     assert torch.equal(again.old_log_probs, batch.old_log_probs)
-    assert (again.uids, again.group_ids, again.sampling, again.notes) == (
-        batch.uids, batch.group_ids, batch.sampling, batch.notes,
+    assert (again.uids, again.group_ids, again.sampling, again.facts) == (
+        batch.uids, batch.group_ids, batch.sampling, batch.facts,
     )  # fmt: skip
+
+
+def with_notes(facts):
+    """As version 0.1 saved it."""
+    notes = {"finish_reason": facts["finish_reason"], "reward_parts": facts["reward_parts"]}
+    if facts["reward_error"] is not None:
+        notes |= {"error": facts["reward_error"], "reward_failure": facts["reward_failure"]}
+    return notes
+
+
+def test_what_version_0_1_saved_is_read_with_its_facts():
+    from proa.data.experience import merge
+
+    known = [SampleFacts("stop", {"f": 0.5}), SampleFacts("length", {"f": None}, "boom", "reward_failed")]
+    items = [
+        BufferItem(torch.arange(3), torch.rand(1), uid=f"0/{n}", group_id="0", facts=facts)
+        for n, facts in enumerate(known)
+    ]
+    saved, batch = items_tree(items), experience_tree(merge(items))
+    saved["plain"]["notes"] = tuple(map(with_notes, saved["plain"].pop("facts")))
+    batch["notes"] = tuple(map(with_notes, batch.pop("facts")))
+    assert [item.facts for item in items_from(saved)] == known
+    assert list(experience_from(batch, "cpu").facts) == known
+    assert items_from(items_tree([])) == ()

@@ -207,7 +207,8 @@ def test_firing_with_too_much_or_too_little_is_an_error():
 
 
 class _Hearing(Callback):
-    def on_step_end(self, state, step_idx, batch, metrics): ...
+    def on_step_end(self, state, step_idx, batch, metrics):
+        return batch
 
 
 def test_wanting_speaks_of_moments_and_of_items():

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proa.data.experience import Experience, merge, split
+from proa.data.facts import SampleFacts
 from proa.policy.log_probs import action_statistics
 from proa.policy.micro_batches import plan_micro_batches, take_rows
 
@@ -91,7 +92,7 @@ def batch(padded):
         action_mask=mask[:, -actions:],
         versions=per_action.int(),
         uids=("a", "b", "c", "d", "e"),
-        notes=tuple({"row": row} for row in range(5)),
+        facts=tuple(SampleFacts(reward_error=str(row)) for row in range(5)),
     )
 
 

@@ -8,7 +8,7 @@ import pytest
 from tests.small import MODEL
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from proa import Callback, MakerCallback, TrainerCallback
+from proa import Callback, MakerCallback, TrainerCallback, TrainingBatch
 from proa.cli.main import main
 from proa.policy.models import weights_digest, weights_of
 from proa.recipes import grpo
@@ -87,6 +87,25 @@ def test_callbacks_of_every_kind_are_called_where_they_live(file, tmp_path):
     assert [entry for entry in heard if entry[0] == "driver"] == [("driver", 0), ("driver", 1), ("driver", 2)]
     assert heard.count(("trainer", 16)) == 3
     assert heard.count(("maker", 4)) == 12
+
+
+def test_hooks_after_a_step_are_given_the_batch_that_was_trained(file, tmp_path):
+    shown, trained = [], []
+
+    class Driver(Callback):
+        def on_step_end(self, state, step_idx, batch, metrics):
+            shown.append(batch)
+
+    class Trainer(TrainerCallback):
+        def on_batch_end(self, metrics, experience):
+            trained.append(experience)
+
+    grpo(file, output_dir=tmp_path / "runs", callbacks=[Driver(), Trainer()])
+    assert len(shown) == len(trained) == 3
+    for batch, experience in zip(shown, trained, strict=True):
+        assert isinstance(batch, TrainingBatch)
+        assert batch.data is experience
+        assert experience.advantages is not None  # what the step computed is there
 
 
 def test_a_failed_run_says_so_in_its_record(file, tmp_path):

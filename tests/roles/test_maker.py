@@ -5,6 +5,7 @@ import threading
 import pytest
 import torch
 from tests.leases.honest_makers import prompt
+from tests.small import Numbers
 
 from proa import MakerCallback
 from proa.actors.waiting import ClosedError, LeaseFailedError, WaitTimeoutError
@@ -15,6 +16,7 @@ from proa.policy.models import load_model, weights_of
 from proa.rewards import InlineRewards
 from proa.roles.maker import ExperienceMakerHolder
 from proa.roles.weights import WeightStore
+from proa.rollouts import SingleTurn
 
 GROUP = 2
 
@@ -43,8 +45,8 @@ class Studio:
         for version in range(4):
             self.store.publish(version, {"weight": torch.full((3,), float(version))})
         self.maker = ExperienceMakerHolder(
-            ["trainer"], engine=self, decode=str, scorer=self, sampling=Sampling(group_size=GROUP), name="maker_7",
-            find_trainer=lambda name: self,
+            ["trainer"], engine=self, rollout=SingleTurn(Numbers(), Sampling(group_size=GROUP), scorer=self),
+            name="maker_7", find_trainer=lambda name: self,
         )  # fmt: skip
 
     def step(self, name):
@@ -290,9 +292,11 @@ def test_the_gate_lets_in_whatever_an_engine_makes(engine, sharpness, settings):
     studio = Studio([lease(0), lease(1)])
     maker = ExperienceMakerHolder(
         engine=build_engine(engine, model, end_ids=range(0, 300, 2)),  # half of all samples end with their first token
-        decode=str,
-        scorer=InlineRewards(lambda prompts, completions, **_: [None, *[0.5] * (len(prompts) - 1)]),
-        sampling=Sampling(group_size=GROUP, max_new_tokens=6, **settings),
+        rollout=SingleTurn(
+            Numbers(),
+            Sampling(group_size=GROUP, max_new_tokens=6, **settings),
+            scorer=InlineRewards(lambda prompts, completions, **_: [None, *[0.5] * (len(prompts) - 1)]),
+        ),
     )
     with pytest.raises(ClosedError):
         maker.work(studio, store)

@@ -8,6 +8,7 @@ import torch
 
 from proa.algorithms import DAPO, PPO
 from proa.data.experience import Experience
+from proa.data.facts import SampleFacts
 from proa.data.sampling import Sampling
 from proa.learning.optimizer import OptimizerSettings
 from proa.policy.critic import Critic, critic_from_reward_model, separate_critic, shared_critic
@@ -46,7 +47,7 @@ def batch(model) -> Experience:
         reward=torch.tensor([1.0, -0.5, 2.0], dtype=torch.float64),
         attention_mask=mask,
         action_mask=mask[:, prompt:],
-        notes=tuple({"finish_reason": "stop" if finished else "length"} for finished in FINISHED),
+        facts=tuple(SampleFacts("stop" if finished else "length") for finished in FINISHED),
     )
 
 
@@ -163,7 +164,7 @@ def test_a_second_epoch_reuses_what_the_first_computed(model):
 
 def test_a_completion_that_was_cut_off_is_worth_what_the_critic_still_expects(model):
     finished = batch(model)
-    cut_off = replace(finished, notes=tuple({"finish_reason": "length"} for _ in range(3)))
+    cut_off = replace(finished, facts=(SampleFacts("length"),) * 3)
     for experience in (finished, cut_off):
         trained(
             copy.deepcopy(model), awake(shared_critic(model)), PPO(whiten=False, bootstrap_truncated=True)
@@ -174,7 +175,7 @@ def test_a_completion_that_was_cut_off_is_worth_what_the_critic_still_expects(mo
 
 def test_unless_it_is_told_to_the_trainer_expects_nothing_after_the_limit(model):
     given = batch(model)
-    never = replace(given, notes=tuple({"finish_reason": "stop"} for _ in range(3)))
+    never = replace(given, facts=(SampleFacts("stop"),) * 3)
     for experience in (given, never):
         trained(copy.deepcopy(model), awake(shared_critic(model)), PPO()).learner._prepare(experience)
     assert torch.equal(given.returns, never.returns)

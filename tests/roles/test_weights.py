@@ -4,12 +4,14 @@ import threading
 
 import pytest
 import torch
+from tests.small import Numbers
 
 from proa.actors.waiting import WaitTimeoutError
 from proa.data.sampling import Sampling
 from proa.engines.weights import WeightPlaces
 from proa.roles.maker import ExperienceMakerHolder
 from proa.roles.weights import Weights, WeightsError, WeightStore, transport_digest
+from proa.rollouts import SingleTurn
 
 
 def tensors(value=1.0):
@@ -145,7 +147,7 @@ def without_one(weights):
 @pytest.mark.parametrize("spoil", [damaged, with_another_shape, without_one])
 def test_a_push_that_fails_leaves_the_old_version_in_force(spoil, small_pieces):
     engine = Places()
-    maker = ExperienceMakerHolder(engine=engine, decode=str, scorer=None, sampling=Sampling())
+    maker = ExperienceMakerHolder(engine=engine, rollout=SingleTurn(Numbers(), Sampling()))
     maker.update_experience_maker(WeightStore().publish(1, tensors(1.0)))
     with pytest.raises((WeightsError, ValueError)):
         maker.update_experience_maker(spoil(WeightStore().publish(2, tensors(2.0))))

@@ -27,6 +27,7 @@ from proa.rewards import InlineRewards
 from proa.roles.maker import ExperienceMakerHolder
 from proa.roles.policy_trainer import DetachedGRPOTrainer, DetachedPPOTrainer, PolicyTrainer, StepSettings
 from proa.roles.weights import WeightStore
+from proa.rollouts import SingleTurn
 from proa.runtime.local import LocalRuntime
 from proa.runtime.supervisor import Limits
 from proa.tasks import PromptStream
@@ -100,9 +101,7 @@ class SmallRun:
     def make_maker(self, name: str) -> ExperienceMakerHolder:
         return ExperienceMakerHolder(
             engine=build_engine("native", self.model, end_ids=[self.tokenizer.eos_token_id]),
-            decode=lambda ids: self.tokenizer.decode(list(ids), skip_special_tokens=True),
-            scorer=self.scorer,
-            sampling=SAMPLING,
+            rollout=SingleTurn(self.tokenizer, SAMPLING, scorer=self.scorer),
             whole_weights=policy_of(self.model).receiver().whole,
             name=name,
         )

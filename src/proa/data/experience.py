@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from .facts import SampleFacts
 
 if TYPE_CHECKING:
     import torch
@@ -44,7 +46,7 @@ class Experience:
     uids: tuple[str, ...] = field(default=(), kw_only=True)
     group_ids: tuple[str, ...] = field(default=(), kw_only=True)
     sampling: Sampling | None = field(default=None, kw_only=True)
-    notes: tuple[dict[str, Any], ...] = field(default=(), kw_only=True)
+    facts: tuple[SampleFacts, ...] = field(default=(), kw_only=True)
     """What else is known of each sample: finish reason, parts of its reward."""
 
     def __len__(self) -> int:
@@ -86,7 +88,7 @@ class BufferItem:
     uid: str = field(default="", kw_only=True)
     group_id: str = field(default="", kw_only=True)
     sampling: Sampling | None = field(default=None, kw_only=True)
-    notes: dict[str, Any] = field(default_factory=dict, kw_only=True)
+    facts: SampleFacts = field(default_factory=SampleFacts, kw_only=True)
 
     @property
     def prompt_length(self) -> int:
@@ -121,7 +123,7 @@ def split(experience: Experience) -> list[BufferItem]:
             uid=experience.uids[row] if experience.uids else "",
             group_id=experience.group_ids[row] if experience.group_ids else "",
             sampling=experience.sampling,
-            notes=experience.notes[row] if experience.notes else {},
+            facts=experience.facts[row] if experience.facts else SampleFacts(),
         )
         for name, tensor in experience._tensors():
             if name in SEQUENCE_LIKE:
@@ -150,7 +152,7 @@ def merge(items: Sequence[BufferItem]) -> Experience:
         uids=tuple(item.uid for item in items),
         group_ids=tuple(item.group_id for item in items),
         sampling=items[0].sampling,
-        notes=tuple(item.notes for item in items),
+        facts=tuple(item.facts for item in items),
     )
     for name in _TENSORS[1:]:
         tensors = [getattr(item, name) for item in items]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import HookError
 from ..spelling import did_you_mean
-from .experience import BufferItem, Experience
+from .experience import BufferItem, Experience, merge, split
 from .reward_limits import fault_of
 
 if TYPE_CHECKING:
@@ -41,26 +41,33 @@ def refuse_other_changes(who: str, before: Experience, experience: Experience) -
         raise HookError(f"{who} {fault}: {allowed}, and nothing else")
 
 
-def apply_changes(items: Sequence[BufferItem], experience: Experience) -> list[BufferItem]:
-    """The items with the rewards and masks of the experience that was made of them; a reward of NaN is none."""
+def shown_to_hooks(items: Sequence[BufferItem]) -> Experience:
+    """The items as one batch. It has a reward in every row: NaN stands for one that could not be had."""
     import torch
 
-    assert experience.reward is not None, "it was refused"
-    rewards_B = experience.reward.detach().to("cpu", torch.float32)
-    masks_BA = None if experience.action_mask is None else experience.action_mask.detach().to("cpu").bool()
-    return [
-        _apply(item, rewards_B[row], None if masks_BA is None else masks_BA[row, : item.action_length])
-        for row, item in enumerate(items)
-    ]
+    none = torch.tensor(float("nan"))
+    return merge([replace(item, reward=none) if item.reward is None else item for item in items])
 
 
-def _apply(item: BufferItem, reward: torch.Tensor, mask_A: torch.Tensor | None) -> BufferItem:
-    if not bool(reward.isnan()) and (item.reward is None or bool(item.reward != reward)):
-        notes = {name: value for name, value in item.notes.items() if name not in ("error", "reward_failure")}
-        item = replace(item, reward=reward.clone(), notes=notes)
-    if mask_A is not None and (item.action_mask is None or not bool((item.action_mask == mask_A).all())):
-        item = replace(item, action_mask=mask_A.clone())
-    return item
+def as_delivered(experience: Experience) -> list[BufferItem]:
+    """The rows of a batch that hooks were shown, with what they changed, in memory that no hook has.
+
+    A reward of NaN is none again, and a sample that a hook gave a reward has not failed any more.
+    """
+    import torch
+
+    own = copied(experience)
+    assert own.reward is not None, "a batch that hooks are shown has rewards, and setting them to None is refused"
+    own.reward = own.reward.detach().to("cpu", torch.float32)
+    if own.action_mask is not None:
+        own.action_mask = own.action_mask.detach().to("cpu").bool()
+    items = split(own)
+    for item in items:
+        if item.reward is not None and bool(item.reward.isnan()):
+            item.reward = None
+        else:
+            item.facts = item.facts.without_failure()
+    return items
 
 
 def _faults(before: Experience, after: Experience) -> Iterator[str]:

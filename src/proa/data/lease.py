@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import numbers
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 from ..errors import ProaError
 from .experience import ACTION_LIKE, BufferItem
+from .facts import SampleFacts
+from .sampling import FinishReason
 
 ROUNDING = 1e-4
 """How far above 0 a log-probability may be: sums over a vocabulary are rounded."""
@@ -94,6 +97,7 @@ def _faults(item: Any, prompt: Prompt, sample: int, version: int) -> Iterator[st
         yield f"it was sampled with version {', '.join(map(str, others))}, not with version {version}"
     if item.reward is not None and not (_is_tensor(item.reward, 0) and bool(item.reward.isfinite())):
         yield f"its reward is {_told(item.reward)}, not a finite number in a tensor, or None where there is none"
+    yield from _faults_of_facts(item)
 
 
 def _faults_of_tokens(item: BufferItem, prompt: Prompt) -> Iterator[str]:
@@ -131,6 +135,21 @@ def _faults_of_actions(item: BufferItem) -> Iterator[str]:
         yield f"a log-probability is {highest:g}, and none is above 0"
     if item.action_mask is not None and not bool(item.action_mask.any()):
         yield "its action_mask leaves none of its sampled tokens"
+
+
+def _faults_of_facts(item: BufferItem) -> Iterator[str]:
+    facts: Any = item.facts
+    if not isinstance(facts, SampleFacts):
+        yield f"its facts are {facts!r:.40}, not SampleFacts"
+    if facts.finish_reason not in (None, *get_args(FinishReason)):
+        yield f"its finish_reason is {facts.finish_reason!r:.40}, not one of {', '.join(get_args(FinishReason))}"
+    if not isinstance(facts.reward_parts, Mapping):
+        yield f"the parts of its reward are {facts.reward_parts!r:.40}, not numbers by name"
+    for name, value in facts.reward_parts.items():
+        if value is not None and not isinstance(value, numbers.Real):
+            yield f"the part {name!r} of its reward is {value!r:.40}, not a number, or None where there is none"
+    if item.reward is not None and (facts.reward_failure or facts.reward_error):
+        yield f"it has a reward, and its facts say why it has none: {facts.reward_error or facts.reward_failure}"
 
 
 _PER_SEQUENCE = ("values", "advantages")

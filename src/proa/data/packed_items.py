@@ -42,14 +42,14 @@ class PackedItems:
     count: int
     columns: tuple[Column, ...]
     plain: dict[str, tuple[Any, ...]]
-    """By field, what is no tensor: strings, notes, settings. A field that is not here is None where it is no tensor."""
+    """By field, what is no tensor: strings, facts, settings. A field that is not here is None where it is no tensor."""
 
     def __len__(self) -> int:
         return self.count
 
 
 def pack_items(items: Sequence[BufferItem]) -> PackedItems:
-    """Copy the items into arrays; later changes to their tensors do not show. Notes and settings go as they are."""
+    """Copy the items into arrays; later changes to their tensors do not show. Facts and settings go as they are."""
     columns: list[Column] = []
     plain: dict[str, tuple[Any, ...]] = {}
     for name in _FIELDS:

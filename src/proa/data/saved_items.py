@@ -9,17 +9,20 @@ from typing import Any
 import torch
 
 from .experience import BufferItem, Experience
+from .facts import SampleFacts
 from .lease import Delivery
 from .packed_items import Column, PackedItems, pack_items, unpack_items
 from .sampling import Sampling
 
 
 def items_tree(items: Sequence[BufferItem]) -> dict[str, Any]:
-    """Items as a few arrays; their settings are plain values."""
+    """Items as a few arrays; their settings and facts are plain values."""
     packed = pack_items(items)
     plain = dict(packed.plain)
     if "sampling" in plain:
         plain["sampling"] = tuple(None if one is None else asdict(one) for one in plain["sampling"])
+    if "facts" in plain:
+        plain["facts"] = tuple(asdict(one) for one in plain["facts"])
     columns = [{f.name: getattr(column, f.name) for f in fields(Column)} for column in packed.columns]
     return {"count": packed.count, "columns": columns, "plain": plain}
 
@@ -28,6 +31,7 @@ def items_from(tree: Mapping[str, Any]) -> tuple[BufferItem, ...]:
     plain = dict(tree["plain"])
     if "sampling" in plain:
         plain["sampling"] = tuple(None if one is None else Sampling(**one) for one in plain["sampling"])
+    plain["facts"] = _facts_in(plain)
     return unpack_items(PackedItems(tree["count"], tuple(Column(**column) for column in tree["columns"]), plain))
 
 
@@ -47,11 +51,27 @@ def delivery_from(tree: Mapping[str, Any]) -> Delivery:
 def experience_tree(experience: Experience) -> dict[str, Any]:
     """A batch with all that was computed of it."""
     tree = {f.name: getattr(experience, f.name) for f in fields(Experience)}
-    return tree | {"sampling": None if experience.sampling is None else asdict(experience.sampling)}
+    sampling = None if experience.sampling is None else asdict(experience.sampling)
+    return tree | {"sampling": sampling, "facts": tuple(asdict(one) for one in experience.facts)}
 
 
 def experience_from(tree: Mapping[str, Any], device: torch.device | str) -> Experience:
-    sampling = None if tree["sampling"] is None else Sampling(**tree["sampling"])
-    experience = Experience(**{**tree, "sampling": sampling})
+    known = dict(tree)
+    known["sampling"] = None if tree["sampling"] is None else Sampling(**tree["sampling"])
+    known["facts"] = _facts_in(known)
+    experience = Experience(**known)
     experience.to_device(device)
     return experience
+
+
+def _facts_in(known: dict[str, Any]) -> tuple[SampleFacts, ...]:
+    """What a tree says of its samples; version 0.1 kept it as notes, which are taken out."""
+    notes = known.pop("notes", None)
+    if notes is None:
+        return tuple(SampleFacts(**one) for one in known.get("facts", ()))
+    return tuple(
+        SampleFacts(
+            note.get("finish_reason"), note.get("reward_parts", {}), note.get("error"), note.get("reward_failure")
+        )
+        for note in notes
+    )

@@ -10,20 +10,19 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..config import ConfigError
 from ..config.run_config import EngineSection, EvalSection
-from ..data.lease import sample_seed
+from ..data.lease import Prompt, sample_seed
 from ..data.results import EvalResult
-from ..data.sampling import Completion, Sampling
+from ..data.sampling import Sampling
 from ..engines import build_engine
-from ..engines.protocol import Engine, Request
 from ..model_shape import context_length
 from ..policy.lora_policy import policy_of
 from ..policy.trainable import Trainable
 from ..rewards import InlineRewards
-from ..rewards.score import Score
+from ..rollouts import Progress, Sample, SingleTurn, VersionedEngine
 from ..spelling import did_you_mean
 from ..statistics import summarise
 from ..tasks import Task
@@ -50,22 +49,16 @@ class EvalEngine:
     def __init__(self, policy: Trainable, section: EngineSection) -> None:
         self._policy = policy
         self._section = section
-        self._engine: Engine | None = None
+        self._engine: VersionedEngine | None = None
 
-    def load(self, model: PreTrainedModel) -> EvalEngine:
+    def load(self, model: PreTrainedModel, version: int) -> VersionedEngine:
         """Take the model's weights as they are now."""
         if self._engine is None:
             end_ids = self._policy.end_ids
-            self._engine = build_engine(self._section.kind, model, end_ids=end_ids, slots=self._section.slots)
-        self._engine.load(policy_of(model).whole())
-        return self
-
-    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
-        assert self._engine is not None, "it has no weights before they are loaded"
-        return self._engine.generate(requests, sampling)
-
-    def text(self, completion: Completion) -> str:
-        return str(self._policy.tokenizer.decode(completion.tokens.tolist(), skip_special_tokens=True))
+            engine = build_engine(self._section.kind, model, end_ids=end_ids, slots=self._section.slots)
+            self._engine = VersionedEngine(engine)
+        self._engine.load(policy_of(model).whole(), version)
+        return self._engine
 
 
 class Benchmark:
@@ -86,14 +79,16 @@ class Benchmark:
         self._id = section.source or task.name
         self._rows = task.rows[: section.count]
         self._check(task)
-        self._scorer = InlineRewards(metric_of(section, task))
-        self._scorer.check(self._rows[0].columns)
-        self.metric = self._scorer.functions[0].name
-        self._requests = [self._request(place, row, seed) for place, row in enumerate(self._rows)]
-        longest = max(len(request.tokens) for request in self._requests)
+        scorer = InlineRewards(metric_of(section, task))
+        scorer.check(self._rows[0].columns)
+        self.metric = scorer.functions[0].name
+        self._prompts = eval_prompts(self._rows, policy.tokenizer, where=f"eval {section.name}")
+        self._seeds = eval_seeds(seed, len(self._rows), section.samples)
+        longest = max(len(prompt.tokens) for prompt in self._prompts)
         most = max_new_tokens or _room(policy, longest)
         _check_room(section, policy, longest + most)
-        self._sampling = Sampling(section.samples, most, temperature=section.sampling_temperature)
+        sampling = Sampling(section.samples, most, temperature=section.sampling_temperature)
+        self._rollout = SingleTurn(policy.tokenizer, sampling, scorer=scorer)
         self._engine = EvalEngine(policy, engine)
 
     def _check(self, task: Task) -> None:
@@ -110,12 +105,13 @@ class Benchmark:
     def begin(self, *, version: int, step: int | None) -> Callable[[], Scored]:
         """Take the model's weights as they are; what is returned scores them, now or later, in any thread."""
         began = perf_counter()
-        self._engine.load(self._policy.model)
+        engine = self._engine.load(self._policy.model, version)
         spent = perf_counter() - began
 
         def score() -> Scored:
             began = perf_counter()
-            predictions = self._predictions(self._engine.generate(self._requests, self._sampling), version)
+            samples = self._rollout.run(engine, self._prompts, self._seeds, Progress(f"eval {self.section.name}"))
+            predictions = [self._prediction(sample, version) for sample in samples]
             metrics, breakdowns = self._summary(predictions)
             seconds = spent + perf_counter() - began
             result = EvalResult(
@@ -146,50 +142,43 @@ class Benchmark:
             metrics[f"pass@{self.section.samples}_tasks"] = over  # of the others some completions were not judged
         return metrics | ({"errors": found["errors"]} if found["errors"] else {}), breakdowns
 
-    def _predictions(self, groups: list[list[Completion]], version: int) -> list[dict[str, Any]]:
-        pairs = [(place, sample) for place in range(len(groups)) for sample in range(len(groups[place]))]
-        completions = [groups[place][sample] for place, sample in pairs]
-        texts = [self._engine.text(one) for one in completions]
-        rows = [self._rows[place] for place, _ in pairs]
-        columns = {name: [row.columns[name] for row in rows] for name in self._rows[0].columns}
-        scores = self._scorer.score([row.prompt for row in rows], texts, columns)
-        return [
-            self._prediction(place, sample, completion, text, score, version)
-            for (place, sample), completion, text, score in zip(pairs, completions, texts, scores, strict=True)
-        ]
-
-    def _prediction(
-        self, place: int, sample: int, completion: Completion, text: str, score: Score, version: int
-    ) -> dict[str, Any]:
-        row = self._rows[place]
+    def _prediction(self, sample: Sample, version: int) -> dict[str, Any]:
+        prompt, score = sample.prompt, sample.score
         return {
-            "task_id": _task_id(row, place),
-            "sample": sample,
-            "prompt": row.prompt,
-            "completion": text,
+            "task_id": _task_id(prompt),
+            "sample": sample.index,
+            "prompt": prompt.text,
+            "completion": sample.text,
             "reward": score.value,
             "correct": None if score.value is None else score.value >= self.section.correct_at,
             "error": score.error,
-            "tokens": len(completion),
-            "finish_reason": completion.finish_reason,
+            "tokens": sample.tokens,
+            "finish_reason": sample.finish_reason,
             "policy_version": version,
-            "seed": self._requests[place].seeds[sample],
-            "columns": row.columns,
+            "seed": sample.seed,
+            "columns": prompt.columns,
         }
 
-    def _request(self, place: int, row: TaskRow, seed: int) -> Request:
-        tokens = tokenise(row, self._policy.tokenizer, where=f"eval {self.section.name}")
-        # Seeds of its own: an eval that samples must not repeat what training saw.
-        seeds = tuple(sample_seed(seed, -1 - place, sample) for sample in range(self.section.samples))
-        return Request(tokens, seeds)
+
+def eval_prompts(rows: Sequence[TaskRow], tokenizer: PreTrainedTokenizerBase, *, where: str) -> list[Prompt]:
+    """The prompts of an eval, as generation continues them; what cannot be is refused with its place."""
+    return [
+        Prompt(place, tokenise(row, tokenizer, where=f"{where}, prompt {place}"), row.prompt, row.columns)
+        for place, row in enumerate(rows)
+    ]
 
 
-def _task_id(row: TaskRow, place: int) -> str:
+def eval_seeds(seed: int, prompts: int, samples: int) -> list[list[int]]:
+    """Seeds of its own for each sample: an eval must not repeat what training saw, whose ordinals count from 0 up."""
+    return [[sample_seed(seed, -1 - place, sample) for sample in range(samples)] for place in range(prompts)]
+
+
+def _task_id(prompt: Prompt) -> str:
     """What the data calls it, or its place."""
     for name in ("task_id", "id"):
-        if name in row.columns:
-            return str(row.columns[name])
-    return str(place)
+        if name in prompt.columns:
+            return str(prompt.columns[name])
+    return str(prompt.ordinal)
 
 
 def _room(policy: Trainable, longest: int) -> int:

@@ -15,20 +15,18 @@ from transformers import PreTrainedModel
 
 from ..config import ConfigError
 from ..config.run_config import EvalSection, RunConfig
-from ..data.lease import sample_seed
 from ..data.results import EvalResult
 from ..data.sampling import Sampling
-from ..engines.protocol import Request
 from ..errors import ProaError
 from ..policy.measuring import measuring
 from ..policy.trainable import Trainable
 from ..rewards.calling import run_to_end
 from ..rewards.dotted import resolve
+from ..rollouts import Progress, SingleTurn, VersionedEngine
 from ..tasks import Task, load_task
 from ..tasks.builtin import BUILTIN, builtin_task
-from ..tasks.prompts import tokenise
 from ..tasks.task import TaskRow
-from .benchmark import Benchmark, EvalEngine, Scored
+from .benchmark import Benchmark, EvalEngine, Scored, eval_prompts, eval_seeds
 
 Scoring = Callable[[], Callable[[], Scored]]
 """Takes the weights as they are; what it returns scores them, now or later."""
@@ -98,7 +96,7 @@ class EvaluatedPolicy:
     step: int
     """Optimizer steps done."""
     version: int
-    _engine: Callable[[], EvalEngine]
+    _engine: EvalEngine
     _config: RunConfig
 
     def generate(
@@ -113,17 +111,22 @@ class EvaluatedPolicy:
         """Completions of each prompt, greedy by default."""
         if samples > 1 and temperature == 0:
             raise ConfigError(f"with temperature 0 all {samples} samples would be the same: give a temperature")
-        requests = [
-            Request(
-                tokenise(TaskRow(prompt), self.tokenizer, where=f"prompt {place}"),
-                tuple(sample_seed(seed, -1 - place, sample) for sample in range(samples)),
-            )
-            for place, prompt in enumerate(prompts)
-        ]
+        rows = [TaskRow(prompt) for prompt in prompts]
         most = max_new_tokens or self._config.sampling.max_new_tokens
-        engine = self._engine()
-        groups = engine.generate(requests, Sampling(samples, most, temperature=temperature))
-        return [[engine.text(one) for one in group] for group in groups]
+        made = SingleTurn(self.tokenizer, Sampling(samples, most, temperature=temperature)).run(
+            self._loaded,
+            eval_prompts(rows, self.tokenizer, where="policy.generate"),
+            eval_seeds(seed, len(rows), samples),
+            Progress("an eval"),
+        )
+        texts: list[list[str]] = [[] for _ in rows]
+        for sample in made:
+            texts[sample.prompt.ordinal].append(sample.text)
+        return texts
+
+    @functools.cached_property
+    def _loaded(self) -> VersionedEngine:
+        return self._engine.load(self.model, self.version)  # only if it generates, and then once
 
 
 def _calling(
@@ -141,8 +144,7 @@ def _calling(
     def begin() -> Callable[[], Scored]:
         at, began = now(), perf_counter()
         model = _copied_into(twin, policy.model) if section.apart else policy.model
-        loaded = functools.cache(lambda: engine.load(model))  # only if it generates, and then once
-        evaluated = EvaluatedPolicy(model, policy.tokenizer, at.steps, at.version, loaded, config)
+        evaluated = EvaluatedPolicy(model, policy.tokenizer, at.steps, at.version, engine, config)
         result = EvalResult(section.name, str(section.evaluator), step=at.steps - 1, tags=list(section.tags))
 
         def score() -> Scored:

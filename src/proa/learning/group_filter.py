@@ -26,9 +26,9 @@ class GroupFilter:
         dropped: dict[str, tuple[BufferItem, ...]] = {}
         for item in group:
             if item.reward is None:
-                reason = item.notes.get("reward_failure", "no_reward")
+                reason = item.facts.reward_failure or "no_reward"
                 dropped[reason] = (*dropped.get(reason, ()), item)
-                self.last_reward_error = item.notes.get("error", "")
+                self.last_reward_error = item.facts.reward_error or ""
                 self.first_reward_error = self.first_reward_error or self.last_reward_error
         if len(scored) < self._algorithm.min_group:
             return Sifted((), {**dropped, **({"group_too_small": scored} if scored else {})})

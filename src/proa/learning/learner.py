@@ -319,8 +319,8 @@ class Learner:
 def reward_part_means(experience: Experience) -> dict[str, float]:
     """The mean of each part of the reward over the samples that have it, before its weight; one part is the reward."""
     parts: dict[str, list[float]] = {}
-    for note in experience.notes:
-        for name, value in note.get("reward_parts", {}).items():
+    for facts in experience.facts:
+        for name, value in facts.reward_parts.items():
             if value is not None:
                 parts.setdefault(name, []).append(value)
     if len(parts) < 2:

@@ -62,14 +62,14 @@ class ValueLearner:
     def estimate(self, experience: Experience) -> torch.Tensor | None:
         """Set the batch's values, if it brings none; what is expected after each completion that was cut off, (B,), if
         the algorithm counts on that."""
-        bootstrap = self._algorithm.bootstrap_truncated and bool(experience.notes)
+        bootstrap = self._algorithm.bootstrap_truncated and bool(experience.facts)
         if experience.values is not None and not bootstrap:
             return None
         values_BA, after_B = self._values(experience)
         experience.values = values_BA if experience.values is None else experience.values
         if not bootstrap:
             return None
-        cut_off_B = torch.tensor([note.get("finish_reason") == "length" for note in experience.notes])
+        cut_off_B = torch.tensor([facts.finish_reason == "length" for facts in experience.facts])
         return after_B.masked_fill(~cut_off_B.to(after_B.device), 0)
 
     @torch.no_grad()

@@ -41,8 +41,8 @@ class Decisions:
     def as_scored(self, item: BufferItem) -> BufferItem:
         """An item without its reward, where a run is repeated in which it could not be had; others as they are."""
         if item.uid in self._failed_rewards:
-            notes = {**item.notes, "reward_failure": "reward_failed", "error": self._failed_rewards[item.uid]}
-            item = replace(item, reward=None, notes=notes)
+            facts = item.facts.with_failure("reward_failed", self._failed_rewards[item.uid])
+            item = replace(item, reward=None, facts=facts)
         if item.reward is None and item.uid:
-            self._noted.append({"kind": "reward", "uid": item.uid, "error": str(item.notes.get("error", ""))})
+            self._noted.append({"kind": "reward", "uid": item.uid, "error": item.facts.reward_error or ""})
         return item

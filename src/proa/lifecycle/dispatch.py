@@ -84,7 +84,7 @@ def _defaults(moment: Moment, listeners: Sequence[Listener]) -> list[str]:
     for item in moment.payload:
         expression = defaults_from_state(item)
         counted = moment.index == item and any(listener.every > 1 for listener in listeners)
-        if expression and (counted or any(listener.reads(item) for listener in listeners)):
+        if expression and (counted or any(listener.takes(item) for listener in listeners)):
             lines.append(f"if {item} is None: {item} = {expression}")
     return lines
 

@@ -19,6 +19,7 @@ from .asyncio_use import mentions_asyncio
 from .hooks import BaseCallback, EveryMoment, Hook, family_of, refuse_unknown_hooks
 from .moments import MOMENTS, Moment
 from .policy import ErrorPolicy
+from .unread import unread_items
 
 Function = Callable[..., object]
 
@@ -121,10 +122,17 @@ class Listener:
     calls_before: int = 0
     """How often the moment had fired when this listener joined."""
 
-    def reads(self, item: str) -> bool:
-        """Whether it takes that item of the payload."""
+    unread: frozenset[str] = frozenset()
+    """Items of the payload that it takes and never looks at."""
+
+    def takes(self, item: str) -> bool:
+        """Whether it is given that item of the payload."""
         everything = isinstance(self.registration.owner, EveryMoment)
         return everything or any(fragment.rpartition("=")[2] == item for fragment in self.arguments)
+
+    def reads(self, item: str) -> bool:
+        """Whether it is given that item, and may look at it."""
+        return self.takes(item) and item not in self.unread
 
 
 def listeners_of_callback(registration: Registration) -> list[Listener]:
@@ -149,14 +157,16 @@ def listener_of_function(registration: Registration, moment: Moment, every: int,
     if isinstance(function, BaseCallback) or not callable(function):
         raise HookError(f"{registration.name} is no function; a callback object is registered with manager.add(...)")
     refuse_what_never_runs(function, registration.name)
+    arguments = arguments_for(function, registration.name, moment)
     return Listener(
         registration,
         moment,
         function,
-        arguments_for(function, registration.name, moment),
+        arguments,
         registration.name,
         every=every,
         uses_asyncio=mentions_asyncio(function) if uses_asyncio is None else uses_asyncio,
+        unread=unread_items(function, arguments),
     )
 
 
@@ -239,8 +249,14 @@ def _listener_of_hook(registration: Registration, hook: Hook) -> Listener:
     _check_signature(method, name, hook)
     arguments = (*hook.positional, *(f"{item}={item}" for item in hook.keyword))
     return Listener(
-        registration, hook.moment, method, arguments, name, uses_asyncio=_uses_asyncio(callback, method)
-    )  # fmt: skip
+        registration,
+        hook.moment,
+        method,
+        arguments,
+        name,
+        uses_asyncio=_uses_asyncio(callback, method),
+        unread=unread_items(method, arguments),
+    )
 
 
 def _check_signature(method: Function, name: str, hook: Hook) -> None:

@@ -208,7 +208,7 @@ class CallbackManager:
 
     def readers(self, event: EventName, item: str) -> list[Any]:
         """The callbacks and functions that are given that item of a moment's payload, in order."""
-        return [one.registration.owner for one in self._order(self._moment(event)) if one.reads(item)]
+        return [one.registration.owner for one in self._order(self._moment(event)) if one.takes(item)]
 
     def start_run(self) -> None:
         """A new run begins: failures are counted from zero, and who was disabled gets another chance."""

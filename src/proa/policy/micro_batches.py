@@ -75,7 +75,7 @@ def take_rows(experience: Experience, rows: Sequence[int]) -> Experience:
             picked = tensor[index]
             whole = picked.dim() == 1  # one number for the whole sequence
             changes[name] = picked if whole else picked[:, columns if name in SEQUENCE_LIKE else slice(actions)]
-    for name in ("uids", "group_ids", "notes"):
+    for name in ("uids", "group_ids", "facts"):
         changes[name] = _picked(getattr(experience, name), rows)
     return replace(experience, **changes)
 

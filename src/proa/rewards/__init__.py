@@ -2,7 +2,7 @@
 
 from .function import RewardError, RewardFunction, load_rewards
 from .inline import InlineRewards
-from .score import Score
+from .score import Score, Scorer
 from .workers import RewardWorkers
 
-__all__ = ["InlineRewards", "RewardError", "RewardFunction", "RewardWorkers", "Score", "load_rewards"]
+__all__ = ["InlineRewards", "RewardError", "RewardFunction", "RewardWorkers", "Score", "Scorer", "load_rewards"]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..data.reward_limits import fault_of
 
@@ -30,6 +30,16 @@ class Score:
     error: str | None = None
     applies: bool = True
     """False where no function had anything to say, and none failed."""
+
+
+class Scorer(Protocol):
+    """Scores samples: `InlineRewards` and `RewardWorkers` do, and so may an object of the user's own."""
+
+    def score(
+        self, prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping[str, Sequence[Any]]
+    ) -> list[Score]:
+        """One score per sample, in their order; a completion is in the form of its prompt, text or messages."""
+        ...
 
 
 def add_part(scores: Sequence[Score], name: str, values: Sequence[float], weight: float) -> list[Score]:

@@ -20,7 +20,7 @@ from ..actors.stop import StopRequest
 from ..actors.waiting import StepInterrupted
 from ..data.experience import BufferItem, Experience, merge
 from ..data.lease import sample_seed
-from ..data.loop import ManifestRow
+from ..data.loop import ManifestRow, TrainingBatch
 from ..data.saved_items import experience_from, experience_tree
 from ..data.state import LoopState
 from ..errors import NothingToTrainOnError
@@ -271,6 +271,7 @@ class DetachedTrainer(ABC):
             if self._numerics is not None:
                 self._numerics.put_back("a callback or an evaluator")
             self.batch_in_step = step.experience = experience
+            step.batch = TrainingBatch(experience)
             step.metrics = self.training_step(experience)
             self._numerics = Numerics()  # what was set before the first step, or by the step itself, is meant
             if isinstance(step.metrics, dict):

@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
-import torch
 from transformers import PreTrainedModel
 
 from ..config import ConfigError, RunConfig
@@ -16,12 +15,12 @@ from ..engines import build_engine
 from ..lifecycle.hooks import BaseCallback
 from ..policy.models import weights_digest
 from ..policy.policy import Policy, Receiver
-from ..policy.reward_model import sequence_scores
 from ..resume.inputs import Inputs
 from ..rewards import InlineRewards, RewardWorkers
 from ..rewards.function import load_rewards
 from ..rewards.identity import identity
-from ..roles.maker import ExperienceMakerHolder, ModelReward
+from ..roles.maker import ExperienceMakerHolder
+from ..rollouts import ModelReward, SingleTurn
 from ..tasks import Task
 from .given import Given
 from .loading import load_reward_model_for
@@ -50,14 +49,14 @@ class MakerSide:
         self, name: str, scorer: Any, callbacks: Sequence[BaseCallback], receiver: Receiver
     ) -> ExperienceMakerHolder:
         """A maker with an engine of its own; `scorer` is what `self.scorer` gave when it was entered."""
-        config, policy = self.config, self.policy
-        decode = policy.tokenizer.decode
+        config, policy, section = self.config, self.policy, self.config.reward.model
+        model_reward = None
+        if section is not None and self.reward_model is not None:
+            model_reward = ModelReward(self.reward_model, section.weight, section.token_budget)
+        rollout = SingleTurn(policy.tokenizer, sampling_of(config), scorer=scorer, model_reward=model_reward)
         return ExperienceMakerHolder(
             engine=build_engine(config.engine.kind, policy.model, end_ids=policy.end_ids, slots=config.engine.slots),
-            decode=lambda ids: str(decode(list(ids), skip_special_tokens=True)),
-            scorer=scorer,
-            sampling=sampling_of(config),
-            model_reward=_model_reward(config, self.reward_model),
+            rollout=rollout,
             whole_weights=receiver.whole,
             callbacks=callbacks,
             name=name,
@@ -74,19 +73,6 @@ def _reward_model(config: RunConfig, policy: Policy, longest_prompt: int) -> Pre
     if section is None:
         return None
     return load_reward_model_for(config, policy.tokenizer, longest_prompt, section.path).requires_grad_(False)
-
-
-def _model_reward(config: RunConfig, model: PreTrainedModel | None) -> ModelReward | None:
-    section = config.reward.model
-    if section is None or model is None:
-        return None
-
-    def score(sequences: Any) -> list[float]:
-        with torch.no_grad():
-            scores: list[float] = sequence_scores(model, sequences, token_budget=section.token_budget).tolist()
-        return scores
-
-    return ModelReward(score, section.weight)
 
 
 def rewards_for(config: RunConfig, given: Given, task: Task) -> Any:

@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..config import RunConfig
 from ..data.experience import Experience
+from ..data.facts import SampleFacts
 from ..data.loop import LoopArtifacts
 from ..data.masks import attention_mask_of
 from ..data.state import LoopState
@@ -99,7 +100,7 @@ class TakeStepRecord(Callback):
         prompt = experience.sequences[row, :-actions][real_S[:-actions]].tolist()
         tokens = experience.sequences[row, -actions:][mask_A].tolist()
         decode: Any = self._tokenizer.decode
-        notes = experience.notes[row] if experience.notes else {}
+        facts = experience.facts[row] if experience.facts else SampleFacts()
         assert experience.advantages is not None
         return {
             "step": step_idx,
@@ -108,8 +109,8 @@ class TakeStepRecord(Callback):
             "prompt": decode(prompt, skip_special_tokens=True),
             "completion": decode(tokens, skip_special_tokens=True),
             "reward": None if experience.reward is None else float(experience.reward[row]),
-            "reward_parts": notes.get("reward_parts", {}),
-            "finish_reason": notes.get("finish_reason"),
+            "reward_parts": facts.reward_parts,
+            "finish_reason": facts.finish_reason,
             "tokens": _pieces(prompt, tokens, self._tokenizer),
             "log_probs": _listed(experience.action_log_probs[row], mask_A),
             "trainer_log_probs": _listed(own_BA[row], mask_A),

@@ -1,0 +1,9 @@
+"""From a prompt to scored samples: the one seam through which makers and evals generate."""
+
+from .rollout import Progress, Rollout
+from .sample import Sample, Turn
+from .scoring import ModelReward
+from .single_turn import SingleTurn
+from .versioned_engine import VersionedEngine
+
+__all__ = ["ModelReward", "Progress", "Rollout", "Sample", "SingleTurn", "Turn", "VersionedEngine"]

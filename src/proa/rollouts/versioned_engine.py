@@ -1,0 +1,57 @@
+"""An engine that knows the version of its weights, used by one caller at a time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..numerics import Numerics
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..data.sampling import Completion, Sampling
+    from ..engines.protocol import Engine, Request
+    from .rollout import Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """What came of one call: a list for each request, and the version of the weights that made all of it."""
+
+    completions: list[list[Completion]]
+    version: int
+
+
+class VersionedEngine:
+    """Weights are switched between two calls of `generate`, never inside one, whoever brings them.
+
+    Where code of a user runs between two calls, `guarded_from` says whose, e.g. `a callback of maker_0`: settings of
+    torch that it changed are put back before the next call.
+    """
+
+    def __init__(self, engine: Engine, *, guarded_from: str | None = None) -> None:
+        self.version = -1
+        """-1 before weights are loaded."""
+        self.in_use = threading.RLock()
+        self._engine = engine
+        self._guarded_from = guarded_from
+        self._numerics: Numerics | None = None
+
+    def load(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
+        """Replace all weights, or none."""
+        with self.in_use:
+            self._engine.load(weights)
+            self.version = version
+
+    def generate(self, requests: Sequence[Request], sampling: Sampling, progress: Progress) -> Generated:
+        """One list for each request, one completion for each of its seeds, in order."""
+        if self._guarded_from is not None and self._numerics is not None:
+            self._numerics.put_back(self._guarded_from)
+        with self.in_use, progress.generating():
+            completions = self._engine.generate(requests, sampling)
+            if self._guarded_from is not None:
+                self._numerics = Numerics()  # what was set before the first call, or by the engine itself, is meant
+            return Generated(completions, self.version)
