@@ -13,8 +13,10 @@ from proa.config import ConfigError, change_run_config, load_run_config
 from proa.config.run_config import EvalSection
 from proa.data.lease import sample_seed
 from proa.errors import ProaError
-from proa.evals.benchmark import Benchmark, EvalEngine
-from proa.evals.evaluation import At, Policy, eval_task, scoring, weights_version
+from proa.evals.benchmark import Benchmark
+from proa.evals.evaluation import At, eval_task, scoring, weights_version
+from proa.evals.generation import EvalEngine
+from proa.evals.own_evaluator import EvaluatedPolicy
 from proa.policy.lora import add_lora
 from proa.run.evaluate import evaluate_folder
 from proa.run.given import Given
@@ -181,7 +183,7 @@ def test_an_evaluator_of_ones_own_is_given_the_policy_as_it_is(config, material)
 
 
 def policy_of(config, material):
-    return Policy(material.model, material.tokenizer, 0, 0, EvalEngine(material, config.engine), config)
+    return EvaluatedPolicy(material.model, material.tokenizer, 0, 0, EvalEngine(material, config.engine), config)
 
 
 def test_each_prompt_that_the_policy_completes_has_seeds_of_its_own(config, material):

@@ -93,7 +93,9 @@ class SmallRun:
             callbacks=self.manager,
             seed=7,
         )
-        self.book = LeaseBook(self.plan, self.stream.__getitem__, sift=self.trainer.sift, wait_timeout=wait_timeout)
+        self.book = LeaseBook(
+            self.plan, self.stream.__getitem__, filter_group=self.trainer.filter_group, wait_timeout=wait_timeout
+        )
         self.trainer.source = self.book
         self.scorer = scorer or InlineRewards(reward)
 

@@ -19,7 +19,7 @@ from ..data.sampling import Sampling
 from ..errors import SettingError
 from ..learning.optimizer import Optimizer, OptimizerSettings
 from ..learning.replicas import added_up, same_gradients
-from ..leases.plan import Sifted
+from ..leases.plan import FilteredGroup
 from ..maths.importance import log_ratio, truncated_importance
 from ..policy.log_probs import ActionStatistics, action_statistics
 from ..policy.lora import trained_weights
@@ -127,7 +127,7 @@ class PolicyTrainer(DetachedTrainer):
     def _optimizers(self) -> list[Optimizer]:
         return [self.optimizer]
 
-    def sift(self, group: tuple[BufferItem, ...]) -> Sifted:
+    def filter_group(self, group: tuple[BufferItem, ...]) -> FilteredGroup:
         """Leave out samples without a reward, and groups that cannot teach anything."""
         scored = tuple(item for item in group if item.reward is not None)
         dropped: dict[str, tuple[BufferItem, ...]] = {}
@@ -138,11 +138,11 @@ class PolicyTrainer(DetachedTrainer):
                 self._last_reward_error = item.facts.reward_error or ""
                 self.first_reward_error = self.first_reward_error or self._last_reward_error
         if len(scored) < self.algorithm.min_group:
-            return Sifted((), {**dropped, **({"group_too_small": scored} if scored else {})})
+            return FilteredGroup((), {**dropped, **({"group_too_small": scored} if scored else {})})
         rewards_G = torch.stack([item.reward for item in scored if item.reward is not None])
         if not self.algorithm.keeps_group(rewards_G):
-            return Sifted((), {**dropped, "zero_variance": scored})
-        return Sifted(scored, dropped)
+            return FilteredGroup((), {**dropped, "zero_variance": scored})
+        return FilteredGroup(scored, dropped)
 
     def _update_remote_makers(self, fully_update: bool = False, **kwargs: Any) -> None:
         """Publish the policy under the next version; makers fetch it when a lease names it."""

@@ -135,7 +135,9 @@ class TrainerSide:
             saver=checkpoints.saver(resumed),
         )
         wait = self.config.wait_timeout
-        book = LeaseBook(_plan(self.config), self.stream.__getitem__, sift=trainer.sift, wait_timeout=wait)
+        book = LeaseBook(
+            _plan(self.config), self.stream.__getitem__, filter_group=trainer.filter_group, wait_timeout=wait
+        )
         book.repeat(around.journal)
         trainer.source = book if around.replicas.size == 1 else SharedSource(around.replicas, book)
         around.listen(TakeStepRecord(trainer, book, around.record, self.material.tokenizer, self.config))
