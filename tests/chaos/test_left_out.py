@@ -14,7 +14,7 @@ from tests.leases.honest_makers import fulfil, plan, prompt
 from proa import Callback
 from proa.actors.waiting import LeaseFailedError, WaitTimeoutError
 from proa.leases.book import LeaseBook
-from proa.leases.plan import Sifted
+from proa.leases.plan import FilteredGroup
 from proa.recipes import dapo, dr_grpo, grpo, ppo, reward_model, sft
 from proa.roles.buffer import DetachedReplayBuffer
 from proa.roles.source import PushedExperience
@@ -302,7 +302,7 @@ PLAN = {"prompts_per_step": 4, "lease_prompts": 1, "update_steps": 1, "total_ste
 
 def a_book_in_order():
     """Between two steps: leases have come, one is with a maker, groups were filtered and one is left over."""
-    book = LeaseBook(plan(**PLAN | {"lease_prompts": 2, "update_steps": 2}), prompt, sift=drop_the_third)
+    book = LeaseBook(plan(**PLAN | {"lease_prompts": 2, "update_steps": 2}), prompt, filter_group=drop_the_third)
     for step in range(3):
         book.start_episode(step // 2)
         for _ in range(3):
@@ -331,7 +331,7 @@ def leases_there_are(book):
 
 
 def drop_the_third(group):
-    return Sifted((), {"unlucky": group}) if group[0].group_id == "2" else Sifted(group, {})
+    return FilteredGroup((), {"unlucky": group}) if group[0].group_id == "2" else FilteredGroup(group, {})
 
 
 def rest_of(book, first, again):
@@ -375,7 +375,7 @@ def test_without_any_part_a_lease_book_does_something_else(part):
         assert set(paths_in(book.state_dict())) <= {*BOOK_PARTS, "ledger.dropped.unlucky", "ledger.dropped.stale"}
         outcomes = []
         for change in (lambda saved: saved, emptied):
-            again = LeaseBook(book.plan, prompt, sift=book._sift, wait_timeout=0.5)
+            again = LeaseBook(book.plan, prompt, filter_group=book._filter_group, wait_timeout=0.5)
             state = book.state_dict()
             put(state, part, change)
             try:

@@ -97,7 +97,7 @@ def test_items_in_another_order_are_refused():
 
 
 def test_what_is_no_item_is_refused():
-    with pytest.raises(GarbageError, match="lease 5, sample 10/0: a dict is no BufferItem"):
+    with pytest.raises(GarbageError, match="lease 5, sample 10/0: a dict is not a BufferItem"):
         check_delivery(LEASE, replace(MADE, items=({},) * 4))
 
 

@@ -13,8 +13,10 @@ from proa.config import ConfigError, change_run_config, load_run_config
 from proa.config.run_config import EvalSection
 from proa.data.lease import sample_seed
 from proa.errors import ProaError
-from proa.evals.benchmark import Benchmark, EvalEngine
-from proa.evals.evaluation import At, EvaluatedPolicy, eval_task, scoring, weights_version
+from proa.evals.benchmark import Benchmark
+from proa.evals.evaluation import At, eval_task, scoring, weights_version
+from proa.evals.generation import EvalEngine
+from proa.evals.own_evaluator import EvaluatedPolicy
 from proa.run.evaluate import evaluate_folder
 from proa.run.given import Given
 from proa.run.loading import begin_training, load_policy

@@ -12,7 +12,7 @@ from tests.leases.honest_makers import fulfil, plan, prompt
 from proa.actors.waiting import ClosedError, WaitTimeoutError
 from proa.data.lease import Delivery
 from proa.leases.book import LeaseBook
-from proa.leases.plan import Sifted, group_by_id
+from proa.leases.plan import FilteredGroup, group_by_id
 
 
 def train(book, *, before_take=lambda: None, episodes=None):
@@ -50,11 +50,11 @@ class ScriptedMakers:
         """Work until the trainer can go on; an exhausted script delivers in order."""
         while not self.book.ready:
             action = self.choose(4)
-            if self.book._open.with_nobody and (action == 0 or not self.held):
+            if self.book._open.unassigned and (action == 0 or not self.held):
                 self.held.append(self.book.next_lease(f"maker {self.choose(3)}"))
             elif action == 3 and len(self.held) > 0 and self.choose(3) == 0:
                 lost = self.held.pop(self.choose(len(self.held)))
-                self.book.release(lost.id, self.book._open.asked[lost.id].maker)
+                self.book.release(lost.id, self.book._open.handed_out[lost.id].maker)
             elif self.held:
                 lease = self.held.pop(self.choose(len(self.held)))
                 self.book.deliver(fulfil(lease), "any maker")
@@ -89,15 +89,15 @@ def test_whatever_the_makers_do_the_same_items_come_in_the_same_order(script, st
 @settings(max_examples=60, deadline=None)
 @given(scripts, st.integers(0, 2), st.floats(0.0, 1.0), st.integers(0, 2))
 def test_with_filtering_and_refill_it_is_the_same_too_and_groups_stay_whole(script, staleness, share, limit):
-    def sift(group):
+    def keep_some(group):
         keep = (int(group[0].group_id) * 7919 % 100) / 100 >= share
-        return Sifted(group, {}) if keep else Sifted((), {"zero_variance": group})
+        return FilteredGroup(group, {}) if keep else FilteredGroup((), {"zero_variance": group})
 
     the = plan(max_staleness=staleness)
-    calm = LeaseBook(the, prompt, sift=sift, wait_timeout=20.0)
+    calm = LeaseBook(the, prompt, filter_group=keep_some, wait_timeout=20.0)
     expected = train(calm, before_take=_serving(calm, []))
     the = plan(max_staleness=staleness, buffer_limit=limit)
-    book = LeaseBook(the, prompt, sift=sift, wait_timeout=20.0)
+    book = LeaseBook(the, prompt, filter_group=keep_some, wait_timeout=20.0)
     steps = train(book, before_take=_serving(book, script))
     assert uids(steps) == uids(expected)
     for episode, items in steps:
@@ -152,18 +152,20 @@ def test_staleness_zero_is_synchronous():
     book = LeaseBook(the, prompt)
     for episode in range(3):
         book.start_episode(episode)
-        assert len(book._open.with_nobody) == 2
+        assert len(book._open.unassigned) == 2
         for _ in range(2):
             lease = book.next_lease("m")
             assert lease.version == episode
             book.deliver(fulfil(lease), "m")
         book.settle(book.take_step())
-        assert not book._open.with_nobody
+        assert not book._open.unassigned
 
 
 def test_a_refill_is_bounded_and_then_the_step_trains_on_what_it_has():
     the = plan(total_steps=1, update_steps=1, max_staleness=0, max_refill=2)
-    book = LeaseBook(the, prompt, sift=lambda group: Sifted((), {"zero_variance": group}), wait_timeout=5)
+    book = LeaseBook(
+        the, prompt, filter_group=lambda group: FilteredGroup((), {"zero_variance": group}), wait_timeout=5
+    )
 
     def serve():
         try:
@@ -246,7 +248,7 @@ def test_giving_up_what_another_has_by_now_changes_nothing():
     book.release(lease.id, "slow")
     book.next_lease("other")
     book.release(lease.id, "slow")
-    assert lease.id not in book._open.with_nobody
+    assert lease.id not in book._open.unassigned
 
 
 def test_overdue_leases_are_known_with_who_has_them():

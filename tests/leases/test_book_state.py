@@ -13,14 +13,14 @@ from proa.data.facts import SampleFacts
 from proa.data.sampling import Sampling
 from proa.data.saved_items import experience_from, experience_tree, items_from, items_tree
 from proa.leases.book import LeaseBook
-from proa.leases.plan import Sifted
+from proa.leases.plan import FilteredGroup
 from proa.record.state_files import read_state, write_state
 
 THE = {"prompts_per_step": 4, "lease_prompts": 1, "update_steps": 2, "total_steps": 8, "max_staleness": 1}
 
 
 def drop_every_third(group):
-    return Sifted((), {"unlucky": group}) if int(group[0].group_id) % 3 == 2 else Sifted(group, {})
+    return FilteredGroup((), {"unlucky": group}) if int(group[0].group_id) % 3 == 2 else FilteredGroup(group, {})
 
 
 def work(book, over):
@@ -47,15 +47,15 @@ def train(book, steps, *, first=0):
     return batches
 
 
-@pytest.mark.parametrize("sift", [None, drop_every_third], ids=["all", "filtered"])
+@pytest.mark.parametrize("filter_group", [None, drop_every_third], ids=["all", "filtered"])
 @pytest.mark.parametrize("boundary", [1, 2, 3, 5])
-def test_it_goes_on_as_if_nothing_had_been(tmp_path, sift, boundary):
-    settings = {"sift": sift} if sift else {}
+def test_it_goes_on_as_if_nothing_had_been(tmp_path, filter_group, boundary):
+    settings = {"filter_group": filter_group} if filter_group else {}
     whole = LeaseBook(plan(**THE), prompt, **settings)
     expected = train(whole, 8)
     book = LeaseBook(plan(**THE), prompt, **settings)
     begun = train(book, boundary)
-    if book._open.with_nobody:
+    if book._open.unassigned:
         book.next_lease("somebody")  # has it, and will never bring it
     write_state(tmp_path / "state", book.state_dict())
     again = LeaseBook(plan(**THE), prompt, **settings)
@@ -109,9 +109,9 @@ def test_the_book_of_a_long_run_is_no_larger_than_that_of_a_short_one(tmp_path):
     """In memory and saved: whatever counts leases that are done with would show here."""
     sizes = {}
     for steps in (10, 100):
-        book = LeaseBook(plan(**THE | {"total_steps": 200}), prompt, sift=drop_every_third)
+        book = LeaseBook(plan(**THE | {"total_steps": 200}), prompt, filter_group=drop_every_third)
         train(book, steps)
-        while book._open.with_nobody:  # whatever the maker was at when training ended
+        while book._open.unassigned:  # whatever the maker was at when training ended
             book.deliver(fulfil(book.next_lease("m")), "m")
         write_state(tmp_path / str(steps), book.state_dict())
         files = sum(file.stat().st_size for file in (tmp_path / str(steps)).iterdir())
@@ -123,8 +123,8 @@ def test_the_book_of_a_long_run_is_no_larger_than_that_of_a_short_one(tmp_path):
 
 def describe(book):
     return (
-        book._admitted, book._versions, book._next, book._consumed_ahead, sorted(book._open.with_nobody),
-        sorted(book._open.asked), list(book._arrived), book.ledger.as_dict(), book._episode,
+        book._admitted, book._versions, book._next, book._consumed_ahead, sorted(book._open.unassigned),
+        sorted(book._open.handed_out), list(book._arrived), book.ledger.as_dict(), book._episode,
     )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ from tests.leases.honest_makers import fulfil, plan, prompt, with_item
 
 from proa.data.lease import Delivery, GarbageError
 from proa.leases.book import LeaseBook
-from proa.leases.plan import Sifted
+from proa.leases.plan import FilteredGroup
 
 
 def opened(**changes):
@@ -67,9 +67,9 @@ def test_a_lease_is_compared_with_what_was_asked_and_prompts_are_not_asked_for_a
 def test_what_was_asked_is_let_go_when_it_has_come():
     book = opened()
     lease = book.next_lease("m")
-    assert book._open.asked[lease.id].lease is lease
+    assert book._open.handed_out[lease.id].lease is lease
     book.deliver(fulfil(lease), "m")
-    assert not book._open.asked
+    assert not book._open.handed_out
 
 
 def test_a_lease_that_is_known_already_is_not_looked_at():
@@ -121,7 +121,7 @@ def test_what_comes_too_late_is_dropped_with_its_tokens():
     assert book.deliver(made, "slow") is False
     assert (book.ledger.in_flight, book.ledger.dropped["stale"], book.ledger.closes) == (0, 2, True)
     assert book.ledger.tokens["dropped"] == made.tokens == 3
-    assert not book._open.asked
+    assert not book._open.handed_out
 
 
 # -- what the making took ----------------------------------------------------------------------------
@@ -175,11 +175,11 @@ def test_a_delivery_that_tells_nothing_adds_nothing():
 
 
 def drop_the_first(group):
-    return Sifted((), {"zero_variance": group}) if group[0].group_id == "0" else Sifted(group, {})
+    return FilteredGroup((), {"zero_variance": group}) if group[0].group_id == "0" else FilteredGroup(group, {})
 
 
-def test_what_was_sifted_out_was_made_too():
-    book = LeaseBook(plan(prompts_per_step=2, lease_prompts=1), prompt, sift=drop_the_first)
+def test_what_was_filtered_out_was_made_too():
+    book = LeaseBook(plan(prompts_per_step=2, lease_prompts=1), prompt, filter_group=drop_the_first)
     book.start_episode(0)
     tokens = sum(bring(book, f"maker_{number}", generate=1.0) for number in range(3))
     assert len(book.take_step()) == 4
@@ -193,7 +193,7 @@ def test_what_was_sifted_out_was_made_too():
 
 def test_a_step_that_consumed_no_lease_tells_nothing():
     the = plan(prompts_per_step=1, lease_prompts=1, total_steps=2, max_staleness=0, max_refill=0)
-    book = LeaseBook(the, prompt, sift=drop_the_first)
+    book = LeaseBook(the, prompt, filter_group=drop_the_first)
     book.start_episode(0)
     for _ in range(2):
         bring(book, "maker_0", generate=1.0)

@@ -93,7 +93,7 @@ class SmallRun:
             seed=7,
         )
         self.book = LeaseBook(
-            self.plan, self.stream.__getitem__, sift=self.trainer.group_filter.filter, wait_timeout=wait_timeout
+            self.plan, self.stream.__getitem__, filter_group=self.trainer.group_filter.filter, wait_timeout=wait_timeout
         )
         self.trainer.source = self.book
         self.scorer = scorer or InlineRewards(reward)

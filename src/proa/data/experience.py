@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Experience:
-    """Sampled sequences and what is known of them, as tensors with leading size B.
+    """Sampled sequences and what is known about them, as tensors with leading size B.
 
     `sequences` and `attention_mask` are `(B, S)`; `action_log_probs`, `values`, `kl`, `advantages`,
     `action_mask` and `versions` are `(B, A)`; `reward` is `(B,)`. Whatever the maker did not compute is
@@ -47,7 +47,7 @@ class Experience:
     group_ids: tuple[str, ...] = field(default=(), kw_only=True)
     sampling: Sampling | None = field(default=None, kw_only=True)
     facts: tuple[SampleFacts, ...] = field(default=(), kw_only=True)
-    """What else is known of each sample: finish reason, parts of its reward."""
+    """What else is known about each sample: finish reason, parts of its reward."""
 
     def __len__(self) -> int:
         return self.sequences.shape[0]

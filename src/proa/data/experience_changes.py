@@ -1,7 +1,7 @@
 """What a hook may change of the experience that it is shown: rewards, and which sampled tokens are trained.
 
-The rest says how the samples came about: tokens, log-probabilities, versions. It cannot be changed after the fact, and
-a change that is not trained on would be a silent no-op. So it is refused, in words, and undone.
+The rest records how the samples were made: tokens, log-probabilities, versions. Any other change would be wrong or do
+nothing, so it is refused with an error, and undone.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ CHANGEABLE = ("reward", "action_mask")
 
 
 def copied(experience: Experience) -> Experience:
-    """The same, with memory of its own."""
+    """A copy that shares no memory with the original."""
     return Experience(**{field.name: _copy(getattr(experience, field.name)) for field in fields(Experience)})
 
 
 def put_back(experience: Experience, before: Experience) -> None:
-    """Make an experience what it was."""
+    """Restore an experience to what it was."""
     experience.__dict__ = dict(vars(before))
 
 
 def refuse_other_changes(who: str, before: Experience, experience: Experience) -> None:
-    """Raise `HookError` if more was changed than may be; everything is then as it was before."""
+    """Raise `HookError` if more was changed than may be, after undoing all changes."""
     fault = next(_faults(before, experience), "")
     if fault:
         put_back(experience, before)
@@ -42,7 +42,7 @@ def refuse_other_changes(who: str, before: Experience, experience: Experience) -
 
 
 def shown_to_hooks(items: Sequence[BufferItem]) -> Experience:
-    """The items as one batch. It has a reward in every row: NaN stands for one that could not be had."""
+    """The items as one batch with a reward in every row: NaN where a sample has none."""
     import torch
 
     none = torch.tensor(float("nan"))
@@ -50,14 +50,14 @@ def shown_to_hooks(items: Sequence[BufferItem]) -> Experience:
 
 
 def as_delivered(experience: Experience) -> list[BufferItem]:
-    """The rows of a batch that hooks were shown, with what they changed, in memory that no hook has.
+    """The rows of a batch that hooks were shown, with their changes, copied: a hook may have kept the batch.
 
-    A reward of NaN is none again, and a sample that a hook gave a reward has not failed any more.
+    NaN becomes no reward again, and a sample that a hook gave a reward no longer counts as failed.
     """
     import torch
 
     own = copied(experience)
-    assert own.reward is not None, "a batch that hooks are shown has rewards, and setting them to None is refused"
+    assert own.reward is not None, "hooks are shown rewards, and setting them to None is refused"
     own.reward = own.reward.detach().to("cpu", torch.float32)
     if own.action_mask is not None:
         own.action_mask = own.action_mask.detach().to("cpu").bool()
@@ -71,7 +71,7 @@ def as_delivered(experience: Experience) -> list[BufferItem]:
 
 
 def _faults(before: Experience, after: Experience) -> Iterator[str]:
-    """What was changed that may not be. Each check relies on those before it: only the first may be asked for."""
+    """What was changed that may not be. Each check relies on those before it: use only the first fault."""
     known = [field.name for field in fields(Experience)]
     for name in vars(after).keys() - set(known):
         yield f"gave the experience a {name!r}, which it does not have{did_you_mean(name, CHANGEABLE)}"
@@ -88,7 +88,7 @@ def _faults_of_rewards(before: torch.Tensor | None, after: Any) -> Iterator[str]
             yield "gave a 'reward' to an experience that has none"
         return
     if not _is_like(after, before) or after.dtype.is_complex:
-        yield f"set 'reward' to {_told(after)}, not to one number for each of {len(before)} samples"
+        yield f"set 'reward' to {_describe(after)}, not to one number for each of {len(before)} samples"
     for row, (old, new) in enumerate(zip(before.tolist(), after.tolist(), strict=True)):
         had_none = old != old  # NaN
         fault = fault_of(float(new))
@@ -101,7 +101,7 @@ def _faults_of_mask(before: Experience, after: Any) -> Iterator[str]:
         return
     like = before.action_log_probs
     if not _is_like(after, like) or not bool(((after == 0) | (after == 1)).all()):
-        yield f"set 'action_mask' to {_told(after)}, not to true or false for each sampled token"
+        yield f"set 'action_mask' to {_describe(after)}, not to true or false for each sampled token"
     mask_BA = after.bool()
     sampled = before.attention_mask
     if sampled is not None and bool((mask_BA & ~sampled[:, -like.shape[1] :].bool()).any()):
@@ -135,6 +135,6 @@ def _copy(value: Any) -> Any:
     return value.clone() if isinstance(value, torch.Tensor) else copy.deepcopy(value)
 
 
-def _told(value: Any) -> str:
+def _describe(value: Any) -> str:
     shape = getattr(value, "shape", None)
     return f"{value!r:.40}" if shape is None else f"{value.dtype} of shape {tuple(shape)}"

@@ -1,4 +1,4 @@
-"""What is known of a sample beside its tensors."""
+"""What is known about a sample besides its tensors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SampleFacts:
-    """How a sample ended and how it was scored. Experience of a user's own may leave all of it unsaid."""
+    """How a sample ended and how it was scored. A user's own experience need not say any of it."""
 
     finish_reason: FinishReason | None = None
     reward_parts: Mapping[str, float | None] = field(default_factory=dict)
@@ -20,7 +20,7 @@ class SampleFacts:
     reward_error: str | None = None
     """Why there is no reward, in words."""
     reward_failure: str | None = None
-    """The same as the ledger counts it, e.g. `reward_failed`."""
+    """The reason under which the ledger counts it, e.g. `reward_failed`."""
 
     def with_failure(self, failure: str, error: str) -> SampleFacts:
         return replace(self, reward_failure=failure, reward_error=error)

@@ -23,7 +23,7 @@ class GarbageError(ProaError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt in its place in the run's seeded order (`ordinal` counts on over passes of the data)."""
+    """One prompt in its place in the run's seeded order (`ordinal` continues over passes of the data)."""
 
     ordinal: int
     tokens: tuple[int, ...]
@@ -83,9 +83,9 @@ def check_delivery(lease: Lease, delivery: Delivery) -> None:
 
 
 def _faults(item: Any, prompt: Prompt, sample: int, version: int) -> Iterator[str]:
-    """What is wrong with an item. Each check relies on those before it: only the first fault may be asked for."""
+    """What is wrong with an item. Each check relies on those before it: use only the first fault."""
     if not isinstance(item, BufferItem):
-        yield f"a {type(item).__name__} is no BufferItem"
+        yield f"a {type(item).__name__} is not a BufferItem"
     if (item.uid, item.group_id) != (f"{prompt.ordinal}/{sample}", str(prompt.ordinal)):
         yield f"in its place is sample {item.uid!r} of group {item.group_id!r}"
     yield from _faults_of_tokens(item, prompt)
@@ -96,15 +96,18 @@ def _faults(item: Any, prompt: Prompt, sample: int, version: int) -> Iterator[st
         others = sorted(set(item.versions.tolist()) - {version})
         yield f"it was sampled with version {', '.join(map(str, others))}, not with version {version}"
     if item.reward is not None and not (_is_tensor(item.reward, 0) and bool(item.reward.isfinite())):
-        yield f"its reward is {_told(item.reward)}, not a finite number in a tensor, or None where there is none"
+        yield f"its reward is {_describe(item.reward)}, not a finite number in a tensor, or None where there is none"
     yield from _faults_of_facts(item)
 
 
 def _faults_of_tokens(item: BufferItem, prompt: Prompt) -> Iterator[str]:
+    import torch  # slow to import, and most of this package works without it
+
+    integers = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
     tokens, log_probs, mask = item.sequences, item.action_log_probs, item.attention_mask
     length = len(prompt.tokens)
-    if not _is_row_of_integers(tokens):
-        yield f"its tokens are {_told(tokens)}, not a row of integers"
+    if not _is_tensor(tokens, 1) or tokens.dtype not in integers:
+        yield f"its tokens are {_describe(tokens)}, not a row of integers"
     if tokens[:length].tolist() != list(prompt.tokens):
         yield f"it does not begin with the {length} tokens of its prompt"
     if len(tokens) == length:
@@ -112,11 +115,11 @@ def _faults_of_tokens(item: BufferItem, prompt: Prompt) -> Iterator[str]:
     if int(tokens.min()) < 0:
         yield f"token {int(tokens.min())} is negative"
     if not _is_tensor(log_probs, 1) or not log_probs.dtype.is_floating_point:
-        yield f"its log-probabilities are {_told(log_probs)}, not a row of floating-point numbers"
+        yield f"its log-probabilities are {_describe(log_probs)}, not a row of floating-point numbers"
     if len(log_probs) != len(tokens) - length:
         yield f"it has {len(log_probs)} log-probabilities for {len(tokens) - length} sampled tokens"
     if mask is not None and not (_is_tensor(mask, 1) and len(mask) == len(tokens)):
-        yield f"its attention_mask is {_told(mask)}, not one value for each of its {len(tokens)} tokens"
+        yield f"its attention_mask is {_describe(mask)}, not one value for each of its {len(tokens)} tokens"
 
 
 def _faults_of_actions(item: BufferItem) -> Iterator[str]:
@@ -127,7 +130,7 @@ def _faults_of_actions(item: BufferItem) -> Iterator[str]:
             continue
         whole = name in _PER_SEQUENCE and _is_tensor(values, 0)
         if not whole and not (_is_tensor(values, 1) and len(values) == count):
-            yield f"its {name} is {_told(values)}, not one value for each of its {count} sampled tokens"
+            yield f"its {name} is {_describe(values)}, not one value for each of its {count} sampled tokens"
         if values.dtype.is_floating_point and not bool(values.isfinite().all()):
             yield f"its {name} is not finite everywhere"
     highest = float(item.action_log_probs.max())
@@ -157,20 +160,13 @@ _PER_SEQUENCE = ("values", "advantages")
 
 
 def _is_tensor(value: Any, dimensions: int) -> bool:
-    import torch  # slow to import, and most of this package works without it
+    import torch
 
     return isinstance(value, torch.Tensor) and value.dim() == dimensions
 
 
-def _is_row_of_integers(value: Any) -> bool:
-    import torch
-
-    kinds = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-    return _is_tensor(value, 1) and value.dtype in kinds
-
-
-def _told(value: Any) -> str:
-    """A value in an error's words: numbers as they are, tensors by their shape."""
+def _describe(value: Any) -> str:
+    """A value as error messages show it: numbers as they are, tensors by their shape."""
     if not hasattr(value, "shape"):
         return f"{value!r:.40}"
     return f"{value.item():g}" if not value.shape else f"{value.dtype} of shape {tuple(value.shape)}"

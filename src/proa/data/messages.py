@@ -1,4 +1,4 @@
-"""Chat messages: what is one, and how a conversation reads."""
+"""Chat messages: what counts as one, and a conversation as text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def is_message(value: object) -> bool:
 
 
 def in_words(value: Any) -> str:
-    """A value as people read it: a conversation message by message, anything else as text.
+    """A value as text for people: a conversation message by message, anything else as `str` gives it.
 
     >>> in_words([{"role": "user", "content": "2+2="}, {"role": "assistant", "content": "4"}])
     'user: 2+2=\\nassistant: 4'
@@ -30,7 +30,7 @@ def in_words(value: Any) -> str:
 
 
 def _content(message: Mapping[str, Any]) -> str:
-    """What a message says: its text, or the parts that it is put together of, and the tools that it calls."""
+    """What a message says: its text, or the parts that it consists of, and the tools that it calls."""
     content, calls = message.get("content"), message.get("tool_calls")
     parts = [_part(part) for part in (content if isinstance(content, list) else [content])]
     parts += [_call(call) for call in (calls if isinstance(calls, list) else [])]

@@ -1,7 +1,7 @@
 """Items as they travel: a few flat arrays instead of hundreds of small tensors.
 
-A pickler takes longer over a tensor of 20 numbers than over the numbers, and of a tensor that is a slice it sends all
-that it was sliced from. So what items have in a field is laid end to end, and cut up again on arrival.
+Pickling a tensor of 20 numbers takes longer than pickling the numbers, and a slice is pickled with the whole tensor it
+was cut from. So the values of a field are laid end to end, and cut apart again on arrival.
 
     field              items                           column
     action_log_probs   [-.1 -.2] [-.3] []       ─▶     rows 0 1 2   shapes (2,) (1,) (0,)   data -.1 -.2 -.3
@@ -30,7 +30,7 @@ class Column:
     field: str
     dtype: str
     rows: tuple[int, ...]
-    """The items whose tensors these are; in the others the field is of another dtype, or no tensor."""
+    """The items whose tensors these are; in the others the field has another dtype, or is not a tensor."""
     shapes: tuple[tuple[int, ...], ...]
     data: np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -42,14 +42,14 @@ class PackedItems:
     count: int
     columns: tuple[Column, ...]
     plain: dict[str, tuple[Any, ...]]
-    """By field, what is no tensor: strings, facts, settings. A field that is not here is None where it is no tensor."""
+    """By field, what is not a tensor: strings, facts, settings. Fields that are missing here are None or tensors."""
 
     def __len__(self) -> int:
         return self.count
 
 
 def pack_items(items: Sequence[BufferItem]) -> PackedItems:
-    """Copy the items into arrays; later changes to their tensors do not show. Facts and settings go as they are."""
+    """Copy the items into arrays; later changes to their tensors do not show. Facts and settings are not copied."""
     columns: list[Column] = []
     plain: dict[str, tuple[Any, ...]] = {}
     for name in _FIELDS:
@@ -66,7 +66,7 @@ def pack_items(items: Sequence[BufferItem]) -> PackedItems:
 
 
 def unpack_items(packed: PackedItems) -> tuple[BufferItem, ...]:
-    """The items as they were, on the CPU. Their memory is writable and theirs, whatever the arrays were read from."""
+    """The items as they were, on the CPU, in writable memory of their own, whatever the arrays were read from."""
     rows: list[dict[str, Any]] = [dict.fromkeys(_FIELDS) for _ in range(packed.count)]
     for name, values in packed.plain.items():
         for row, value in zip(rows, values, strict=True):

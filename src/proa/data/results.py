@@ -165,10 +165,10 @@ class ExperimentResult:
         """Of the runs that were completed: what others scored before they broke off is not comparable."""
         runs = [arm for arm in self.arms if arm.name in self.groups[group].runs and arm.status == "completed"]
         return ArmScores.of(
-            (_seed_of(arm), arm.score(metric), self.task_scores(arm, metric) if self.task_scores else None)
+            (
+                getattr(arm.run_config, "seed", arm.name),
+                arm.score(metric),
+                self.task_scores(arm, metric) if self.task_scores else None,
+            )
             for arm in runs
         )
-
-
-def _seed_of(arm: ArmResult) -> Any:
-    return getattr(arm.run_config, "seed", arm.name)

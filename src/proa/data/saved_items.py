@@ -49,7 +49,7 @@ def delivery_from(tree: Mapping[str, Any]) -> Delivery:
 
 
 def experience_tree(experience: Experience) -> dict[str, Any]:
-    """A batch with all that was computed of it."""
+    """A batch with everything that was computed for it."""
     tree = {f.name: getattr(experience, f.name) for f in fields(Experience)}
     sampling = None if experience.sampling is None else asdict(experience.sampling)
     return tree | {"sampling": sampling, "facts": tuple(asdict(one) for one in experience.facts)}
@@ -65,7 +65,7 @@ def experience_from(tree: Mapping[str, Any], device: torch.device | str) -> Expe
 
 
 def _facts_in(known: dict[str, Any]) -> tuple[SampleFacts, ...]:
-    """What a tree says of its samples; version 0.1 kept it as notes, which are taken out."""
+    """The facts of a tree's samples; version 0.1 saved them as `notes`, which are removed."""
     notes = known.pop("notes", None)
     if notes is None:
         return tuple(SampleFacts(**one) for one in known.get("facts", ()))

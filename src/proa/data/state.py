@@ -50,7 +50,7 @@ class TrainState:
         """
         if self.should_stop:
             return
-        self.stopped_by = by or _name_of_caller()
+        self.stopped_by = by or _caller_name()
         self.stop_reason = reason or "stop requested"
         self.should_stop = True
 
@@ -66,7 +66,7 @@ class TrainState:
     def __setattr__(self, name: str, value: Any) -> None:
         # `state.should_stop = True` is a documented way to stop, so it too must say who asked.
         if name == "should_stop" and value and self.__dict__.get("stopped_by") is None:
-            self.__dict__["stopped_by"] = _name_of_caller()
+            self.__dict__["stopped_by"] = _caller_name()
             if self.__dict__.get("stop_reason") is None:
                 self.__dict__["stop_reason"] = "should_stop was set"
         object.__setattr__(self, name, value)
@@ -92,14 +92,14 @@ class LoopState(TrainState):
 
     def request_stop(self, reason: str | None = None) -> None:
         """The same as `stop_training`."""
-        self.stop_training(reason, by=_name_of_caller())
+        self.stop_training(reason, by=_caller_name())
 
 
 _HANDLES = frozenset({"exception", "checkpoint_mgr", "ctx"})
 
 
-def _name_of_caller() -> str:
-    """The function that asked, as `Class.method`, found only when somebody does ask."""
+def _caller_name() -> str:
+    """The function that requested the stop, as `Class.method`."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename == __file__:
         frame = frame.f_back

@@ -1,68 +1,45 @@
-"""A benchmark: the prompts of a task, completions of them, and how good each is."""
+"""A benchmark: completions of a task's prompts, and their scores."""
 
 from __future__ import annotations
 
 import importlib
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
 from ..config import ConfigError
 from ..config.run_config import EngineSection, EvalSection
-from ..data.lease import Prompt, sample_seed
 from ..data.results import EvalResult
 from ..data.sampling import Sampling
-from ..engines import build_engine
 from ..model_shape import context_length
-from ..policy.lora_policy import policy_of
 from ..policy.trainable import Trainable
 from ..rewards import InlineRewards
-from ..rollouts import Progress, Sample, SingleTurn, VersionedEngine
+from ..rollouts import Progress, Sample, SingleTurn
 from ..spelling import did_you_mean
 from ..statistics import summarise
 from ..tasks import Task
 from ..tasks.builtin import BUILTIN
-from ..tasks.prompts import tokenise
-from ..tasks.task import TaskRow, check_columns
+from ..tasks.task import check_columns
+from .generation import EvalEngine, eval_prompts, eval_seeds
 
 DEFAULT_NEW_TOKENS = 256
-_OF_EVERY_ROW = ("task_id", "sample", "correct", "error", "finish_reason")
-"""What scores may be broken down by beside the task's columns."""
+_PREDICTION_KEYS = ("task_id", "sample", "correct", "error", "finish_reason")
+"""What scores may be broken down by besides the task's columns."""
 
 
 @dataclass(frozen=True)
 class Scored:
-    """What came of a benchmark: its scores, and a row for every completion."""
+    """The outcome of an eval: its scores, and a row for every completion."""
 
     result: EvalResult
     predictions: list[dict[str, Any]]
 
 
-class EvalEngine:
-    """An engine of an eval's own: built at the first use, kept for the next, with weights as they were when loaded."""
-
-    def __init__(self, policy: Trainable, section: EngineSection) -> None:
-        self._policy = policy
-        self._section = section
-        self._engine: VersionedEngine | None = None
-
-    def load(self, model: PreTrainedModel, version: int) -> VersionedEngine:
-        """Take the model's weights as they are now."""
-        if self._engine is None:
-            end_ids = self._policy.end_ids
-            engine = build_engine(self._section.kind, model, end_ids=end_ids, slots=self._section.slots)
-            self._engine = VersionedEngine(engine)
-        self._engine.load(policy_of(model).whole(), version)
-        return self._engine
-
-
 class Benchmark:
-    """Scores a model's completions of a task. What is wrong with the task is found when it is built."""
+    """Scores a model's completions of a task. Mistakes in the task or the settings are found when it is built."""
 
     def __init__(
         self,
@@ -96,7 +73,7 @@ class Benchmark:
         if not self._rows:
             raise ConfigError(f"eval {section.name}: the task {task.name} has no rows")
         check_columns(replace(task, rows=self._rows))
-        known = [*self._rows[0].columns, *_OF_EVERY_ROW]
+        known = [*self._rows[0].columns, *_PREDICTION_KEYS]
         for key in section.breakdown:
             if key not in known:
                 hint = did_you_mean(key, known) or f": its rows have {', '.join(known)}"
@@ -111,7 +88,7 @@ class Benchmark:
         def score() -> Scored:
             began = perf_counter()
             samples = self._rollout.run(engine, self._prompts, self._seeds, Progress(f"eval {self.section.name}"))
-            predictions = [self._prediction(sample, version) for sample in samples]
+            predictions = [self._prediction(sample) for sample in samples]
             metrics, breakdowns = self._summary(predictions)
             seconds = spent + perf_counter() - began
             result = EvalResult(
@@ -128,7 +105,7 @@ class Benchmark:
     def _summary(
         self, predictions: list[dict[str, Any]]
     ) -> tuple[dict[str, float], dict[str, dict[str, dict[str, float]]]]:
-        """The mean under the name of what scored it first, then what else there is to say."""
+        """Metrics, first the mean under the name of the function that scored, and their breakdowns."""
         several = self.section.samples > 1
         judged = Counter(row["task_id"] for row in predictions if row["correct"] is not None)
         enough = several and max(judged.values(), default=0) >= self.section.samples
@@ -142,10 +119,11 @@ class Benchmark:
             metrics[f"pass@{self.section.samples}_tasks"] = over  # of the others some completions were not judged
         return metrics | ({"errors": found["errors"]} if found["errors"] else {}), breakdowns
 
-    def _prediction(self, sample: Sample, version: int) -> dict[str, Any]:
+    def _prediction(self, sample: Sample) -> dict[str, Any]:
         prompt, score = sample.prompt, sample.score
+        names = [name for name in ("task_id", "id") if name in prompt.columns]
         return {
-            "task_id": _task_id(prompt),
+            "task_id": str(prompt.columns[names[0]] if names else prompt.ordinal),  # as the data calls it, or its place
             "sample": sample.index,
             "prompt": prompt.text,
             "completion": sample.text,
@@ -154,35 +132,14 @@ class Benchmark:
             "error": score.error,
             "tokens": sample.tokens,
             "finish_reason": sample.finish_reason,
-            "policy_version": version,
+            "policy_version": sample.version,
             "seed": sample.seed,
             "columns": prompt.columns,
         }
 
 
-def eval_prompts(rows: Sequence[TaskRow], tokenizer: PreTrainedTokenizerBase, *, where: str) -> list[Prompt]:
-    """The prompts of an eval, as generation continues them; what cannot be is refused with its place."""
-    return [
-        Prompt(place, tokenise(row, tokenizer, where=f"{where}, prompt {place}"), row.prompt, row.columns)
-        for place, row in enumerate(rows)
-    ]
-
-
-def eval_seeds(seed: int, prompts: int, samples: int) -> list[list[int]]:
-    """Seeds of its own for each sample: an eval must not repeat what training saw, whose ordinals count from 0 up."""
-    return [[sample_seed(seed, -1 - place, sample) for sample in range(samples)] for place in range(prompts)]
-
-
-def _task_id(prompt: Prompt) -> str:
-    """What the data calls it, or its place."""
-    for name in ("task_id", "id"):
-        if name in prompt.columns:
-            return str(prompt.columns[name])
-    return str(prompt.ordinal)
-
-
 def _room(policy: Trainable, longest: int) -> int:
-    """What is left of the context, where nobody says how long completions may be."""
+    """How long completions may be where no setting says it: what is left of the context."""
     context = context_length(policy.model.config)
     return DEFAULT_NEW_TOKENS if context is None else max(1, min(DEFAULT_NEW_TOKENS, context - longest))
 
@@ -197,7 +154,7 @@ def _check_room(section: EvalSection, policy: Trainable, longest: int) -> None:
 
 
 def metric_of(section: EvalSection, task: Task) -> Any:
-    """What scores a completion: as the section says, or as the task does."""
+    """The function that scores a completion: the section's, or the task's own."""
     if section.metric is not None:
         return section.metric
     if task.name in BUILTIN:

@@ -9,7 +9,7 @@ import torch
 
 from ..algorithms import Algorithm
 from ..data.experience import BufferItem
-from ..leases.plan import Sifted
+from ..leases.plan import FilteredGroup
 
 
 class GroupFilter:
@@ -21,7 +21,7 @@ class GroupFilter:
         """What the first sample without a reward said of why."""
         self.last_reward_error = ""
 
-    def filter(self, group: tuple[BufferItem, ...]) -> Sifted:
+    def filter(self, group: tuple[BufferItem, ...]) -> FilteredGroup:
         scored = tuple(item for item in group if item.reward is not None)
         dropped: dict[str, tuple[BufferItem, ...]] = {}
         for item in group:
@@ -31,11 +31,11 @@ class GroupFilter:
                 self.last_reward_error = item.facts.reward_error or ""
                 self.first_reward_error = self.first_reward_error or self.last_reward_error
         if len(scored) < self._algorithm.min_group:
-            return Sifted((), {**dropped, **({"group_too_small": scored} if scored else {})})
+            return FilteredGroup((), {**dropped, **({"group_too_small": scored} if scored else {})})
         rewards_G = torch.stack([item.reward for item in scored if item.reward is not None])
         if not self._algorithm.keeps_group(rewards_G):
-            return Sifted((), {**dropped, "zero_variance": scored})
-        return Sifted(scored, dropped)
+            return FilteredGroup((), {**dropped, "zero_variance": scored})
+        return FilteredGroup(scored, dropped)
 
     def state_dict(self) -> dict[str, Any]:
         return {"last_reward_error": self.last_reward_error, "first_reward_error": self.first_reward_error}

@@ -27,7 +27,7 @@ from ..data.saved_items import delivery_from, delivery_tree, items_from, items_t
 from .decisions import Decisions
 from .ledger import Ledger, tokens_in
 from .open_leases import OpenLeases
-from .plan import LeasePlan, Sift, keep_everything
+from .plan import GroupFilter, LeasePlan, keep_everything
 
 
 class LeaseBook:
@@ -38,29 +38,29 @@ class LeaseBook:
         plan: LeasePlan,
         prompt: Callable[[int], Prompt],
         *,
-        sift: Sift = keep_everything,
+        filter_group: GroupFilter = keep_everything,
         wait_timeout: float = 600.0,
     ) -> None:
         self.plan = plan
         self.ledger = Ledger()
         self.made: dict[str, float] = {}
-        """What makers spent on the leases that the last `take_step` consumed, as metrics; empty if on none."""
+        """What makers spent on the leases that the last `take_step` consumed, as metrics; empty if it consumed none."""
         self.room = WaitingRoom()
         self._prompt = prompt
-        self._sift = sift
+        self._filter_group = filter_group
         self._wait_timeout = wait_timeout
-        self._admitted = 0  # leases, whose ids are those below
-        self._versions: dict[int, int] = {}  # of the leases that are not done with, by id
+        self._admitted = 0  # how many leases are; their ids count from 0
+        self._versions: dict[int, int] = {}  # by id, of leases that are not finished
         self._open = OpenLeases()  # admitted, not delivered
         self._arrived: dict[int, Delivery] = {}  # delivered, not consumed; in order of arrival
         self._consumed_ahead: set[int] = set()  # of those after `_next`
-        self._expected_in_vain: set[int] = set()  # with a maker, but too stale by now to be trained on
+        self._stale_in_flight: set[int] = set()  # with a maker, and too stale to be trained on
         self._next = 0  # the lease that `in_order` consumes next: all before it are consumed
-        self._groups: deque[tuple[int, tuple[BufferItem, ...]]] = deque()  # (version, sifted group), not in a batch
-        self._at_the_door: set[int] = set()  # made, and waiting for room
+        self._groups: deque[tuple[int, tuple[BufferItem, ...]]] = deque()  # (version, filtered group), not in a batch
+        self._waiting_for_room: set[int] = set()  # made, and held back by a full buffer
         self._dismissed: set[str] = set()
-        self._scored = (0, 0)  # of the step that is being put together: samples, and those without a reward
-        self._in_training = (0, 0)  # samples and tokens of the step that is being computed
+        self._scored = (0, 0)  # in the step being assembled: samples, and those without a reward
+        self._in_training = (0, 0)  # samples and tokens of the step being computed
         self._decisions = Decisions()
         self._spans: list[dict[str, Any]] = []
         self._episode = 0
@@ -75,7 +75,7 @@ class LeaseBook:
         plan = self.plan
         with self.room as room:
             if self._admitted and episode == self._episode:
-                return  # a run that goes on in the middle of it
+                return  # the run was resumed in the middle of it
             self._episode = episode
             self._drop_stale()
             self._forget_versions()
@@ -85,7 +85,7 @@ class LeaseBook:
             room.announce()
 
     def _drop_stale(self) -> None:
-        """Let go of what this episode may not train on any more.
+        """Drop what this episode may no longer train on.
 
         In order and without filtering, admission alone keeps the bound and there is nothing to drop. With filtering a
         step may need fewer leases than were admitted for it, because groups were left over from the one before;
@@ -104,31 +104,31 @@ class LeaseBook:
         delivery = self._arrived.pop(lease_id, None)
         if delivery is not None:
             self.ledger.drop(len(delivery.items), "stale", tokens=delivery.tokens)
-        elif lease_id not in self._open.asked:
+        elif lease_id not in self._open.handed_out:
             self._open.close(lease_id)
-        elif lease_id in self._open.with_nobody:
-            self._let_go(lease_id)
+        elif lease_id in self._open.unassigned:
+            self._drop_undelivered(lease_id)
         else:
-            self._expected_in_vain.add(lease_id)
+            self._stale_in_flight.add(lease_id)
 
-    def _let_go(self, lease_id: int) -> None:
-        """Expect no more of a lease that is too stale to be trained on; should it still come, it is ignored."""
-        self._expected_in_vain.discard(lease_id)
+    def _drop_undelivered(self, lease_id: int) -> None:
+        """Stop waiting for a lease that is too stale to be trained on; if it still comes, it is ignored."""
+        self._stale_in_flight.discard(lease_id)
         self._open.close(lease_id)
         self.ledger.lose(self.plan.lease_prompts * self.plan.group_size, "stale")
 
     def _admit(self, count: int) -> None:
         for lease_id in range(self._admitted, self._admitted + max(0, count)):
-            self._open.with_nobody.add(lease_id)
+            self._open.unassigned.add(lease_id)
             self._versions[lease_id] = self._episode
             self._admitted += 1
 
     def _forget_versions(self) -> None:
-        """Of leases that are done with: the book of a long run is as large as that of a short one."""
+        """Of finished leases: the book of a long run must not be larger than that of a short one."""
         self._versions = {
             lease_id: version
             for lease_id, version in self._versions.items()
-            if lease_id in self._open.asked or not self._is_consumed(lease_id)
+            if lease_id in self._open.handed_out or not self._is_consumed(lease_id)
         }
 
     # -- makers --------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ class LeaseBook:
         """The next piece of work; waits until there is one. Raises `ClosedError` when there will be none."""
         with self.room as room:
             room.wait_until(
-                lambda: bool(self._closed or self._open.with_nobody or maker in self._dismissed),
+                lambda: bool(self._closed or self._open.unassigned or maker in self._dismissed),
                 owner=maker,
                 reason="the trainer to admit more leases",
                 timeout=self._wait_timeout if seconds is None else seconds,
@@ -145,20 +145,25 @@ class LeaseBook:
             self._refuse_if_closed()
             if maker in self._dismissed:
                 raise ClosedError(f"{maker} was replaced")
-            lease = self._lease_or_say_why(min(self._open.with_nobody))
-            if lease.id not in self._open.asked:
+            lease_id = min(self._open.unassigned)
+            try:
+                lease = self._lease(lease_id)
+            except Exception as error:  # a prompt that cannot be tokenised, say
+                raise LeaseFailedError(f"lease {lease_id} cannot be handed out: {error}", lease_id) from error
+            if lease.id not in self._open.handed_out:
                 self.ledger.lease(lease.samples)
-            self._open.ask(lease, maker)
+            self._open.hand_out(lease, maker)
             room.announce()
             return lease
 
     def deliver(self, delivery: Delivery, maker: str, *, seconds: float | None = None) -> bool:
-        """Bring a lease back. Bringing it twice is harmless: the second time changes nothing and says False.
+        """Take in what was made of a lease. Delivering twice is harmless: the second time changes nothing and returns
+        False.
 
         What the lease did not ask for is refused with `GarbageError`, and changes nothing either.
         """
         with self.room as room:
-            self._at_the_door.add(delivery.lease_id)  # held back is not hung
+            self._waiting_for_room.add(delivery.lease_id)  # so it is not overdue
             try:
                 room.wait_until(
                     lambda: bool(self._closed) or self._known(delivery.lease_id) or self._may_enter(delivery.lease_id),
@@ -167,16 +172,16 @@ class LeaseBook:
                     timeout=self._wait_timeout if seconds is None else seconds,
                 )
             finally:
-                self._at_the_door.discard(delivery.lease_id)
+                self._waiting_for_room.discard(delivery.lease_id)
             self._refuse_if_closed()
-            in_vain = delivery.lease_id in self._expected_in_vain
-            if self._known(delivery.lease_id) and not in_vain:
+            is_stale = delivery.lease_id in self._stale_in_flight
+            if self._known(delivery.lease_id) and not is_stale:
                 return False
             self._open.check(delivery)
             self._open.close(delivery.lease_id)
             self.ledger.deliver(len(delivery.items), tokens=delivery.tokens)
-            if in_vain:
-                self._expected_in_vain.remove(delivery.lease_id)
+            if is_stale:
+                self._stale_in_flight.remove(delivery.lease_id)
                 self.ledger.drop(len(delivery.items), "stale", tokens=delivery.tokens)
                 return False
             self._arrived[delivery.lease_id] = delivery
@@ -184,10 +189,10 @@ class LeaseBook:
             return True
 
     def release(self, lease_id: int, maker: str) -> None:
-        """A maker gives a lease up; it is handed to the next one who asks. A late delivery still counts."""
+        """A maker gives a lease up; the next maker that asks gets it. A late delivery still counts."""
         with self.room as room:
-            if lease_id in self._expected_in_vain:
-                self._let_go(lease_id)
+            if lease_id in self._stale_in_flight:
+                self._drop_undelivered(lease_id)
                 return
             if self._open.give_up(lease_id, maker):
                 room.announce()
@@ -206,21 +211,15 @@ class LeaseBook:
             return held
 
     def held_by(self, maker: str) -> list[int]:
-        """The leases that a maker was given and has not brought back."""
+        """The leases that a maker was given and has not delivered."""
         with self.room:
             return self._open.held_by(maker)
 
     def overdue(self, seconds: float) -> dict[int, str]:
-        """Leases that one maker has had for longer than that, and who."""
+        """Leases that one maker has had for longer than that, and the maker."""
         with self.room:
             late = self._open.overdue(seconds)
-            return {lease_id: maker for lease_id, maker in late.items() if lease_id not in self._at_the_door}
-
-    def _lease_or_say_why(self, lease_id: int) -> Lease:
-        try:
-            return self._lease(lease_id)
-        except Exception as error:  # a prompt that cannot be tokenised, say
-            raise LeaseFailedError(f"lease {lease_id} cannot be handed out: {error}", lease_id) from error
+            return {lease_id: maker for lease_id, maker in late.items() if lease_id not in self._waiting_for_room}
 
     def _lease(self, lease_id: int) -> Lease:
         plan = self.plan
@@ -244,24 +243,24 @@ class LeaseBook:
 
     @property
     def _consumed(self) -> int:
-        """How many leases are."""
+        """How many leases are consumed."""
         return self._next + len(self._consumed_ahead)
 
     def _may_enter(self, lease_id: int) -> bool:
-        """Whether a delivery need not wait. What the trainer waits for is always let in; and if nobody works
-        on that, everyone is, because those held back here are the ones who could."""
+        """Whether a delivery need not wait. The lease that the trainer waits for is always let in; and if no maker has
+        that one, every lease is, because the makers held back here are those that could make it."""
         limit = self.plan.buffer_limit * self.plan.leases_per_step
         if not limit or len(self._arrived) < limit:
             return True
         awaited = self._next if self._awaited is None else self._awaited
-        return lease_id == awaited or awaited in self._open.with_nobody
+        return lease_id == awaited or awaited in self._open.unassigned
 
     # -- the trainer ---------------------------------------------------------------------------------
 
     def take_step(self, owner: str = "the trainer") -> list[BufferItem]:
         """The items of the next step, whole groups; fewer than a batch if filtering used up what may be refilled.
 
-        They count as buffered until `settle` says what became of them.
+        They count as buffered until `settle`.
         """
         plan = self.plan
         consumed: list[Delivery] = []
@@ -282,12 +281,13 @@ class LeaseBook:
             groups = [self._groups.popleft()[1] for _ in range(taken)]
             items = [item for group in groups for item in group]
             self._steps_taken += 1
-            self.made = making_metrics(consumed) | _failed_fraction(*self._scored)
+            samples, failed = self._scored
+            self.made = making_metrics(consumed) | ({"reward_failed_fraction": failed / samples} if samples else {})
             self._in_training = (len(items), tokens_in(items))
             return items
 
     def settle(self, items: Sequence[BufferItem], *, dropped: str | None = None) -> None:
-        """A step on these items is done; or it was skipped, for the reason given, and they are dropped."""
+        """A step on these items is done; or it was skipped, for the given reason, and they are dropped."""
         with self.room as room:
             self._in_training = (0, 0)
             if dropped is None:
@@ -298,7 +298,7 @@ class LeaseBook:
 
     @property
     def ready(self) -> bool:
-        """Whether `take_step` would return without waiting for a maker, as far as can be told."""
+        """Whether `take_step` would return without waiting for a maker, unless filtering leaves it short."""
         with self.room:
             short = self.plan.prompts_per_step - len(self._groups)
             leases = -(-short // self.plan.lease_prompts)
@@ -307,31 +307,29 @@ class LeaseBook:
             return all(lease_id in self._arrived for lease_id in range(self._next, self._next + leases))
 
     def _next_to_consume(self, owner: str) -> int:
-        """Wait for, and choose, the next lease: the next in order, or the first that came."""
-        self.room.wait_until(
-            lambda: bool(self._closed or self._interrupted or self._has_come()),
-            owner=owner,
-            reason=self._what_is_awaited,
-            timeout=self._wait_timeout,
-        )
+        """Wait for, and choose, the next lease: the next in order, or the first that arrived."""
+
+        def can_continue() -> bool:
+            awaited = self._awaited
+            has_arrived = bool(self._arrived) if awaited is None else awaited in self._arrived
+            return bool(self._closed) or self._interrupted or has_arrived
+
+        def reason() -> str:
+            awaited = self._awaited
+            return "any lease" if awaited is None else f"lease {awaited}{self._open.whereabouts(awaited)}"
+
+        self.room.wait_until(can_continue, owner=owner, reason=reason, timeout=self._wait_timeout)
         self._refuse_if_closed()
         if self._interrupted:
-            raise StepInterrupted("the trainer was asked to end while it waited for experience")
+            raise StepInterrupted("the trainer was interrupted while it waited for experience")
         if self.plan.schedule != "windowed":
             return self._next
         return self._decisions.first_of(self._arrived, self._steps_taken)
 
     @property
     def _awaited(self) -> int | None:
-        """The one lease that the trainer can go on with; None if any will do."""
+        """The one lease that the trainer waits for; None if any will do."""
         return self._decisions.awaited if self.plan.schedule == "windowed" else self._next
-
-    def _has_come(self) -> bool:
-        return bool(self._arrived) if self._awaited is None else self._awaited in self._arrived
-
-    def _what_is_awaited(self) -> str:
-        awaited = self._awaited
-        return "any lease" if awaited is None else f"lease {awaited}{self._open.whereabouts(awaited)}"
 
     def _consume(self, lease_id: int) -> Delivery:
         delivery = self._arrived.pop(lease_id)
@@ -346,11 +344,11 @@ class LeaseBook:
             group = tuple(map(self._decisions.as_scored, delivery.items[first : first + size]))
             failed = sum(item.reward is None for item in group)
             self._scored = (self._scored[0] + len(group), self._scored[1] + failed)
-            sifted = self._sift(group)
-            for reason, items in sifted.dropped.items():
+            filtered = self._filter_group(group)
+            for reason, items in filtered.dropped.items():
                 self.ledger.drop(len(items), reason, tokens=tokens_in(items))
-            if sifted.kept:
-                self._groups.append((self._versions[lease_id], sifted.kept))
+            if filtered.kept:
+                self._groups.append((self._versions[lease_id], filtered.kept))
         return delivery
 
     def _mark_consumed(self, lease_id: int) -> None:
@@ -359,21 +357,21 @@ class LeaseBook:
             self._consumed_ahead.remove(self._next)
             self._next += 1
 
-    # -- what the record is told ----------------------------------------------------------------------
+    # -- for the record ------------------------------------------------------------------------------
 
     def take_journal(self) -> list[dict[str, Any]]:
-        """The decisions since this was last asked: which lease came first, which sample's reward could not be had."""
+        """The decisions since the last call: which lease came first, which sample's reward failed."""
         with self.room:
             return self._decisions.take()
 
     def take_spans(self) -> list[dict[str, Any]]:
-        """What makers did for the leases consumed since this was last asked."""
+        """What makers did for the leases consumed since the last call."""
         with self.room:
             taken, self._spans = self._spans, []
             return taken
 
     def repeat(self, entries: Sequence[Mapping[str, Any]]) -> None:
-        """Decide as it was decided in another run of the same plan, as far as its journal goes."""
+        """Decide as another run of the same plan did, as far as its journal goes."""
         with self.room as room:
             self._decisions.repeat(entries)
             room.announce()
@@ -382,7 +380,7 @@ class LeaseBook:
 
     def state_dict(self) -> dict[str, Any]:
         """Between two steps, all that does not follow from the seed: what was admitted with which version, what has
-        come, what is open, and the ledger."""
+        been delivered, what is open, and the ledger."""
         with self.room:
             self._forget_versions()
             return {
@@ -393,15 +391,15 @@ class LeaseBook:
                 "versions": torch.tensor(list(self._versions.values()), dtype=torch.int64),
                 "next": self._next,
                 "consumed_ahead": sorted(self._consumed_ahead),
-                "handed_out": sorted(self._open.asked),
-                "in_vain": sorted(self._expected_in_vain),
+                "handed_out": sorted(self._open.handed_out),
+                "in_vain": sorted(self._stale_in_flight),
                 "arrived": [delivery_tree(delivery) for delivery in self._arrived.values()],
                 "groups": [{"version": version, "items": items_tree(group)} for version, group in self._groups],
                 "ledger": self.ledger.as_dict(),
             }
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Go on from there. What makers had is with nobody now, and is handed out again."""
+        """Continue from there. What makers had is unassigned now, and is handed out again."""
         with self.room as room:
             self._episode, self._steps_taken, self._next = saved["episode"], saved["steps_taken"], saved["next"]
             versions = saved["versions"].tolist()
@@ -414,30 +412,30 @@ class LeaseBook:
             self.ledger.load(saved["ledger"])
             self._open = OpenLeases()
             for lease_id in saved["handed_out"]:
-                self._open.ask(self._lease(lease_id), "nobody")
+                self._open.hand_out(self._lease(lease_id), "nobody")
             for lease_id in saved["in_vain"]:
-                self._let_go(lease_id)
-            still_to_come = set(range(self._next, self._admitted)) - self._consumed_ahead
-            self._open.with_nobody = still_to_come - self._arrived.keys()
+                self._drop_undelivered(lease_id)
+            not_consumed = set(range(self._next, self._admitted)) - self._consumed_ahead
+            self._open.unassigned = not_consumed - self._arrived.keys()
             room.announce()
 
     # -- looking and ending --------------------------------------------------------------------------
 
     def versions_in_use(self) -> set[int]:
-        """The versions that leases still to be made name, and that of this episode, which more may be admitted with."""
+        """The versions that open leases name, and that of this episode, with which more may be admitted."""
         with self.room:
             return {self._episode, *(self._versions[lease_id] for lease_id in self._open.ids)}
 
     def interrupt(self) -> None:
-        """Have the trainer wait no longer: whoever waits in `take_step`, or comes to, raises `StepInterrupted`."""
+        """Stop the trainer from waiting: `take_step` raises `StepInterrupted`, now or when it would wait."""
         with self.room as room:
             self._interrupted = True
             room.announce()
 
     def close(self, reason: str, *, step_goes_on: bool = False) -> None:
-        """The run is over: whoever waits is told, and what is left is dropped.
+        """The run is over: every wait ends with `ClosedError`, and what is left is dropped.
 
-        With `step_goes_on`, what the trainer is training on just now is left for it to settle.
+        With `step_goes_on`, what the trainer is training on now is left for it to settle.
         """
         with self.room as room:
             self._closed = self._closed or reason
@@ -448,8 +446,3 @@ class LeaseBook:
     def _refuse_if_closed(self) -> None:
         if self._closed:
             raise ClosedError(self._closed)
-
-
-def _failed_fraction(samples: int, failed: int) -> dict[str, float]:
-    """As a step's metric: of the samples that were consumed for it, how many had no usable reward."""
-    return {"reward_failed_fraction": failed / samples} if samples else {}

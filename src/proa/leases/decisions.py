@@ -1,4 +1,4 @@
-"""What the seed does not determine: which lease came first, which sample's reward could not be had."""
+"""What the seed does not determine: which lease came first, which sample's reward failed."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from ..data.experience import BufferItem
 
 
 class Decisions:
-    """Notes what was decided, for the journal; and decides as another run of the same plan did, where one is given."""
+    """Collects decisions for the journal, and repeats those of another run of the same plan, where one is given."""
 
     def __init__(self) -> None:
-        self._noted: list[dict[str, Any]] = []
+        self._decisions: list[dict[str, Any]] = []
         self._script: deque[int] = deque()  # leases to be taken in this order
-        self._failed_rewards: Mapping[str, str] = {}  # by uid: samples that had none when the run was first made
+        self._failed_rewards: Mapping[str, str] = {}  # errors by uid, of samples whose reward failed in that run
 
     def repeat(self, entries: Sequence[Mapping[str, Any]]) -> None:
         self._script = deque(entry["lease"] for entry in entries if entry["kind"] == "lease")
         self._failed_rewards = {entry["uid"]: entry["error"] for entry in entries if entry["kind"] == "reward"}
 
     def take(self) -> list[dict[str, Any]]:
-        """What was decided since this was last asked."""
-        taken, self._noted = self._noted, []
-        return taken
+        """The decisions since the last call."""
+        decisions, self._decisions = self._decisions, []
+        return decisions
 
     @property
     def awaited(self) -> int | None:
@@ -33,16 +33,16 @@ class Decisions:
         return self._script[0] if self._script else None
 
     def first_of(self, arrived: Iterable[int], step: int) -> int:
-        """The lease that is trained on next: the first that came."""
+        """The lease that is trained on next: the first that arrived."""
         chosen = self._script.popleft() if self._script else next(iter(arrived))
-        self._noted.append({"kind": "lease", "step": step, "lease": chosen})
+        self._decisions.append({"kind": "lease", "step": step, "lease": chosen})
         return chosen
 
     def as_scored(self, item: BufferItem) -> BufferItem:
-        """An item without its reward, where a run is repeated in which it could not be had; others as they are."""
+        """The item, without its reward where a run is repeated in which that failed; a failure is a decision."""
         if item.uid in self._failed_rewards:
             facts = item.facts.with_failure("reward_failed", self._failed_rewards[item.uid])
             item = replace(item, reward=None, facts=facts)
         if item.reward is None and item.uid:
-            self._noted.append({"kind": "reward", "uid": item.uid, "error": item.facts.reward_error or ""})
+            self._decisions.append({"kind": "reward", "uid": item.uid, "error": item.facts.reward_error or ""})
         return item

@@ -33,7 +33,7 @@ class Ledger:
     tokens: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("made", "buffered", "trained", "dropped"), 0))
 
     def lease(self, samples: int) -> None:
-        """Samples were handed out for the first time; handing them on to another maker changes nothing."""
+        """Samples were handed out for the first time; handing them to another maker later changes nothing."""
         self.leased += samples
         self.in_flight += samples
 
@@ -58,12 +58,12 @@ class Ledger:
             self.tokens["dropped"] += tokens
 
     def lose(self, samples: int, reason: str) -> None:
-        """Samples that were handed out will not come any more."""
+        """Samples that were handed out will not be delivered."""
         self.in_flight -= samples
         self.dropped[reason] = self.dropped.get(reason, 0) + samples
 
     def abandon(self, reason: str, *, but: int = 0, but_tokens: int = 0) -> None:
-        """The run is over: what was not trained is dropped, with that reason, but for what still may be."""
+        """The run is over: what was not trained is dropped with that reason, except what is being trained (`but`)."""
         left = self.buffered - but + self.in_flight
         if left:
             self.dropped[reason] = self.dropped.get(reason, 0) + left
@@ -83,7 +83,7 @@ class Ledger:
         return self.leased == samples and self.tokens["made"] == tokens
 
     def load(self, saved: Mapping[str, Any]) -> None:
-        """Go on from counts that `as_dict` gave."""
+        """Continue from counts that `as_dict` gave."""
         for name in ("leased", "trained", "buffered", "in_flight"):
             setattr(self, name, saved[name])
         self.dropped, self.tokens = dict(saved["dropped"]), dict(saved["tokens"])

@@ -1,4 +1,4 @@
-"""How a run's work is cut into leases, and what of it is kept."""
+"""How a run's work is cut into leases, and which groups of it are kept."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Schedule = Literal["in_order", "windowed"]
 
 @dataclass(frozen=True, slots=True)
 class LeasePlan:
-    """How a run's work is cut up."""
+    """How a run's work is cut into leases, and how far ahead they are admitted."""
 
     prompts_per_step: int
     lease_prompts: int
@@ -23,7 +23,7 @@ class LeasePlan:
     max_staleness: int = 1
     schedule: Schedule = "in_order"
     max_refill: int = 3
-    """How many times its own leases a step that filtering left short may admit on top."""
+    """Of a step that filtering left short: how many times its own leases it may admit on top."""
     buffer_limit: int = 0
     seed: int = 0
 
@@ -39,18 +39,18 @@ class LeasePlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Sifted:
-    """A group after sifting: what is kept, and what is not, by reason."""
+class FilteredGroup:
+    """A group after filtering: what is kept, and what is not, by reason."""
 
     kept: tuple[BufferItem, ...]
     dropped: dict[str, tuple[BufferItem, ...]]
 
 
-Sift = Callable[[tuple[BufferItem, ...]], Sifted]
+GroupFilter = Callable[[tuple[BufferItem, ...]], FilteredGroup]
 
 
-def keep_everything(group: tuple[BufferItem, ...]) -> Sifted:
-    return Sifted(group, {})
+def keep_everything(group: tuple[BufferItem, ...]) -> FilteredGroup:
+    return FilteredGroup(group, {})
 
 
 def group_by_id(items: Sequence[BufferItem]) -> list[tuple[BufferItem, ...]]:

@@ -33,10 +33,11 @@ class DetachedReplayBuffer:
 
     def extend(self, items: Sequence[BufferItem], *, owner: str = "a maker") -> None:
         """Add items, waiting for room for each: a long list goes in as the trainer takes from the buffer."""
+        most = self.limit * self.sample_batch_size
         for item in items:
             with self.room as room:
                 room.wait_until(
-                    lambda: self._closed != "" or not self._full,
+                    lambda: self._closed != "" or not self.limit or len(self._items) < most,
                     owner=owner,
                     reason="room in the replay buffer",
                     timeout=self.wait_timeout,
@@ -60,7 +61,7 @@ class DetachedReplayBuffer:
             )
             if self.get_length() == 0:
                 self._refuse_if_closed()
-                raise StepInterrupted("the trainer was asked to end while it waited for experience")
+                raise StepInterrupted("the trainer was interrupted while it waited for experience")
             taken = [self._items.popleft() for _ in range(self.sample_batch_size)]
             room.announce()
             return taken
@@ -70,7 +71,7 @@ class DetachedReplayBuffer:
         return len(self._items) // self.sample_batch_size
 
     def clear(self) -> int:
-        """Throw everything away; returns how many items that were."""
+        """Drop everything; returns how many items there were."""
         with self.room as room:
             count = len(self._items)
             self._items.clear()
@@ -79,25 +80,21 @@ class DetachedReplayBuffer:
 
     @property
     def items(self) -> list[BufferItem]:
-        """What is there, in order of arrival."""
+        """The items, in order of arrival."""
         with self.room:
             return list(self._items)
 
     def interrupt(self) -> None:
-        """Have whoever waits for a batch wait no longer."""
+        """Stop the trainer from waiting for a batch: `take` raises `StepInterrupted`."""
         with self.room as room:
             self._interrupted = True
             room.announce()
 
     def close(self, reason: str) -> None:
-        """Nothing more comes: whoever waits is told why."""
+        """Nothing more comes: every wait ends with `ClosedError` and the reason."""
         with self.room as room:
             self._closed = reason
             room.announce()
-
-    @property
-    def _full(self) -> bool:
-        return self.limit > 0 and len(self._items) >= self.limit * self.sample_batch_size
 
     def _refuse_if_closed(self) -> None:
         if self._closed:

@@ -28,7 +28,7 @@ log = logging.getLogger("proa.maker")
 
 
 class Book(Protocol):
-    """What a maker needs of the lease book, here or on another machine."""
+    """The lease book as a maker sees it, here or on another machine."""
 
     def next_lease(self, maker: str) -> Lease: ...
     def deliver(self, delivery: Delivery, maker: str) -> bool: ...
@@ -36,13 +36,13 @@ class Book(Protocol):
 
 
 class Store(Protocol):
-    """What a maker needs of the weights by version."""
+    """The weights by version as a maker sees them."""
 
     def fetch(self, version: int, *, owner: str) -> Weights: ...
 
 
 class TrainerHandle(Protocol):
-    """What a maker needs of a trainer it pushes to."""
+    """A trainer that a maker pushes to."""
 
     def buffer_extend(self, items: Sequence[BufferItem]) -> None: ...
 
@@ -76,7 +76,7 @@ class ExperienceMakerHolder:
         self.leases_made = 0
         self.tokens_made = 0
         """Completion tokens."""
-        self._engine = VersionedEngine(engine, guarded_from=f"a callback of {name}")
+        self._versioned_engine = VersionedEngine(engine, guarded_from=f"a callback of {name}")
         self._whole_weights = whole_weights  # with LoRA only the adapter travels, and is put over a base kept here
         self._seed = seed
         self._find_trainer: Callable[[str], Any] = find_trainer or find_actor
@@ -87,7 +87,7 @@ class ExperienceMakerHolder:
     # -- leased work ---------------------------------------------------------------------------------
 
     def work(self, book: Book, store: Store) -> None:
-        """Take leases and deliver them until the book closes; what is raised leaves the lease to another."""
+        """Take leases and deliver them until the book closes; a lease on which this raises goes to another maker."""
         moments, state = self.manager.moments, self.state
         moments.maker_loop_start(state)
         self.activity.rest("working on leases")
@@ -115,7 +115,7 @@ class ExperienceMakerHolder:
                 try:
                     return book.next_lease(self.name)
                 except WaitTimeoutError:
-                    continue  # an idle maker is no failure: the trainer's own wait is the one that counts
+                    continue  # an idle maker is not a failure: the trainer's own wait is the one that counts
 
     def _work_on(self, lease: Lease, book: Book, store: Store, before: Doing) -> None:
         moments, state, what = self.manager.moments, self.state, f"lease {lease.id}"
@@ -141,15 +141,15 @@ class ExperienceMakerHolder:
 
     @property
     def loaded_version(self) -> int:
-        """The version of the weights that the engine has; -1 where there is none, or none that is trusted."""
-        return self._engine.version if self._answered is self._doubt else -1
+        """The version of the weights that the engine has; -1 if it has none, or they are not trusted."""
+        return self._versioned_engine.version if self._answered is self._doubt else -1
 
     def distrust_weights(self) -> None:
-        """Load again before the next lease, even if its version is the one that is there; from any thread.
+        """Load weights again before the next lease, even if its version is loaded; may be called from any thread.
 
-        A lease that is being made keeps the version it was begun with.
+        A lease that is being made keeps the version it began with.
         """
-        self._doubt = object()  # a new one each time: a load answers the doubt there was when it began, and no later
+        self._doubt = object()  # a new one each time: a load answers the doubt there was when it began, no later one
 
     def _load(self, version: int, store: Store) -> None:
         doubt = self._doubt
@@ -160,12 +160,12 @@ class ExperienceMakerHolder:
 
     @concurrency_group("model_io")
     def update_experience_maker(self, weights: Weights) -> None:
-        """Switch to these weights, all of them or none, after checking them; between batches, if one is being made."""
-        doubt = self._doubt
-        with self._engine.in_use, self.activity.doing("load", f"loading weights of version {weights.version}"):
+        """Switch to these weights, all of them or none, after checking them; waits for the batch being generated."""
+        doubt, engine = self._doubt, self._versioned_engine
+        with engine.in_use, self.activity.doing("load", f"loading weights of version {weights.version}"):
             weights.check()
             whole = self._whole_weights(weights.tensors) if self._whole_weights else weights.tensors
-            self._engine.load(whole, weights.version)
+            engine.load(whole, weights.version)
         self.state.policy_version = weights.version
         self._answered = doubt
         self.manager.moments.maker_weights_loaded(self.state, weights.version)
@@ -176,7 +176,7 @@ class ExperienceMakerHolder:
     def workingloop(
         self, dataloader_fn: Callable[[], Iterable[Sequence[Prompt]]], num_epochs: int = 1, num_steps: int = 0
     ) -> None:
-        """Make experience of every batch of prompts that `dataloader_fn()` yields, for `num_epochs` passes.
+        """Make experience from every batch of prompts that `dataloader_fn()` yields, for `num_epochs` passes.
 
         `num_steps` limits the batches; 0 is no limit.
         """
@@ -225,7 +225,7 @@ class ExperienceMakerHolder:
         moments.maker_make_experience_start(state)
         experience = None
         try:
-            samples = self.rollout.run(self._engine, prompts, seeds, Progress(what, self.activity))
+            samples = self.rollout.run(self._versioned_engine, prompts, seeds, Progress(what, self.activity))
             self._report_failed_reward(samples)
             self.tokens_made += sum(sample.tokens for sample in samples)
             items = [row for sample in samples for row in sample.rows(self.rollout.sampling)]

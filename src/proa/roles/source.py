@@ -16,7 +16,7 @@ from .buffer import DetachedReplayBuffer
 
 
 class Source(Protocol):
-    """What a trainer needs of wherever its batches come from; `LeaseBook` is one."""
+    """Where a trainer's batches come from; `LeaseBook` is one."""
 
     ledger: Ledger
 
@@ -24,26 +24,26 @@ class Source(Protocol):
     def ready(self) -> bool: ...
     @property
     def made(self) -> dict[str, float]:
-        """What is known of how the last step's items were made, for the step's metrics."""
+        """Metrics of how the last step's items were made."""
 
     def start_episode(self, episode: int) -> None: ...
     def take_step(self, owner: str) -> list[BufferItem]: ...
     def settle(self, items: Sequence[BufferItem], *, dropped: str | None = None) -> None: ...
     def interrupt(self) -> None:
-        """Have `take_step` wait no longer, but raise `StepInterrupted`."""
+        """Stop waiting: `take_step` raises `StepInterrupted`."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Between two steps, what a run that goes on needs to know."""
+        """Between two steps, what a resumed run needs."""
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None: ...
     def versions_in_use(self) -> set[int] | None:
-        """The versions of weights that work still to be done may name; None if nobody knows."""
+        """The versions of weights that open work may name; None if that is unknown."""
 
     def close(self, reason: str) -> None: ...
 
 
 class PushedExperience:
-    """What makers push directly: it counts as leased on arrival and is trained in order of arrival."""
+    """Experience that makers push: it counts as leased on arrival and is trained in order of arrival."""
 
     def __init__(self, buffer: DetachedReplayBuffer) -> None:
         self.buffer = buffer
@@ -69,7 +69,7 @@ class PushedExperience:
         return {}
 
     def start_episode(self, episode: int) -> None:
-        """Nothing is admitted here: makers send as they please, and the buffer's limit holds them back."""
+        """Nothing is admitted here: makers send at any time, and the buffer's limit holds them back."""
 
     def take_step(self, owner: str) -> list[BufferItem]:
         return self.buffer.take(owner=owner)
@@ -103,7 +103,7 @@ class PushedExperience:
 
 
 class SharedSource:
-    """Rank 0's source of batches, for every trainer: it alone asks there and settles, all get the same items."""
+    """Rank 0's source, shared by all trainers: rank 0 takes and settles, and all get the same items."""
 
     def __init__(self, replicas: Replicas, source: Source | None) -> None:
         self._replicas = replicas

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -18,9 +18,9 @@ from ..errors import ProaError
 Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
 
 PIECE_BYTES = 8 * 2**20
-"""What one thread hashes at a time: long enough to be worth a thread's while."""
+"""What one thread hashes at a time: long enough to be worth starting one."""
 PUBLISHING_THREADS = min(4, os.cpu_count() or 1)
-"""Everybody waits for the digest of a new version. Those who check it do so at the same time, one thread each."""
+"""All makers wait for the digest of a new version. Makers check it at the same time, with one thread each."""
 
 
 class WeightsError(ProaError):
@@ -29,11 +29,11 @@ class WeightsError(ProaError):
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """All parameters of one version, with the digest of what was published."""
+    """All parameters of one version, with the digest taken when they were published."""
 
     version: int
     tensors: Any
-    """By name; or, where they are kept elsewhere, what stands for them."""
+    """By name; or, where they are kept elsewhere, a reference to them."""
     digest: str
 
     @classmethod
@@ -49,9 +49,9 @@ class Weights:
 
 
 Keep: TypeAlias = Callable[[dict[str, torch.Tensor]], Any]
-"""Puts tensors on the CPU where they will not change, and returns what stands for them."""
+"""Stores tensors on the CPU where they will not change, and returns a reference to them."""
 Recall: TypeAlias = Callable[[Any], Mapping[str, torch.Tensor]]
-"""The tensors that something stands for."""
+"""From such a reference back to the tensors."""
 
 
 def _copies(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -59,7 +59,7 @@ def _copies(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 class WeightStore:
-    """Keeps the versions that a lease may still name; older ones are let go."""
+    """Keeps the versions that a lease may still name, and releases older ones."""
 
     def __init__(self, *, wait_timeout: float = 600.0, keep: Keep | None = None, recall: Recall | None = None) -> None:
         self.room = WaitingRoom()
@@ -69,7 +69,7 @@ class WeightStore:
         self._recall = recall or dict
 
     def publish(self, version: int, tensors: Mapping[str, torch.Tensor]) -> Weights:
-        """Copy the tensors and offer them under that version; the trainer may go on changing its own."""
+        """Copy the tensors and offer them under that version; the trainer may change its own afterwards."""
         on_cpu = {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}
         weights = Weights(version, self._keep(on_cpu), transport_digest(on_cpu, threads=PUBLISHING_THREADS))
         with self.room as room:
@@ -91,14 +91,14 @@ class WeightStore:
             return self._versions[version]
 
     def recall(self, versions: set[int]) -> dict[int, Mapping[str, torch.Tensor]]:
-        """The tensors of those versions that are kept. Nobody may change them."""
+        """The tensors of those versions that are kept. They must not be changed."""
         with self.room:
             kept = {version: self._versions[version] for version in sorted(versions & self._versions.keys())}
         return {version: self._recall(weights.tensors) for version, weights in kept.items()}
 
     def retire(self, *, but: set[int] | None) -> None:
-        """Let go of versions but those in use (None: it is not known which are). The newest stays, and so does what is
-        below 0: the base that adapters go over, which a maker that starts late still needs."""
+        """Release all versions but those in use (None: it is unknown which are). The newest stays, and so does what is
+        below 0: the base of adapters, which a maker that starts late still needs."""
         if but is None:
             return
         with self.room:
@@ -115,7 +115,7 @@ class WeightStore:
 def transport_digest(tensors: Mapping[str, torch.Tensor], *, threads: int = 1) -> str:
     """xxh3 over names, shapes, dtypes and bytes in the order of names: fast, against accidents, not attacks.
 
-    The bytes are hashed in pieces, by as many threads as are given, and the digest is of what came out.
+    The bytes are hashed in pieces, by as many threads as are given, and the digest is over the hashes.
     """
     digest = xxhash.xxh3_128()
     pieces: list[memoryview] = []
@@ -124,18 +124,16 @@ def transport_digest(tensors: Mapping[str, torch.Tensor], *, threads: int = 1) -
         digest.update(f"{name}:{tuple(tensor.shape)}:{tensor.dtype};".encode())
         memory = bytes_of(tensor).data
         pieces += [memory[first : first + PIECE_BYTES] for first in range(0, len(memory), PIECE_BYTES)]
-    for hashed in _hashed(pieces, threads):
-        digest.update(hashed)
+    if threads == 1 or len(pieces) < 2:
+        hashes = [xxhash.xxh3_128_digest(piece) for piece in pieces]
+    else:
+        with ThreadPoolExecutor(threads, "proa hashing") as pool:  # xxhash releases the interpreter's lock
+            hashes = list(pool.map(xxhash.xxh3_128_digest, pieces))
+    for piece_hash in hashes:
+        digest.update(piece_hash)
     return digest.hexdigest()
 
 
 def bytes_of(tensor: torch.Tensor) -> Bytes:
     """The memory of a contiguous tensor on the CPU, as it is."""
     return tensor.reshape(-1).view(torch.uint8).numpy()
-
-
-def _hashed(pieces: Sequence[memoryview], threads: int) -> list[bytes]:
-    if threads == 1 or len(pieces) < 2:
-        return [xxhash.xxh3_128_digest(piece) for piece in pieces]
-    with ThreadPoolExecutor(threads, "proa hashing") as pool:  # xxhash lets go of the interpreter's lock
-        return list(pool.map(xxhash.xxh3_128_digest, pieces))

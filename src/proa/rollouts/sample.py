@@ -49,6 +49,11 @@ class Sample:
         return self.turns[-1].completion.finish_reason
 
     @property
+    def version(self) -> int:
+        """Of the weights that said it."""
+        return self.turns[-1].version
+
+    @property
     def tokens(self) -> int:
         """How many were sampled."""
         return sum(len(turn.completion) for turn in self.turns)

@@ -34,10 +34,15 @@ class ModelReward:
 
 
 def scored(samples: Sequence[Sample], scorer: Scorer | None, model_reward: ModelReward | None) -> list[Sample]:
-    """The samples with their scores; without functions and model, nothing is said of them."""
+    """The samples with their scores; without a scorer and a model they stay unscored."""
     if not samples:
         return []
-    scores = [sample.score for sample in samples] if scorer is None else _scores_by_functions(samples, scorer)
+    scores = [sample.score for sample in samples]
+    if scorer is not None:
+        prompts = [sample.prompt for sample in samples]
+        columns = {name: [prompt.columns[name] for prompt in prompts] for name in prompts[0].columns}
+        answers = [_answer(sample) for sample in samples]
+        scores = scorer.score([prompt.text for prompt in prompts], answers, columns)
     if model_reward is not None:
         last = [sample.turns[-1] for sample in samples]
         values = model_reward.score([(*turn.prompt, *turn.completion.tokens.tolist()) for turn in last])
@@ -45,14 +50,8 @@ def scored(samples: Sequence[Sample], scorer: Scorer | None, model_reward: Model
     return [replace(sample, score=_usable(score)) for sample, score in zip(samples, scores, strict=True)]
 
 
-def _scores_by_functions(samples: Sequence[Sample], scorer: Scorer) -> list[Score]:
-    prompts = [sample.prompt for sample in samples]
-    columns = {name: [prompt.columns[name] for prompt in prompts] for name in prompts[0].columns}
-    return scorer.score([prompt.text for prompt in prompts], [_answer(sample) for sample in samples], columns)
-
-
 def _answer(sample: Sample) -> Any:
-    """In the form of its prompt: text, or the assistant's message."""
+    """The text in the form of the prompt: as text, or as the assistant's message."""
     return sample.text if isinstance(sample.prompt.text, str) else [{"role": "assistant", "content": sample.text}]
 
 

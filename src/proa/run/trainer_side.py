@@ -157,7 +157,7 @@ class TrainerSide:
         book = LeaseBook(
             _plan(config),
             self.prompts.__getitem__,
-            sift=trainer.group_filter.filter,
+            filter_group=trainer.group_filter.filter,
             wait_timeout=config.wait_timeout,
         )
         book.repeat(around.journal)

@@ -9,7 +9,8 @@ import torch
 
 from proa.config import ConfigError
 from proa.config.run_config import EvalSection
-from proa.evals.evaluation import At, EvaluatorError, scoring
+from proa.evals.evaluation import At, scoring
+from proa.evals.own_evaluator import EvaluatorError
 
 SECTION = EvalSection(name="own", evaluator="theirs:function")
 

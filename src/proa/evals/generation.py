@@ -1,0 +1,47 @@
+"""What evals generate with: an engine, prompts and seeds of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..config.run_config import EngineSection
+from ..data.lease import Prompt, sample_seed
+from ..engines import build_engine
+from ..policy.lora_policy import policy_of
+from ..policy.trainable import Trainable
+from ..rollouts import VersionedEngine
+from ..tasks.prompts import tokenise
+from ..tasks.task import TaskRow
+
+
+class EvalEngine:
+    """An eval's own engine: built at the first use and kept, with the weights as they were when they were loaded."""
+
+    def __init__(self, policy: Trainable, section: EngineSection) -> None:
+        self._policy = policy
+        self._section = section
+        self._engine: VersionedEngine | None = None
+
+    def load(self, model: PreTrainedModel, version: int) -> VersionedEngine:
+        """Take the model's weights as they are now."""
+        if self._engine is None:
+            end_ids = self._policy.end_ids
+            engine = build_engine(self._section.kind, model, end_ids=end_ids, slots=self._section.slots)
+            self._engine = VersionedEngine(engine)
+        self._engine.load(policy_of(model).whole(), version)
+        return self._engine
+
+
+def eval_prompts(rows: Sequence[TaskRow], tokenizer: PreTrainedTokenizerBase, *, where: str) -> list[Prompt]:
+    """The prompts of an eval, tokenised; one that cannot be used is refused with its place."""
+    return [
+        Prompt(place, tokenise(row, tokenizer, where=f"{where}, prompt {place}"), row.prompt, row.columns)
+        for place, row in enumerate(rows)
+    ]
+
+
+def eval_seeds(seed: int, prompts: int, samples: int) -> list[list[int]]:
+    """A seed for each sample, none of which training uses: the ordinals of its prompts are never negative."""
+    return [[sample_seed(seed, -1 - place, sample) for sample in range(samples)] for place in range(prompts)]
