@@ -140,7 +140,7 @@ def test_a_callback_of_another_package_is_not_built_for_a_plan_but_its_parameter
         def __init__(self, *, room):
             built.append(room)
 
-    monkeypatch.setitem(registry._registered, "counting", Counting)
+    monkeypatch.setitem(registry._KINDS.registered, "counting", Counting)
     planned(runs={"a": {**RUN, "callbacks": [{"kind": "counting", "params": {"room": 1}}]}})
     with pytest.raises(ConfigError, match=r"^arm a: callbacks\.0 .* no parameter 'rom'; did you mean 'room'"):
         planned(runs={"a": {**RUN, "callbacks": [{"kind": "counting", "params": {"rom": 1}}]}})

@@ -19,13 +19,13 @@ from ..data.lease import sample_seed
 from ..data.results import EvalResult
 from ..data.sampling import Sampling
 from ..data.state import LoopState
+from ..dotted import resolve
 from ..engines.protocol import Request
 from ..errors import ProaError
 from ..loop import Evaluator
 from ..policy.material import Material
 from ..policy.measuring import measuring
 from ..rewards.calling import run_to_end
-from ..rewards.dotted import resolve
 from ..tasks import Task, load_task
 from ..tasks.builtin import BUILTIN, builtin_task
 from ..tasks.prompts import tokenise

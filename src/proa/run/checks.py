@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from ..config import ConfigError, RunConfig
 from ..config.run_config import EvalSection
+from ..dotted import resolve
 from ..evals.benchmark import metric_of
 from ..evals.evaluation import eval_task
 from ..rewards import InlineRewards
-from ..rewards.dotted import resolve
 from .given import Given
 from .maker_side import rewards_for
 from .material import load_training_task
