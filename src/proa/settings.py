@@ -44,7 +44,8 @@ class Settings:
     """Base of settings. A subclass is a dataclass too; its `__post_init__` may check what single fields cannot say."""
 
     def __post_init__(self) -> None:
-        for name, check in _checks(type(self)).items():
+        kind: Any = type(self)
+        for name, check in _checks(kind).items():
             check.refuse(getattr(self, name))
 
 

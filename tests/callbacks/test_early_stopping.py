@@ -7,7 +7,7 @@ import pytest
 from proa import CallbackManager, LoopState
 from proa.callbacks import EarlyStopping
 from proa.config import RunConfig
-from proa.config.run_config import EvalSection
+from proa.config.sections import EvalSection
 from proa.errors import CallbackConfigError
 from proa.run.placing import place_callbacks
 

@@ -11,7 +11,6 @@ import threading
 import pytest
 import torch
 from peft import PeftModel
-from proa.run.driver import RECORD_FILES
 from tests.small import MODEL
 from transformers import AutoModelForCausalLM
 
@@ -20,6 +19,7 @@ from proa.config import ConfigError, load_run_config
 from proa.recipes import grpo, sft
 from proa.record.checkpoints import CheckpointError, CheckpointManager
 from proa.record.run_folder import RunFolderError
+from proa.record.run_record import RECORD_FILES
 from proa.record.state_files import StateError, read_state
 from proa.resume.checkpoints import Checkpoints
 from proa.resume.resuming import begin_again, changes_to, cut_back, find_checkpoint, tell_changes

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..errors import ProaError, SettingError
+from ..errors import ProaError, SettingError, UnknownNameError
 from ..registry import Registry
 from ..settings import make_settings
 from .base import Algorithm, Credit, CreditInputs, GroupAlgorithm, TokenLoss, TokenLossInputs
@@ -42,7 +42,7 @@ _REGISTRY = Registry(
     "algorithm",
     "proa.algorithms",
     {name: f"{kind.__module__}:{kind.__qualname__}" for name, kind in ALGORITHMS.items()},
-    SettingError,
+    UnknownNameError,
 )
 
 
@@ -54,9 +54,9 @@ def build_algorithm(name: str, /, **params: Any) -> Algorithm:
     """
     kind = _REGISTRY.find(name)
     if isinstance(kind, Algorithm):
-        raise SettingError(f"algorithm {name!r} is one that was made already: name its class")
+        raise UnknownNameError(f"algorithm {name!r} is one that was made already: name its class")
     if not isinstance(kind, type) or not issubclass(kind, Algorithm):
-        raise SettingError(f"algorithm {name!r} is not an algorithm: derive a class from proa.algorithms.Algorithm")
+        raise UnknownNameError(f"algorithm {name!r} is not an algorithm: derive a class from proa.algorithms.Algorithm")
     try:
         return make_settings(kind, params, f"algorithm {name!r}")
     except ProaError:

@@ -13,7 +13,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from ..config import ConfigError
-from ..config.run_config import EngineSection, EvalSection
+from ..config.sections import EngineSection, EvalSection
 from ..data.lease import sample_seed
 from ..data.results import EvalResult
 from ..data.sampling import Completion, Sampling

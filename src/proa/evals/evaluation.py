@@ -13,8 +13,8 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from ..config import ConfigError
-from ..config.run_config import EvalSection, RunConfig
+from ..config import ConfigError, DetachedConfig, RunConfig
+from ..config.sections import EvalSection
 from ..data.lease import sample_seed
 from ..data.results import EvalResult
 from ..data.sampling import Sampling
@@ -97,7 +97,7 @@ def scoring(
     """
     if section.evaluator is not None:
         return _calling(section, config, material, now, called)
-    unsaid = None if any_length or config.is_supervised else config.sampling.max_new_tokens
+    unsaid = config.sampling.max_new_tokens if isinstance(config, DetachedConfig) and not any_length else None
     benchmark = Benchmark(
         section,
         eval_task(section, config),
@@ -114,7 +114,7 @@ def weights_version(config: RunConfig, steps: int) -> int:
 
     Not `state.policy_version`, which says what makers have had so far: evals come before the push.
     """
-    if config.is_supervised:
+    if not isinstance(config, DetachedConfig):
         return 0
     if steps >= config.total_steps * config.train_epochs:
         return -(-config.total_steps // config.update_steps)  # the last episode may be shorter

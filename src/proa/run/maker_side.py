@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ..config import ConfigError, RunConfig
+from ..config import ConfigError, DetachedConfig
 from ..data.sampling import Sampling
 from ..engines import build_engine
 from ..lifecycle.hooks import BaseCallback
@@ -33,7 +33,7 @@ class MakerSide:
     """What makers of one process share. What is wrong with rewards is found when it is built."""
 
     def __init__(
-        self, config: RunConfig, given: Given, *, task: Task, material: Material, longest_prompt: int = 0
+        self, config: DetachedConfig, given: Given, *, task: Task, material: Material, longest_prompt: int = 0
     ) -> None:
         self.config = config
         self.material = material
@@ -71,18 +71,18 @@ class MakerSide:
         )
 
 
-def sampling_of(config: RunConfig) -> Sampling:
+def sampling_of(config: DetachedConfig) -> Sampling:
     return Sampling(**config.sampling.model_dump())
 
 
-def _reward_model(config: RunConfig, material: Material, longest_prompt: int) -> PreTrainedModel | None:
+def _reward_model(config: DetachedConfig, material: Material, longest_prompt: int) -> PreTrainedModel | None:
     section = config.reward.model
     if section is None:
         return None
     return reward_model_for(config, material, longest_prompt, section.path).requires_grad_(False)
 
 
-def _model_reward(config: RunConfig, model: PreTrainedModel | None) -> ModelReward | None:
+def _model_reward(config: DetachedConfig, model: PreTrainedModel | None) -> ModelReward | None:
     section = config.reward.model
     if section is None or model is None:
         return None
@@ -95,7 +95,7 @@ def _model_reward(config: RunConfig, model: PreTrainedModel | None) -> ModelRewa
     return ModelReward(score, section.weight)
 
 
-def reward_model_for(config: RunConfig, material: Material, longest_prompt: int, folder: str) -> PreTrainedModel:
+def reward_model_for(config: DetachedConfig, material: Material, longest_prompt: int, folder: str) -> PreTrainedModel:
     """A reward model that reads what this policy writes."""
     own = config.model
     model = load_reward_model(
@@ -111,7 +111,7 @@ def reward_model_for(config: RunConfig, material: Material, longest_prompt: int,
     return model
 
 
-def rewards_for(config: RunConfig, given: Given, task: Task) -> Any:
+def rewards_for(config: DetachedConfig, given: Given, task: Task) -> Any:
     """The functions that score: those given, or the task's own; None if it is the reward model alone."""
     rewards: Any = given.rewards or config.reward.functions
     if not rewards and config.reward.model is not None:
@@ -122,7 +122,7 @@ def rewards_for(config: RunConfig, given: Given, task: Task) -> Any:
     return list(rewards) if isinstance(rewards, tuple) else rewards
 
 
-def _scorer(config: RunConfig, given: Given, task: Task) -> AbstractContextManager[Any]:
+def _scorer(config: DetachedConfig, given: Given, task: Task) -> AbstractContextManager[Any]:
     rewards = rewards_for(config, given, task)
     if rewards is None:
         return nullcontext()

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..config import RunConfig
-from ..config.run_config import GIVEN, LoraSection
+from ..config.sections import GIVEN, LoraSection
 from ..policy.adapter_folder import base_digest_of, load_adapter, save_adapter
 from ..policy.generation_settings import make_savable
 from ..policy.lora import LoraSettings, add_lora, has_lora
@@ -115,7 +115,7 @@ def save_policy(config: RunConfig, material: Material, run_folder: Path, into: P
 def _base_folder(config: RunConfig) -> str | None:
     """Where the base of an adapter already lies; None if it is in no folder as it is."""
     path = config.model.path
-    if path is None or config.warm_start is not None or not (Path(path) / "config.json").is_file():
+    if path is None or config.has_warm_start or not (Path(path) / "config.json").is_file():
         return None
     return str(Path(path).resolve())
 
@@ -147,7 +147,7 @@ def _check_lora(config: RunConfig, model: PreTrainedModel) -> None:
     if config.lora.path is not None:
         saved = read_adapter(config.lora.path)
         saved.layout_in(model)
-        if config.warm_start is None:
+        if not config.has_warm_start:
             check_base(saved, weights_of(model), config.model.dtype)
     else:
         lora_settings(config.lora).layout(model)

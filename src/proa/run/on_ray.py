@@ -15,13 +15,13 @@ from typing import Any
 import torch
 
 from ..actors.interruption import Interruption
-from ..config import ConfigError, RunConfig
+from ..config import ConfigError, DetachedConfig
 from ..data.results import EvalResult
 from ..data.state import TrainState
 from ..errors import SettingError
 from ..lifecycle.hooks import BaseCallback
 from ..lifecycle.manager import CallbackManager
-from ..lifecycle.placement import refuse_unportable
+from ..lifecycle.placement import refuse_unportable, refuse_unportable_part
 from ..policy.adapter_layout import AdapterLayout, AdapterOverBase
 from ..policy.lora import base_weights, has_lora
 from ..policy.material import Material
@@ -61,7 +61,7 @@ class RayRun:
     """The driver's part of a run on Ray. What is wrong is found when it is built, here, before anything is started."""
 
     def __init__(
-        self, config: RunConfig, given: Given, listeners: Listeners, journal: Sequence[Mapping[str, Any]] = ()
+        self, config: DetachedConfig, given: Given, listeners: Listeners, journal: Sequence[Mapping[str, Any]] = ()
     ) -> None:
         self.config = config
         self.listeners = listeners
@@ -74,6 +74,9 @@ class RayRun:
         self.inputs = replace(makers.add_to(side.inputs), hooks=listeners.experience_hooks())
         travelling = [*self.listeners.makers, *self.listeners.trainer, *self.listeners.every_trainer]
         refuse_unportable(travelling, pickled)
+        if config.algorithm.given is not None:
+            by_path = "name its class, as algorithm: package.module:Class"
+            refuse_unportable_part(config.algorithm.given, pickled, "make it where it is used", by_path)
         self._runtime: RayRuntime | None = None
         self._record: DriverRecord | None = None
 
@@ -175,7 +178,7 @@ class RayRun:
         return known | {"callback_errors": dict(errors)}
 
 
-def _check_devices(config: RunConfig) -> None:
+def _check_devices(config: DetachedConfig) -> None:
     """Options that Ray knows; and it hides GPUs from actors that did not ask for any."""
     for role, options in (("trainer", config.ray.trainer), ("maker", config.ray.maker)):
         try:
@@ -192,7 +195,7 @@ def _check_devices(config: RunConfig) -> None:
             )
 
 
-def _backend(config: RunConfig) -> str:
+def _backend(config: DetachedConfig) -> str:
     """NCCL where every trainer has a GPU of its own; it cannot serve two that share one."""
     whole = config.ray.trainer.get("num_gpus", 0) >= 1
     return "cpu:gloo,cuda:nccl" if whole and config.model.device.startswith("cuda") else "gloo"
@@ -219,7 +222,7 @@ class _RemoteRecord:
 class _BuildTrainer:
     """Builds a trainer's side, in its actor."""
 
-    config: RunConfig
+    config: DetachedConfig
     given: Given
     folder: Path
     callbacks: tuple[Any, ...]
@@ -284,7 +287,7 @@ class _BuildTrainer:
 class _BuildMaker:
     """Builds a maker, in its actor."""
 
-    config: RunConfig
+    config: DetachedConfig
     given: Given
     callbacks: tuple[Any, ...]
     began: datetime | None
@@ -301,7 +304,7 @@ class _BuildMaker:
             yield side.make(name, scorer, callbacks, _over_base(config, material, store, name))
 
 
-def _over_base(config: RunConfig, material: Material, store: Store, name: str) -> WholeWeights | None:
+def _over_base(config: DetachedConfig, material: Material, store: Store, name: str) -> WholeWeights | None:
     if config.lora is None:
         return None
     if config.lora.path is not None:

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ..algorithms import PPO, build_algorithm
-from ..config import ConfigError, RunConfig
+from ..algorithms import PPO
+from ..config import ConfigError, DetachedConfig
 from ..data.results import EvalResult
 from ..data.state import LoopState
 from ..evals.evaluation import evaluator_for
@@ -33,6 +33,7 @@ from ..record.run_record import RunRecord
 from ..resume.checkpoints import Checkpoints
 from ..resume.inputs import Inputs, Rows, architecture_of, row_tokens, tokenizer_digest
 from ..resume.resuming import Resumption, load_policy, other_start, start_digest
+from ..rewards.identity import identity
 from ..roles.grpo_trainer import DetachedGRPOTrainer
 from ..roles.policy_trainer import PolicyTrainer, StepSettings
 from ..roles.ppo_trainer import DetachedPPOTrainer
@@ -78,9 +79,9 @@ class Surroundings:
 class TrainerSide:
     """What trains. What is wrong with model, task or evals is found when it is built."""
 
-    def __init__(self, config: RunConfig, given: Given) -> None:
+    def __init__(self, config: DetachedConfig, given: Given) -> None:
         self.config = config
-        self.algorithm = build_algorithm(config.algorithm.name, **config.algorithm.params)
+        self.algorithm = config.algorithm.build()
         self.task = load_training_task(config, given)
         self.material = load_material(config, given)
         self.stream = _prompts(config, self.task, self.material)
@@ -97,6 +98,7 @@ class TrainerSide:
             tokenizer=tokenizer_digest(self.material.tokenizer),
             architecture=architecture_of(self.material.model),
             end_ids=self.material.end_ids,
+            algorithm=identity(type(self.algorithm)),
         )
         """What checkpoints are bound to; makers have rewards to add."""
         self.critic_start = _critic_start(config, self.material, self.stream)
@@ -279,14 +281,14 @@ def _failed_rewards(trainer: PolicyTrainer) -> dict[str, Any]:
     return {"reward_failures": {"samples": failed, "first": trainer.first_reward_error}} if failed else {}
 
 
-def _critic_start(config: RunConfig, material: Material, stream: PromptStream) -> PreTrainedModel | None:
+def _critic_start(config: DetachedConfig, material: Material, stream: PromptStream) -> PreTrainedModel | None:
     """The reward model that a critic starts as, if it does."""
     if config.critic is None or config.critic.path is None:
         return None
     return reward_model_for(config, material, stream.longest, config.critic.path)
 
 
-def _prompts(config: RunConfig, task: Task, material: Material) -> PromptStream:
+def _prompts(config: DetachedConfig, task: Task, material: Material) -> PromptStream:
     """The prompts in their order, each of which leaves room for a completion."""
     most = _room_for_prompts(material.model, config.sampling.max_new_tokens)
     stream = PromptStream(task, material.tokenizer, seed=config.seed, max_prompt_tokens=most)
@@ -294,7 +296,7 @@ def _prompts(config: RunConfig, task: Task, material: Material) -> PromptStream:
     return stream
 
 
-def _plan(config: RunConfig) -> LeasePlan:
+def _plan(config: DetachedConfig) -> LeasePlan:
     return LeasePlan(
         prompts_per_step=config.prompts_per_step,
         lease_prompts=config.prompts_per_lease,
@@ -308,7 +310,7 @@ def _plan(config: RunConfig) -> LeasePlan:
     )
 
 
-def _optimizer_settings(config: RunConfig, **changes: Any) -> OptimizerSettings:
+def _optimizer_settings(config: DetachedConfig, **changes: Any) -> OptimizerSettings:
     return OptimizerSettings(**config.optimizer.model_dump(exclude={"token_budget", "share_prompts"}) | changes)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
-from typing import TypeAlias
+from typing import Generic, TypeAlias, TypeVar
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -109,6 +109,23 @@ def take_step(optimizer: Optimizer, loss: float) -> dict[str, float]:
 ReportScores: TypeAlias = Callable[[str, dict[str, float], float], None]
 """Is told of an eval: its name, its scores, and how many seconds it took."""
 
+Data = TypeVar("Data")
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOut(Generic[Data]):
+    """Data that is measured on and not learned: before the first step, every `run_every` steps and at the end."""
+
+    data: Data
+    name: str = "held_out"
+    run_every: int = 0
+    baseline: bool = True
+    report: ReportScores | None = None
+
+    def evaluator(self, score: Callable[[], dict[str, float]]) -> Evaluator:
+        measuring = Evaluator(self.name, score, run_every=self.run_every, baseline=self.baseline)
+        return measuring if self.report is None else _reported(measuring, self.report)
+
 
 def run_loop(
     step: TrainingStep,
@@ -119,11 +136,8 @@ def run_loop(
     evaluators: Sequence[Evaluator],
     saver: Saver | None,
     output_dir: Path | str | None,
-    report: ReportScores | None = None,
 ) -> LoopState:
     """Train in the given order, with the whole lifecycle around it; `batch` makes one of the rows it is of."""
-    if report is not None:
-        evaluators = [one if one.report is not None else _reported(one, report) for one in evaluators]
     loop = SupervisedLoop(
         _with_settings_kept(step), callbacks=callbacks, evaluators=evaluators, saver=saver, output_dir=output_dir
     )
