@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, ModelWrapValidatorHandler, ValidationInfo, model_validator
 from pydantic.fields import FieldInfo
@@ -79,8 +79,9 @@ class RunConfig(Section):
         made: Self = super().__new__(kind)
         return made
 
-    def __init__(self, **content: Any) -> None:
-        super().__init__(**content)
+    if TYPE_CHECKING:  # any keys: those of both kinds
+
+        def __init__(self, **content: Any) -> None: ...
 
     @model_validator(mode="wrap")
     @classmethod

@@ -68,15 +68,13 @@ class RayRun:
         self.given = given
         self.journal = tuple(journal)
         _check_devices(config)
+        _check_algorithm(config)
         here = config.model_copy(update={"model": config.model.model_copy(update={"device": "cpu"})})
         side = TrainerSide(here, given)
         makers = MakerSide(here, given, task=side.task, material=side.material, longest_prompt=side.stream.longest)
         self.inputs = replace(makers.add_to(side.inputs), hooks=listeners.experience_hooks())
         travelling = [*self.listeners.makers, *self.listeners.trainer, *self.listeners.every_trainer]
         refuse_unportable(travelling, pickled)
-        if config.algorithm.given is not None:
-            by_path = "name its class, as algorithm: package.module:Class"
-            refuse_unportable_part(config.algorithm.given, pickled, "make it where it is used", by_path)
         self._runtime: RayRuntime | None = None
         self._record: DriverRecord | None = None
 
@@ -193,6 +191,13 @@ def _check_devices(config: DetachedConfig) -> None:
                 f"model.device is {config.model.device}, and on Ray each actor says what it takes: "
                 f"set ray.{role}, e.g. {{num_gpus: 1}}, or a share of one, {{num_gpus: 0.25}}"
             )
+
+
+def _check_algorithm(config: DetachedConfig) -> None:
+    """An object travels to the trainers."""
+    if config.algorithm.given is not None:
+        name_it = "name the class instead, as algorithm: package.module:Class"
+        refuse_unportable_part(config.algorithm.given, pickled, f"make that in a method, or {name_it}", name_it)
 
 
 def _backend(config: DetachedConfig) -> str:
