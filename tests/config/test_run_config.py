@@ -1,6 +1,7 @@
 """One name, two kinds of run: a configuration is of the kind that its algorithm belongs to."""
 
 import json
+import math
 import pickle
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from proa.config import (
     load_run_config,
     restore_run_config,
 )
+from proa.record.run_folder import as_json
 
 SUPERVISED = {
     "total_steps": 4, "train_batch_size": 4, "model": {"config": MODEL}, "task": "sort_digits", "algorithm": "sft",
@@ -43,7 +45,8 @@ def test_every_way_to_a_configuration_gives_its_kind(settings, kind):
 
 
 def test_another_algorithm_may_make_it_another_kind():
-    nothing_said = RunConfig(**{key: SUPERVISED[key] for key in SUPERVISED if key != "algorithm"}, sampling={})
+    settings = {key: SUPERVISED[key] for key in SUPERVISED if key != "algorithm"}
+    nothing_said = RunConfig(**settings | {"train_batch_size": 8})
     assert isinstance(nothing_said, DetachedConfig)
     assert isinstance(change_run_config(nothing_said, recipe="sft"), SupervisedConfig)
     with pytest.raises(ConfigError, match="the recipe sft was given a configuration for algorithm grpo: use that"):
@@ -111,11 +114,17 @@ def test_all_keys_that_an_older_version_wrote_for_a_supervised_run_are_restored(
 
 
 def test_arms_of_an_experiment_may_be_of_either_kind():
-    shared = {key: value for key, value in SUPERVISED.items() if key != "algorithm"} | {"makers": 1}
-    config = load_experiment_config(None, matrix={
-        "run": shared | {"sampling": {"max_new_tokens": 4}, "train_batch_size": 8}, "over": {"algorithm": ["sft", "grpo"]},
-    })  # fmt: skip
+    shared = SUPERVISED | {"makers": 1, "sampling": {"max_new_tokens": 4}, "train_batch_size": 8}
+    config = load_experiment_config(None, matrix={"run": shared, "over": {"algorithm": ["sft", "grpo"]}})
     assert [type(arm_config(config, arm)) for arm in config.arms] == [SupervisedConfig, DetachedConfig]
+
+
+def test_a_setting_that_json_has_no_number_for_is_restored():
+    unclipped = {"name": "grpo", "params": {"clip_high": math.inf}}
+    written = RunConfig(**DETACHED, algorithm=unclipped).model_dump(mode="json")
+    read = json.loads(as_json(written))
+    assert read["algorithm"]["params"] == {"clip_high": "Infinity"}
+    assert restore_run_config(read).algorithm.build().clip_high == math.inf
 
 
 # Settings of supervised algorithms; those of the others are in tests/algorithms/test_own_algorithm.py.

@@ -35,7 +35,7 @@ def mistake(words: str, *place: str | int) -> PydanticCustomError:
 class Section(BaseModel):
     """Part of a configuration."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
 
 
 def _folder_name(name: str) -> str:
