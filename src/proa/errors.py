@@ -9,6 +9,10 @@ class SettingError(ProaError, ValueError):
     """A setting cannot be used as written."""
 
 
+class UnknownNameError(SettingError):
+    """Nothing has the name that a configuration gives, or it is not what should be named there."""
+
+
 class HookError(ProaError, TypeError):
     """A callback cannot work as written: no such hook, a wrong signature, or the wrong place for it."""
 

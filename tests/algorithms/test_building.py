@@ -62,7 +62,7 @@ def test_a_setting_that_cannot_be_is_refused_at_once(params, message):
 
 @pytest.mark.parametrize("buffer", [-1, 2.5, "64", True])
 def test_an_overlong_buffer_is_a_number_of_tokens(buffer):
-    with pytest.raises(ValueError, match="overlong_buffer must be a whole number of tokens"):
+    with pytest.raises(ValueError, match="overlong_buffer must be a whole number, at least 0, not"):
         DAPO(overlong_buffer=buffer)
 
 

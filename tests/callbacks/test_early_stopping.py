@@ -6,8 +6,8 @@ import pytest
 
 from proa import CallbackManager, LoopState
 from proa.callbacks import EarlyStopping
-from proa.config import RunConfig
-from proa.config.run_config import EvalSection
+from proa.config import DetachedConfig
+from proa.config.sections import EvalSection
 from proa.errors import CallbackConfigError
 from proa.run.placing import place_callbacks
 
@@ -137,7 +137,7 @@ def test_a_metric_that_is_reported_or_logged_by_a_hook_is_not_warned_of(caplog):
 
 
 def test_a_misspelt_eval_is_refused_where_the_evals_are_known():
-    config = RunConfig.model_construct(eval=[EvalSection(name="sort_digits")], callbacks=[], runtime="local")
+    config = DetachedConfig.model_construct(eval=[EvalSection(name="sort_digits")], callbacks=[], runtime="local")
     manager = CallbackManager([EarlyStopping("sort_digit.exact")])
     for callbacks in ([EarlyStopping("sort_digit.exact")], manager):
         with pytest.raises(CallbackConfigError, match="no eval is named 'sort_digit'; did you mean 'sort_digits'?"):

@@ -13,7 +13,7 @@ from proa.callbacks import (
     check_callback,
     register_callback,
 )
-from proa.callbacks import registry as registry_module
+from proa.callbacks.registry import _KINDS
 from proa.errors import CallbackConfigError
 
 PARAMS = {"early_stopping": {"metric": "loss"}, "trainer_performance": {"actor_num_params": 1},
@@ -65,7 +65,7 @@ def plugin(monkeypatch):
         values = {"plugged": f"{__name__}:Plugged", "broken": "no_such_package:Thing", "not_one": "builtins:dict"}
         return [importlib.metadata.EntryPoint(name, value, group) for name, value in values.items()]
 
-    monkeypatch.setattr(registry_module, "entry_points", entry_points)
+    monkeypatch.setattr("proa.registry.entry_points", entry_points)
     monkeypatch.setitem(__import__("sys").modules, __name__, __import__("sys").modules[__name__])
 
 
@@ -88,7 +88,7 @@ def test_code_can_add_a_kind_but_not_take_one():
         with pytest.raises(CallbackConfigError, match="is taken"):
             register_callback("console", Plugged)
     finally:
-        del registry_module._registered["mine_for_this_test"]
+        del _KINDS.registered["mine_for_this_test"]
 
 
 def test_the_tracer_shows_what_nests(capsys):

@@ -1,6 +1,7 @@
-"""A run folder that version 0.1 left behind, killed after two of four steps, stays readable and can be gone on with.
+"""Run folders that older versions left behind, each stopped after two or three of four steps, stay readable and can be
+resumed: a detached run of 0.1, and a supervised run whose configuration still has all keys of detached ones.
 
-When a format changes, this folder stays as it is and a new one joins it.
+When a format changes, these folders stay as they are and a new one joins them.
 """
 
 import json
@@ -11,12 +12,12 @@ import pytest
 
 from proa.cli.main import main
 
-OLD_RUN = Path(__file__).parent / "fixtures" / "run_of_0_1"
+FIXTURES = Path(__file__).parent / "fixtures"
 
 
-@pytest.fixture
-def old_run(tmp_path):
-    return shutil.copytree(OLD_RUN, tmp_path / "old_run")
+@pytest.fixture(params=["run_of_0_1", "supervised_run"])
+def old_run(request, tmp_path):
+    return shutil.copytree(FIXTURES / request.param, tmp_path / "old_run")
 
 
 def test_it_is_shown_and_listed_and_reported(old_run, capsys):
@@ -44,3 +45,14 @@ def test_it_is_repeated_from_its_journal(old_run, capsys):
 def test_its_weights_are_evaluated(old_run, capsys):
     assert main(["eval", str(old_run), "--task", "sort_digits", "--count", "2", "--json"]) == 0
     assert "exact" in capsys.readouterr().out
+
+
+def test_what_has_no_meaning_for_a_supervised_run_cannot_be_given_when_it_is_resumed(tmp_path, capsys):
+    folder = shutil.copytree(FIXTURES / "supervised_run", tmp_path / "old_run")
+    assert json.loads((folder / "config.json").read_text())["makers"] == 1
+    assert main(["resume", str(folder), "--makers", "2"]) == 2
+    assert capsys.readouterr().err == "makers has no meaning for algorithm sft: leave it out\n"
+    assert main(["resume", str(folder)]) == 0
+    written = json.loads((folder / "config.json").read_text())
+    assert written.keys().isdisjoint({"makers", "reward", "ray"})
+    assert written["sampling"] == {"max_new_tokens": 64}

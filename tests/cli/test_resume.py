@@ -127,7 +127,7 @@ class Chat(Callback):
 
 
 def test_a_secret_that_was_not_written_down_is_asked_for(run, capsys, caplog, monkeypatch):
-    monkeypatch.setitem(registry._registered, "chat", Chat)
+    monkeypatch.setitem(registry._KINDS.registered, "chat", Chat)
     change(run / "config.json", callbacks=[{"kind": "chat", "params": {"api_key": "REDACTED"}}])
     assert main(["resume", str(run)]) == 2
     assert capsys.readouterr().err == (

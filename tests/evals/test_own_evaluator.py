@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from proa.config import ConfigError
-from proa.config.run_config import EvalSection
+from proa.config.sections import EvalSection
 from proa.evals.evaluation import At, scoring
 from proa.evals.own_evaluator import EvaluatorError
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tests.algorithms.signed import Signed
 from tests.integration.mishaps import IsKilled
 from tests.integration.small_run import SMALL, digest, header
 
@@ -53,6 +54,13 @@ def test_weights_are_those_of_the_local_run(recorded):
 def test_with_any_makers_and_staleness_too(ray_cluster, tmp_path, makers, staleness):
     local = digest(tmp_path, "local", max_staleness=staleness)
     assert digest(tmp_path, "ray", max_staleness=staleness, makers=makers, runtime="ray") == local
+
+
+def test_with_an_algorithm_of_ones_own_too_given_as_an_object(ray_cluster, tmp_path):
+    settings = {"algorithm": Signed(scale=2.0), "total_steps": 2}
+    local = digest(tmp_path, "local", **settings)
+    assert digest(tmp_path, "ray", runtime="ray", **settings) == local
+    assert digest(tmp_path, "other", **settings | {"algorithm": Signed(scale=0.5)}) != local
 
 
 def test_with_lora_too_where_only_the_adapter_travels(ray_cluster, tmp_path):

@@ -205,7 +205,7 @@ def test_an_adapter_for_another_base_is_refused(tmp_path, folder):
         (sft, {"algorithm": {"params": {"packng": True}}}, "did you mean 'packing'"),
         (sft, {"makers": 2}, "makers has no meaning for algorithm sft"),
         (sft, {"callbacks": [MakerCallback()]}, "sft has no makers"),
-        (grpo, {"critic": "separate", "reward": shortest}, "critic has no meaning for algorithm grpo"),
+        (grpo, {"critic": "separate", "reward": shortest, "sampling": PAIR}, "critic has no meaning for algorithm"),
         (ppo, {"critic": {"kind": "shared", "learning_rate": 1.0}, "reward": shortest}, "critic.kind: separate"),
         (grpo, {"sampling": {"group_size": 1}, "reward": shortest}, "at least 2"),
         (sft, {"lora": {"target_modules": ["q_prj"]}}, "did you mean 'q_proj'"),

@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel
 from transformers import LlamaConfig
 
-from proa.config import RunConfig
+from proa.config import DetachedConfig
 from proa.data.loop import ManifestRow
 from proa.record.durable import Disk
 from proa.record.live import ActorView, LiveFile, LiveView
@@ -62,7 +62,7 @@ def keys_of(section: type[BaseModel]) -> Iterator[str]:
 
 
 def test_no_key_of_ours_and_none_of_a_models_configuration_names_a_secret():
-    ours = [*keys_of(RunConfig), *LiveView(0.0).to_dict(), *ActorView("a", "maker").__slots__]
+    ours = [*keys_of(DetachedConfig), *LiveView(0.0).to_dict(), *ActorView("a", "maker").__slots__]
     ours += [*ManifestRow("a", 0, 0).as_dict(), *LlamaConfig().to_dict()]
     assert "max_new_tokens" in ours
     assert "eos_token_id" in ours

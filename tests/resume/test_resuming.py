@@ -383,7 +383,7 @@ def test_a_folder_of_somebody_else_is_refused(tmp_path):
 
 
 def of(**changes):
-    return load_run_config(its_algorithm="sft", **copy.deepcopy(SETTINGS | changes))
+    return load_run_config(recipe="sft", **copy.deepcopy(SETTINGS | changes))
 
 
 def saved(**changes):

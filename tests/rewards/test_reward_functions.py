@@ -6,9 +6,9 @@ import pytest
 from tests.rewards import judges
 
 from proa.cli.endings import ending
+from proa.dotted import resolve
 from proa.errors import ProaError
 from proa.rewards import InlineRewards, RewardError, RewardFunction, load_rewards
-from proa.rewards.dotted import resolve
 
 
 @pytest.mark.parametrize(

@@ -190,7 +190,7 @@ def cut_off(tmp_path, name, *hooks, **more):
 
     def config(*hooks):
         sections = [{"kind": kind + type(one).__name__, "params": vars(one)} for one in hooks]
-        return load_run_config(None, its_algorithm="grpo", **settings, callbacks=sections)
+        return load_run_config(None, recipe="grpo", **settings, callbacks=sections)
 
     grpo(config(*hooks))
     path = tmp_path / name / "run.json"

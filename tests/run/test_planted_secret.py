@@ -8,7 +8,7 @@ import pytest
 from tests.small import MODEL_WITH_END as TINY
 
 from proa import Callback, Priority
-from proa.callbacks.registry import _registered, register_callback
+from proa.callbacks.registry import _KINDS, register_callback
 from proa.config import load_run_config
 from proa.recipes import grpo, reward_model
 from proa.record.secrets import redacted_keys
@@ -48,7 +48,7 @@ def planted(monkeypatch):
     monkeypatch.setenv("PLANTED_API_TOKEN", OF_ENVIRONMENT)
     register_callback("chatty", Chatty)
     yield
-    _registered.pop("chatty")
+    _KINDS.registered.pop("chatty")
 
 
 def settings(tmp_path, **params):

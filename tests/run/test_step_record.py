@@ -9,7 +9,7 @@ from tests.small import MODEL
 from tests.tasks.tiny_tokenizers import KINDS, tiny_tokenizer
 
 from proa.config import load_run_config
-from proa.config.run_config import RecordSection
+from proa.config.sections import RecordSection
 from proa.data.experience import Experience
 from proa.recipes import grpo
 from proa.run.step_record import TakeStepRecord, _pieces

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proa import CallbackManager, ManifestRow
+from proa.config.supervised_settings import DPOSettings, SFTSettings
 from proa.data.experience import BufferItem, merge
 from proa.data.loop import TrainingBatch
 from proa.errors import NothingToTrainOnError
@@ -23,7 +24,7 @@ from proa.policy.reward_model import reward_model_from
 from proa.supervised.dpo import ReferenceLogProbs, fit_dpo
 from proa.supervised.reward_model import fit_reward_model
 from proa.supervised.sft import Examples, fit_sft, held_out_loss, sft_step
-from proa.supervised.training import BatchOrder, SupervisedError, take_step, tokenise_pairs
+from proa.supervised.training import BatchOrder, HeldOut, SupervisedError, take_step, tokenise_pairs
 from proa.tasks import Task, TaskError, TaskRow, load_task
 from proa.tasks.builtin import builtin_task
 from proa.tasks.builtin.characters import tokenizer as make_tokenizer
@@ -157,6 +158,9 @@ TASK = load_task(
 )
 
 
+FEW = Task("few", TASK.rows[:2])
+
+
 def loss_by_definition(model, examples):
     """The mean over all learned tokens of the batch, from the whole logits, one row at a time."""
     total, tokens = 0.0, 0
@@ -199,9 +203,9 @@ def talks():
 
 EXAMPLES = {
     "answers": lambda: Examples(TASK, TOKENIZER),
-    "prompts too": lambda: Examples(TASK, TOKENIZER, train_on_prompt=True),
+    "prompts too": lambda: Examples(TASK, TOKENIZER, SFTSettings(train_on_prompt=True)),
     "last message": lambda: Examples(talks(), chat_tokenizer()),
-    "every message": lambda: Examples(talks(), chat_tokenizer(), every_answer=True),
+    "every message": lambda: Examples(talks(), chat_tokenizer(), SFTSettings(every_answer=True)),
 }
 
 
@@ -250,7 +254,7 @@ def test_trls_prompts_and_completions_are_learned_as_conversations():
     ]
     for row, text, learned in cases:
         for options in ({}, {"answer_column": "completion"}):
-            examples = Examples(load_task([row]), chat_tokenizer(), **options)
+            examples = Examples(load_task([row]), chat_tokenizer(), SFTSettings(**options))
             assert (TOKENIZER.decode(examples[0].sequences), "".join(learned_text(examples, 0))) == (text, learned), row
 
 
@@ -313,8 +317,8 @@ def test_packed_and_padded_training_agree_step_by_step():
         model = make_model()
         return losses_of(
             lambda manager: fit_sft(
-                model, TOKENIZER, task, steps=5, batch_size=6, packing=packing, token_budget=40, optimizer=PLAIN,
-                callbacks=manager,
+                model, TOKENIZER, task, steps=5, batch_size=6, settings=SFTSettings(packing=packing), token_budget=40,
+                optimizer=PLAIN, callbacks=manager,
             )
         )  # fmt: skip
 
@@ -335,7 +339,7 @@ def test_held_out_rows_are_scored_before_during_and_after():
     manager = CallbackManager()
     manager.on("eval_end")(lambda state, step_idx, eval_name, metrics: evals.append((step_idx, eval_name)))
     state = fit_sft(
-        make_model(), TOKENIZER, TASK, steps=4, batch_size=2, eval_rows=TASK.rows[:2], eval_every=3, callbacks=manager
+        make_model(), TOKENIZER, TASK, steps=4, batch_size=2, held_out=HeldOut(FEW, run_every=3), callbacks=manager
     )
     assert evals == [(-1, "held_out"), (2, "held_out"), (3, "held_out")]
     assert state.metrics["held_out.perplexity"] == pytest.approx(math.exp(state.metrics["held_out.eval_loss"]))
@@ -364,8 +368,12 @@ def test_rows_that_cannot_be_learned_from_are_refused_before_the_first_step():
         [good, TaskRow("1" * 60 + ">", {"answer": "2222"})], r"mine, row 1: the prompt \(61 tokens\) and its answer"
     )
     refused([good, TaskRow("1" * 64, {"answer": "2"})], "row 1: the prompt has 64 tokens and fills the context of 64")
-    refused([good, TaskRow("123", {"answer": "45"})], r"row 1: .* more than the context of 5", max_length=5)
-    refused([good], "max_length=65 is more than the model's context of 64", max_length=65)
+    refused(
+        [good, TaskRow("123", {"answer": "45"})],
+        r"row 1: .* more than the context of 5",
+        settings=SFTSettings(max_length=5),
+    )
+    refused([good], "max_length=65 is more than the model's context of 64", settings=SFTSettings(max_length=65))
     refused([], "the task mine has no rows")
     refused(
         [good, TaskRow([{"role": "user", "content": "1"}])], "ends with the assistant's", tokenizer=chat_tokenizer()
@@ -424,8 +432,8 @@ def test_any_micro_batches_give_dpos_gradient_and_metrics(token_budget, kind):
     log_probs = log_probs_alone(model)
     expected = gradients_of(model, outcome.loss_N.mean())
     state = fit_dpo(
-        model, TOKENIZER, PAIRS, steps=1, batch_size=5, beta=0.2, reference=reference, optimizer=PLAIN,
-        token_budget=token_budget, **OPTIONS[kind],
+        model, TOKENIZER, PAIRS, steps=1, batch_size=5, settings=DPOSettings(beta=0.2, **OPTIONS[kind]),
+        reference=reference, optimizer=PLAIN, token_budget=token_budget,
     )  # fmt: skip
     assert_same(gradients(model), expected)
     numbers = {
@@ -447,13 +455,21 @@ def test_without_a_reference_dpo_takes_the_log_probabilities_themselves():
     model = make_model()
     nothing = [torch.zeros(5).double()] * 2
     expected = gradients_of(model, by_definition("sigmoid", model, nothing).loss_N.mean())
-    fit_dpo(model, TOKENIZER, PAIRS, steps=1, batch_size=5, beta=0.2, reference_free=True, optimizer=PLAIN)
+    settings = DPOSettings(beta=0.2, reference_free=True)
+    fit_dpo(model, TOKENIZER, PAIRS, steps=1, batch_size=5, settings=settings, optimizer=PLAIN)
     assert_same(gradients(model), expected)
 
 
 def train_dpo(model, **options):
-    settings = {"steps": 3, "batch_size": 3, "epochs": 2, "beta": 0.2, "optimizer": PLAIN, **options}
-    return losses_of(lambda manager: fit_dpo(model, TOKENIZER, PAIRS, callbacks=manager, **settings))
+    options = {
+        "steps": 3,
+        "batch_size": 3,
+        "epochs": 2,
+        "settings": DPOSettings(beta=0.2),
+        "optimizer": PLAIN,
+        **options,
+    }
+    return losses_of(lambda manager: fit_dpo(model, TOKENIZER, PAIRS, callbacks=manager, **options))
 
 
 def test_the_reference_is_the_model_as_it_was_at_the_start():
@@ -544,15 +560,20 @@ def test_an_adapter_is_trained_against_its_base():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"loss": "sigmod"}, "no DPO loss is called 'sigmod'; did you mean 'sigmoid'"),
-        ({"loss": "ipo", "label_smoothing": 0.1}, "label_smoothing is of the sigmoid loss"),
-        ({"beta": 0}, "beta must be a number above 0"),
-        ({"label_smoothing": 0.5}, "label_smoothing must be from 0 to below 0.5"),
-        ({"reference_free": True, "reference": lambda: None}, "reference_free has no reference"),
-        ({"max_length": 9}, r"preference pair 2: the prompt \(8 tokens\) and its chosen completion \(3\)"),
-        ({"max_length": 8}, "preference pair 2: the prompt has 8 tokens and fills the context of 8"),
+        ({"settings": DPOSettings(reference_free=True), "reference": lambda: None}, "reference_free has no reference"),
+        (
+            {"settings": DPOSettings(max_length=9)},
+            r"preference pair 2: the prompt \(8 tokens\) and its chosen completion \(3\)",
+        ),
+        (
+            {"settings": DPOSettings(max_length=8)},
+            "preference pair 2: the prompt has 8 tokens and fills the context of 8",
+        ),
         ({"pairs": []}, "there is nothing to learn from"),
-        ({"eval_pairs": [PreferencePair("1" * 64, "2", "3")]}, "eval pair 0: the prompt has 64 tokens and fills"),
+        (
+            {"held_out": HeldOut([PreferencePair("1" * 64, "2", "3")])},
+            "eval pair 0: the prompt has 64 tokens and fills",
+        ),
     ],
 )
 def test_what_dpo_cannot_use_is_refused_before_the_first_step(options, words):
@@ -598,7 +619,7 @@ def held_out_scores(model, pairs=PAIRS, trains=True, **options):
     manager.on("eval_end")(lambda step_idx, metrics: evals.append((step_idx, metrics)))
     fit = fit_reward_model if hasattr(model, "score") else fit_dpo
     with nullcontext() if trains else pytest.raises(NothingToTrainOnError):
-        fit(model, TOKENIZER, PAIRS, steps=2, batch_size=2, eval_pairs=pairs, callbacks=manager, **options)
+        fit(model, TOKENIZER, PAIRS, steps=2, batch_size=2, held_out=HeldOut(pairs), callbacks=manager, **options)
     assert [step for step, _ in evals] == ([-1, 1] if trains else [-1])
     return evals[0][1]
 
@@ -637,7 +658,7 @@ def test_pairs_without_a_number_are_left_out_of_the_scores_and_counted():
 def test_dpo_scores_held_out_pairs_against_the_same_reference():
     model, reference = make_model(), make_model(seed=1)
     outcome = by_definition("sigmoid", model, log_probs_alone(reference))
-    scores = held_out_scores(model, beta=0.2, reference=reference)
+    scores = held_out_scores(model, settings=DPOSettings(beta=0.2), reference=reference)
     expected = {"accuracy": outcome.correct_N, "margin": outcome.margins_N, "eval_loss": outcome.loss_N}
     assert scores == pytest.approx({name: values.mean().item() for name, values in expected.items()}, rel=1e-12)
 
@@ -650,9 +671,9 @@ def test_a_language_model_is_no_reward_model():
 # -- what all three do
 
 FITS = {
-    "sft": lambda model, **options: fit_sft(model, TOKENIZER, TASK, eval_rows=TASK.rows[:2], **options),
-    "reward_model": lambda model, **options: fit_reward_model(model, TOKENIZER, PAIRS, eval_pairs=PAIRS[:2], **options),
-    "dpo": lambda model, **options: fit_dpo(model, TOKENIZER, PAIRS, eval_pairs=PAIRS[:2], **options),
+    "sft": lambda model, **options: fit_sft(model, TOKENIZER, TASK, **options),
+    "reward_model": lambda model, **options: fit_reward_model(model, TOKENIZER, PAIRS, **options),
+    "dpo": lambda model, **options: fit_dpo(model, TOKENIZER, PAIRS, **options),
 }
 RECIPES = pytest.mark.parametrize("recipe", FITS)
 
@@ -661,10 +682,12 @@ def model_for(recipe, dtype="float32"):
     return make_reward_model(dtype) if recipe == "reward_model" else make_model(dtype)
 
 
-def fit(recipe, model=None, **options):
+def fit(recipe, model=None, *, scored=(), **options):
+    """A short training; `scored` is when and as what two rows or pairs are."""
     model = model_for(recipe) if model is None else model
-    settings = {"steps": 3, "batch_size": 2, "optimizer": OptimizerSettings(learning_rate=1e-3), **options}
-    return FITS[recipe](model, **settings)
+    held_out = HeldOut(FEW if recipe == "sft" else PAIRS[:2], **dict(scored))
+    options = {"steps": 3, "batch_size": 2, "optimizer": OptimizerSettings(learning_rate=1e-3), **options}
+    return FITS[recipe](model, held_out=held_out, **options)
 
 
 def saver(save_every=2):
@@ -689,7 +712,7 @@ def test_all_ten_events_reach_a_plain_function(recipe):
             raise RuntimeError("enough")
 
     with pytest.raises(RuntimeError, match="enough"):
-        fit(recipe, epochs=2, callbacks=manager, saver=saver(), eval_every=2)
+        fit(recipe, epochs=2, callbacks=manager, saver=saver(), scored={"run_every": 2})
     step, evaluation = ["step_start", "step_end"], ["eval_start", "eval_end"]
     assert heard == [
         "train_start", *evaluation, "epoch_start", *step, *step, *evaluation, "checkpoint_saved", *step, "epoch_end",
@@ -796,14 +819,14 @@ def test_evaluators_of_the_user_run_beside_the_held_out_ones(recipe):
     state = fit(recipe, evaluators=[ScoreFunction("mine", lambda: {"x": 7.0})])
     assert state.metrics["mine.x"] == 7.0
     assert "held_out.eval_loss" in state.metrics
-    assert "test.eval_loss" in fit(recipe, eval_name="test").metrics
+    assert "test.eval_loss" in fit(recipe, scored={"name": "test"}).metrics
 
 
 def test_batches_name_their_loss():
     manager, seen = at_each_step("loss_fn", lambda batch, metrics: (batch.loss_fn, batch.loss_fn_config.get("beta")))
     for recipe in FITS:
         fit(recipe, steps=1, callbacks=manager)
-    fit("dpo", steps=1, loss="ipo", beta=0.3, callbacks=manager)
+    fit("dpo", steps=1, settings=DPOSettings(loss="ipo", beta=0.3), callbacks=manager)
     assert seen == [("cross_entropy", None), ("bradley_terry", None), ("dpo_sigmoid", 0.1), ("ipo", 0.3)]
 
 
@@ -828,7 +851,7 @@ def test_a_reward_model_learns_a_rule():
     model = reward_model_from(make_model("float32", scale=1.0), seed=0)
     state = fit_reward_model(
         model, TOKENIZER, the_larger_digit_is_preferred(200, seed=1), steps=60, batch_size=16, optimizer=FAST,
-        eval_pairs=the_larger_digit_is_preferred(100, seed=2),
+        held_out=HeldOut(the_larger_digit_is_preferred(100, seed=2)),
     )  # fmt: skip
     assert state.metrics["held_out.accuracy"] > 0.9
     assert state.metrics["held_out.brier_score"] < 0.1
@@ -842,8 +865,8 @@ def test_dpo_raises_accuracy_and_margin_on_held_out_pairs(loss):
     manager.on("eval_end")(lambda metrics: evals.append(metrics))
     fit_dpo(
         make_model("float32", scale=1.0), TOKENIZER, the_larger_digit_is_preferred(200, seed=1), steps=60,
-        batch_size=16, optimizer=FAST, loss=loss, callbacks=manager,
-        eval_pairs=the_larger_digit_is_preferred(100, seed=2),
+        batch_size=16, optimizer=FAST, settings=DPOSettings(loss=loss), callbacks=manager,
+        held_out=HeldOut(the_larger_digit_is_preferred(100, seed=2)),
     )  # fmt: skip
     before, after = evals
     assert before["margin"] == pytest.approx(0.0, abs=1e-4)
@@ -855,6 +878,6 @@ def test_sft_learns_a_rule():
     state = fit_sft(
         make_model("float32", scale=1.0), TOKENIZER,
         load_task([{"prompt": f"{digit}>", "answer": str(9 - digit)} for digit in range(10)]),
-        steps=80, batch_size=10, packing=True, optimizer=OptimizerSettings(learning_rate=2e-2),
+        steps=80, batch_size=10, settings=SFTSettings(packing=True), optimizer=OptimizerSettings(learning_rate=2e-2),
     )  # fmt: skip
     assert state.metrics["loss"] < 0.1

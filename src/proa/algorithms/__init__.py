@@ -1,12 +1,20 @@
-"""Algorithms: each one small file with its equation and paper, varied by passing it."""
+"""Algorithms: each one small file with its equation and paper, varied by passing it.
+
+One of your own is a frozen dataclass derived from `Algorithm` or `GroupAlgorithm`, in any module. A run takes it as an
+object (`recipes.grpo(algorithm=MyAlgorithm())`), by dotted path (`algorithm: my_module:MyAlgorithm`), or by the name
+under which another package adds it:
+
+    [project.entry-points."proa.algorithms"]
+    my_algorithm = "my_package.algorithms:MyAlgorithm"
+"""
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Any
 
-from ..errors import SettingError
-from ..spelling import did_you_mean
+from ..errors import ProaError, SettingError, UnknownNameError
+from ..registry import Registry
+from ..settings import make_settings
 from .base import Algorithm, Credit, CreditInputs, GroupAlgorithm, TokenLoss, TokenLossInputs
 from .cispo import CISPO
 from .critic import CriticAlgorithm
@@ -31,19 +39,28 @@ _KINDS: tuple[type[Algorithm], ...] = (
 )  # fmt: skip
 ALGORITHMS: dict[str, type[Algorithm]] = {algorithm.name: algorithm for algorithm in _KINDS}
 
+_REGISTRY = Registry(
+    "algorithm",
+    "proa.algorithms",
+    {name: f"{kind.__module__}:{kind.__qualname__}" for name, kind in ALGORITHMS.items()},
+    UnknownNameError,
+)
+
 
 def build_algorithm(name: str, /, **params: Any) -> Algorithm:
-    """The algorithm that a configuration file names, with its settings.
+    """The algorithm that a configuration names, with its settings.
 
     >>> build_algorithm("dapo", overlong_buffer=64).clip_high
     0.28
     """
-    if name not in ALGORITHMS:
-        raise SettingError(f"no algorithm {name!r}{did_you_mean(name, ALGORITHMS)} (known: {', '.join(ALGORITHMS)})")
-    algorithm = ALGORITHMS[name]
-    settings = [field.name for field in fields(algorithm)]
-    for param in params:
-        if param not in settings:
-            hint = did_you_mean(param, settings)
-            raise SettingError(f"algorithm {name!r} has no setting {param!r}{hint} (it has: {', '.join(settings)})")
-    return algorithm(**params)
+    kind = _REGISTRY.find(name)
+    if isinstance(kind, Algorithm):
+        raise UnknownNameError(f"algorithm {name!r} is one that was made already: name its class")
+    if not isinstance(kind, type) or not issubclass(kind, Algorithm):
+        raise UnknownNameError(f"algorithm {name!r} is not an algorithm: derive a class from proa.algorithms.Algorithm")
+    try:
+        return make_settings(kind, params, f"algorithm {name!r}")
+    except ProaError:
+        raise
+    except Exception as error:  # whatever a class of the user's says of its settings
+        raise SettingError(f"algorithm {name!r}: {type(error).__name__}: {error}") from error

@@ -15,7 +15,6 @@ The way of a batch through it:
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -27,7 +26,7 @@ from ..errors import SettingError
 from ..maths.importance import probability_ratio
 from ..maths.kl import ESTIMATORS
 from ..maths.losses import clipped_ratio_loss
-from ..spelling import did_you_mean
+from ..settings import NotNegative, Positive, PositiveShare, Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,33 +85,32 @@ class TokenLoss:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Algorithm(ABC):
-    """A policy-gradient algorithm: settings, and five functions of tensors."""
+class Algorithm(Settings, ABC):
+    """A policy-gradient algorithm: settings, and five functions of tensors.
+
+    What a setting may be stands in its annotation; a subclass is a frozen dataclass too. What the algorithm needs of a
+    run, it says itself: nobody asks for its name.
+    """
 
     name: ClassVar[str]
+    """For messages, and what configurations call those that come with Proa; by default the name of the class."""
     min_group: ClassVar[int] = 1
     """So many completions of a prompt, with a reward, are needed for any of them to be of use."""
     needs_critic: ClassVar[bool] = False
     needs_proximal: ClassVar[bool] = False
     """The ratio is against the trainer's own first pass over a batch, whatever `old` says."""
 
-    clip_low: float = 0.2
+    clip_low: PositiveShare = 0.2
     """A ratio below 1 − clip_low is not pushed further down; 1 is off."""
-    clip_high: float = 0.2
+    clip_high: Positive = 0.2
     """A ratio above 1 + clip_high is not pushed further up; inf is off."""
-    kl_coefficient: float = 0.0
+    kl_coefficient: NotNegative = 0.0
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
-    entropy_coefficient: float = 0.0
+    entropy_coefficient: NotNegative = 0.0
 
-    def __post_init__(self) -> None:
-        check_number("clip_low", self.clip_low, more_than=0, at_most=1)
-        check_number("clip_high", self.clip_high, more_than=0)
-        check_number("kl_coefficient", self.kl_coefficient, at_least=0)
-        check_number("entropy_coefficient", self.entropy_coefficient, at_least=0)
-        if self.kl_estimator not in ESTIMATORS:
-            known = ", ".join(ESTIMATORS)
-            hint = did_you_mean(str(self.kl_estimator), ESTIMATORS)
-            raise SettingError(f"kl_estimator must be one of {known}, not {self.kl_estimator!r}{hint}")
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.name = vars(cls).get("name", cls.__name__)
 
     def shape_rewards(self, rewards_B: Tensor, lengths_B: Tensor, max_new_tokens: int) -> Tensor:
         """Rewards as they are to be compared; unchanged unless the algorithm adds to them."""
@@ -214,16 +212,3 @@ class GroupAlgorithm(Algorithm):
     def assign_credit(self, inputs: CreditInputs) -> Credit:
         advantages_B = self.advantages(inputs.rewards_B, inputs.groups_B)
         return Credit(advantages_B[:, None].expand_as(inputs.mask_BT).masked_fill(~inputs.mask_BT, 0))
-
-
-def check_number(
-    name: str, value: Any, *, at_least: float = -math.inf, more_than: float = -math.inf, at_most: float = math.inf
-) -> None:
-    """Also what a configuration file may hold against the annotation: PyYAML reads `3e-5` as text."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if is_number and at_least <= value <= at_most and value > more_than:  # false for NaN
-        return
-    bounds = {"at least": at_least, "more than": more_than, "at most": at_most}
-    wanted = " and ".join(f"{words} {bound:g}" for words, bound in bounds.items() if math.isfinite(bound))
-    hint = " (a text: in YAML write 3.0e-5, with the point)" if isinstance(value, str) else ""
-    raise SettingError(f"{name} must be a number, {wanted}, not {value!r}{hint}")

@@ -11,6 +11,7 @@ from torch import Tensor
 from ..maths.advantages import group_relative
 from ..maths.losses import clipped_weight_loss
 from ..maths.reductions import token_mean
+from ..settings import Positive, PositiveShare
 from .base import GroupAlgorithm, TokenLossInputs
 
 
@@ -30,9 +31,9 @@ class CISPO(GroupAlgorithm):
 
     name: ClassVar[str] = "cispo"
 
-    clip_low: float = 1.0
+    clip_low: PositiveShare = 1.0
     """No token weighs less than 1 − clip_low; 1 is off."""
-    clip_high: float = 4.0
+    clip_high: Positive = 4.0
     """No token weighs more than 1 + clip_high; inf is off."""
 
     def advantages(self, rewards_B: Tensor, groups_B: Tensor) -> Tensor:

@@ -8,8 +8,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ..errors import SettingError
-from .base import Algorithm, check_number
+from ..settings import NotNegative
+from .base import Algorithm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,17 +18,11 @@ class CriticAlgorithm(Algorithm):
 
     needs_critic: ClassVar[bool] = True
 
-    value_coefficient: float = 0.5
+    value_coefficient: NotNegative = 0.5
     """c: what the critic's loss counts beside the policy's."""
     bootstrap_truncated: bool = False
     """Expect more of a completion that was cut off at the limit, as the critic does. Off, because the limit is part of
     the task: the reward comes all the same, and what the critic expects beyond would pay for never ending."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_number("value_coefficient", self.value_coefficient, at_least=0)
-        if not isinstance(self.bootstrap_truncated, bool):
-            raise SettingError(f"bootstrap_truncated must be true or false, not {self.bootstrap_truncated!r}")
 
     @abstractmethod
     def value_loss(self, values_BT: Tensor, old_values_BT: Tensor, returns_BT: Tensor, mask_BT: Tensor) -> Tensor:

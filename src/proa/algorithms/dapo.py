@@ -8,10 +8,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..errors import SettingError
 from ..maths.advantages import equal_within_group, group_relative
 from ..maths.reductions import token_mean
 from ..maths.shaping import overlong_penalty
+from ..settings import Count, Positive
 from .base import GroupAlgorithm
 
 
@@ -30,16 +30,9 @@ class DAPO(GroupAlgorithm):
 
     name: ClassVar[str] = "dapo"
 
-    clip_high: float = 0.28
-    overlong_buffer: int = 0
+    clip_high: Positive = 0.28
+    overlong_buffer: Count = 0
     """The last so many tokens before the limit cost up to 1 of reward; 0 is off. The paper: 4,096 of 20,480."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if type(self.overlong_buffer) is not int or self.overlong_buffer < 0:
-            raise SettingError(
-                f"overlong_buffer must be a whole number of tokens, 0 or more, not {self.overlong_buffer!r}"
-            )
 
     def shape_rewards(self, rewards_B: Tensor, lengths_B: Tensor, max_new_tokens: int) -> Tensor:
         if not self.overlong_buffer:

@@ -11,6 +11,7 @@ from torch import Tensor
 from ..maths.advantages import group_relative
 from ..maths.importance import sequence_ratio
 from ..maths.reductions import sequence_mean
+from ..settings import Positive, PositiveShare
 from .base import GroupAlgorithm, TokenLossInputs
 
 
@@ -31,8 +32,8 @@ class GSPO(GroupAlgorithm):
 
     name: ClassVar[str] = "gspo"
 
-    clip_low: float = 3e-4
-    clip_high: float = 4e-4
+    clip_low: PositiveShare = 3e-4
+    clip_high: Positive = 4e-4
 
     def advantages(self, rewards_B: Tensor, groups_B: Tensor) -> Tensor:
         return group_relative(rewards_B, groups_B)

@@ -14,7 +14,8 @@ from ..maths.reductions import token_mean
 from ..maths.shaping import adapted_kl_coefficient
 from ..maths.values import clipped_value_loss
 from ..maths.whitening import whiten
-from .base import Credit, CreditInputs, check_number
+from ..settings import Positive, Share
+from .base import Credit, CreditInputs
 from .critic import CriticAlgorithm
 from .token_rewards import TokenRewardAlgorithm
 
@@ -35,29 +36,21 @@ class PPO(TokenRewardAlgorithm, CriticAlgorithm):
 
     name: ClassVar[str] = "ppo"
 
-    gamma: float = 1.0
-    lam: float = 0.95
+    gamma: Share = 1.0
+    lam: Share = 0.95
     """0 trusts the critic for all that follows a token, 1 not at all."""
-    value_clip: float = 0.2
+    value_clip: Positive = 0.2
     """A value that has moved further than this towards its return moves no further; inf is off."""
     whiten: bool = True
-    kl_target: float | None = None
+    kl_target: Positive | None = None
     """The KL of a whole completion to hold, by adapting β; None keeps β fixed."""
-    kl_horizon: float = 10_000
+    kl_horizon: Positive = 10_000
     """So many samples above or below the target change β by a fifth at most."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_number("gamma", self.gamma, at_least=0, at_most=1)
-        check_number("lam", self.lam, at_least=0, at_most=1)
-        check_number("value_clip", self.value_clip, more_than=0)
-        check_number("kl_horizon", self.kl_horizon, more_than=0)
-        if not isinstance(self.whiten, bool):
-            raise SettingError(f"whiten must be true or false, not {self.whiten!r}")
-        if self.kl_target is not None:
-            check_number("kl_target", self.kl_target, more_than=0)
-            if not self.kl_reward_coefficient:
-                raise SettingError("kl_target needs a kl_reward_coefficient to start from, such as 0.05: 0 stays 0")
+        if self.kl_target is not None and not self.kl_reward_coefficient:
+            raise SettingError("kl_target needs a kl_reward_coefficient to start from, such as 0.05: 0 stays 0")
 
     def assign_credit(self, inputs: CreditInputs) -> Credit:
         if inputs.values_BT is None:

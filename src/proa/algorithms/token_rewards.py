@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ..maths.shaping import token_rewards
-from .base import Algorithm, CreditInputs, check_number
+from ..settings import NotNegative
+from .base import Algorithm, CreditInputs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,12 +19,8 @@ class TokenRewardAlgorithm(Algorithm):
     `kl_coefficient`, which is of the loss, can stay 0.
     """
 
-    kl_reward_coefficient: float = 0.0
+    kl_reward_coefficient: NotNegative = 0.0
     """β, at first: what counts is that of `CreditInputs`, which a trainer may adapt. 0 needs no reference."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_number("kl_reward_coefficient", self.kl_reward_coefficient, at_least=0)
 
     @property
     def needs_reference(self) -> bool:

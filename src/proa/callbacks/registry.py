@@ -14,18 +14,14 @@ Other packages add kinds through the entry point group `proa.callbacks`:
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable, Mapping
-from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from ..errors import CallbackConfigError, ProaError
 from ..lifecycle.hooks import BaseCallback, may_change_experience
-from ..rewards.dotted import DottedPathError, resolve
+from ..registry import Registry
 from ..spelling import did_you_mean
-
-ENTRY_POINT_GROUP = "proa.callbacks"
 
 Factory = Callable[..., BaseCallback]
 
@@ -41,7 +37,12 @@ _SHIPPED = {
     "trainer_performance": "performance:TrainerPerformanceEvaluator",
     "wandb": "wandb:WandbLogger",
 }
-_registered: dict[str, Factory] = {}
+_KINDS = Registry(
+    "callback kind",
+    "proa.callbacks",
+    {kind: f"{__package__}.{place}" for kind, place in _SHIPPED.items()},
+    CallbackConfigError,
+)
 
 
 def build_callback(spec: Mapping[str, Any]) -> BaseCallback:
@@ -94,48 +95,17 @@ def changes_experience(spec: Mapping[str, Any]) -> bool:
 
 def register_callback(kind: str, factory: Factory) -> None:
     """Add a kind from code; packages do it by entry point."""
-    if kind in callback_kinds():
-        raise CallbackConfigError(f"callback kind {kind!r} is taken")
-    _registered[kind] = factory
+    _KINDS.register(kind, factory)
 
 
 def callback_kinds() -> dict[str, str]:
     """Every kind there is and where it comes from, without importing any."""
-    shipped = {kind: f"proa.callbacks.{place.partition(':')[0]}" for kind, place in _SHIPPED.items()}
-    plugins = {name: point.value for name, point in _plugins().items() if name not in shipped}
-    registered = {kind: getattr(factory, "__module__", "?") for kind, factory in _registered.items()}
-    return {**shipped, **plugins, **registered}
+    return {kind: home.partition(":")[0] if kind in _SHIPPED else home for kind, home in _KINDS.names().items()}
 
 
 def _factory(kind: str) -> Factory:
-    if kind in _registered:
-        return _registered[kind]
-    if kind in _SHIPPED:
-        module, _, name = _SHIPPED[kind].partition(":")
-        shipped: Factory = getattr(importlib.import_module(f".{module}", __package__), name)
-        return shipped
-    plugin = _plugins().get(kind)
-    if plugin is None:
-        return _own(kind)
-    try:
-        loaded: Factory = plugin.load()
-    except Exception as error:
-        raise CallbackConfigError(f"callback kind {kind!r} ({plugin.value}) could not be loaded: {error}") from error
-    return loaded
-
-
-def _own(kind: str) -> Factory:
-    """The user's class, or function that makes a callback, by its dotted path."""
-    if not any(mark in kind for mark in ":."):
-        known = callback_kinds()
-        raise CallbackConfigError(
-            f"no callback kind {kind!r}{did_you_mean(kind, known)} (known: {', '.join(sorted(known))}; your own: "
-            f"'package.module:Class')"
-        )
-    try:
-        found = resolve(kind)
-    except DottedPathError as error:
-        raise CallbackConfigError(f"callback kind {error}") from error
+    """A class, or a function that makes a callback."""
+    found = _KINDS.find(kind)
     if isinstance(found, BaseCallback):
         raise CallbackConfigError(f"callback kind {kind!r} is one that was made already: name its class")
     if not callable(found) or (isinstance(found, type) and not issubclass(found, BaseCallback)):
@@ -143,12 +113,8 @@ def _own(kind: str) -> Factory:
             f"callback kind {kind!r} is not a callback: derive a class from Callback, TrainerCallback or "
             f"MakerCallback, or name a function that makes one"
         )
-    own: Factory = found
-    return own
-
-
-def _plugins() -> dict[str, EntryPoint]:
-    return {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
+    factory: Factory = found
+    return factory
 
 
 def _check_params(kind: str, factory: Factory, params: Mapping[str, Any]) -> None:

@@ -15,7 +15,7 @@ from rich.text import Text
 from transformers.utils import logging as transformers_logging
 
 from ..config import ConfigError, RunConfig, load_run_config
-from ..config.run_config import GIVEN, EvalSection
+from ..config.sections import GIVEN, EvalSection
 from ..evals.benchmark import Scored
 from ..evals.evaluation import weights_version
 from ..private_files import make_private_folder

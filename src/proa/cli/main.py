@@ -216,6 +216,7 @@ def _train(options: argparse.Namespace) -> int:
     if _holds(options.file) == "experiment":
         print_visible(f"{options.file} is an experiment: proa experiment {options.file}", file=sys.stderr)
         return 2
+    sys.path.insert(0, str(Path.cwd()))  # so that algorithms, rewards, tasks and callbacks there can be named
     try:
         config = load_run_config(options.file, options.flags)
     except ConfigError as error:
@@ -228,7 +229,7 @@ def _train(options: argparse.Namespace) -> int:
 
 def _holds(file: str) -> str:
     """Whether a file is a `run` or an `experiment`, by keys that only one of them has; empty if it cannot be told."""
-    from ..config import ConfigError, ExperimentConfig, RunConfig
+    from ..config import ConfigError, DetachedConfig, ExperimentConfig
     from ..config.yaml_text import load, read_text
 
     try:
@@ -236,7 +237,7 @@ def _holds(file: str) -> str:
     except ConfigError:
         return ""  # whoever reads it in earnest says what is wrong
     keys = set(content) if isinstance(content, dict) else set()
-    of_run, of_experiment = set(RunConfig.model_fields), set(ExperimentConfig.model_fields)
+    of_run, of_experiment = set(DetachedConfig.model_fields), set(ExperimentConfig.model_fields)
     has_run, has_experiment = keys & (of_run - of_experiment), keys & (of_experiment - of_run)
     if has_run and has_experiment:
         return ""

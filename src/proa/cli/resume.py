@@ -17,6 +17,7 @@ from .train import carry_through
 
 def resume(folder: str, flags: Sequence[str], checkpoint: str | None, *, allow_changes: bool = False) -> int:
     """Exit code: 0 done, 1 failed, 2 wrong use."""
+    sys.path.insert(0, str(Path.cwd()))  # so that rewards, tasks and callbacks there can be named
     path = Path(folder)
     try:
         _refuse_what_is_no_run(path)

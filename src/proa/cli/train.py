@@ -36,7 +36,6 @@ def train(config: RunConfig) -> int:
 @output_may_be_lost()
 def carry_through(config: RunConfig, resume: str | None = None, *, allow_changes: bool = False) -> int:
     """Begin a run, or go on with one, and show what comes of it."""
-    sys.path.insert(0, str(Path.cwd()))  # so that rewards, tasks and callbacks there can be named
     # A progress bar for writing one file would stand among the results.
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     console = JobConsole()

@@ -8,10 +8,10 @@ from .loading import (
     load_run_config,
     restore_run_config,
 )
-from .run_config import RunConfig
+from .run_config import DetachedConfig, RunConfig, SupervisedConfig
 from .yaml_text import ConfigError
 
 __all__ = [
-    "ConfigError", "ExperimentConfig", "RunConfig", "arm_config", "change_run_config", "load_experiment_config",
-    "load_run_config", "restore_run_config",
+    "ConfigError", "DetachedConfig", "ExperimentConfig", "RunConfig", "SupervisedConfig", "arm_config",
+    "change_run_config", "load_experiment_config", "load_run_config", "restore_run_config",
 ]  # fmt: skip

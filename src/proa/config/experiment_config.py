@@ -10,17 +10,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
-from pydantic_core import PydanticCustomError
 
-from .run_config import CallbackSection, EvalSection, FolderName, Section
-
-MISTAKE = "mistake"
-"""The type of an error whose words name the key themselves."""
-
-
-def _mistake(words: str, *place: str | int) -> PydanticCustomError:
-    """What is wrong, and at which key of the section that finds it, so that its line can be told."""
-    return PydanticCustomError(MISTAKE, "{words}", {"words": words, "place": place})
+from .sections import CallbackSection, EvalSection, FolderName, Section, mistake
 
 
 @dataclass(frozen=True)
@@ -43,16 +34,16 @@ class MatrixSection(Section):
     def _has_values(self) -> MatrixSection:
         for key, values in self.over.items():
             if not values:
-                raise _mistake(f"matrix.over.{key} has no values", "over", key)
+                raise mistake(f"matrix.over.{key} has no values", "over", key)
             if len({str(value) for value in values}) < len(values):
-                raise _mistake(f"matrix.over.{key} has a value twice", "over", key)
+                raise mistake(f"matrix.over.{key} has a value twice", "over", key)
         return self
 
     @model_validator(mode="after")
     def _no_key_undoes_another(self) -> MatrixSection:
         for first, later in itertools.combinations(self.over, 2):
             if first.startswith(f"{later}."):
-                raise _mistake(
+                raise mistake(
                     f"matrix.over.{later} would undo {first}, which comes before it: swap them", "over", later
                 )
         return self
@@ -89,11 +80,11 @@ class ContinualSection(Section):
             other = self.name_template.format(arm="b", stage=0)
         except (KeyError, IndexError, ValueError, AttributeError, TypeError) as error:
             words = f"{template} may have {{arm}} and {{stage}}, as they are: {error}"
-            raise _mistake(words, "name_template") from None
+            raise mistake(words, "name_template") from None
         if len({first, second, other}) < 3:
-            raise _mistake(f"{template} must have both {{arm}} and {{stage}}", "name_template")
+            raise mistake(f"{template} must have both {{arm}} and {{stage}}", "name_template")
         if not _can_be_name(first):
-            raise _mistake(f"{template} gives names like {first!r}: {IN_A_NAME}", "name_template")
+            raise mistake(f"{template} gives names like {first!r}: {IN_A_NAME}", "name_template")
         return self
 
 
@@ -114,7 +105,7 @@ class MetadataSection(Section):
         for place, name in enumerate(names):
             if name in names[:place]:
                 words = f"two of metadata.benchmark are called {name!r}: give each a name of its own"
-                raise _mistake(words, "benchmark", place, "name")
+                raise mistake(words, "benchmark", place, "name")
         return self
 
 
@@ -147,9 +138,9 @@ class ExperimentConfig(Section):
             for place, run in enumerate(given["runs"]):
                 name = run.get("name") if isinstance(run, dict) else None
                 if not isinstance(name, str):
-                    raise _mistake(f"runs, entry {place}: give it a name, e.g. 'name: small'", "runs", place)
+                    raise mistake(f"runs, entry {place}: give it a name, e.g. 'name: small'", "runs", place)
                 if name in runs:
-                    raise _mistake(f"two runs are called {name!r}", "runs", place, "name")
+                    raise mistake(f"two runs are called {name!r}", "runs", place, "name")
                 runs[name] = {key: value for key, value in run.items() if key != "name"}
             return {**given, "runs": runs}
         return given
@@ -160,22 +151,22 @@ class ExperimentConfig(Section):
         if len(given) != 1:
             raise ValueError(f"give exactly one of run, runs and matrix, not {' and '.join(given) or 'none of them'}")
         if self.runs is not None and not self.runs:
-            raise _mistake("runs is empty: an experiment has at least one arm", "runs")
+            raise mistake("runs is empty: an experiment has at least one arm", "runs")
         return self
 
     @model_validator(mode="after")
     def _arms_are_named(self) -> ExperimentConfig:
         if self.run is not None and not _can_be_name(self.name):
             words = f"with run, the experiment's name {self.name!r} is also that of its run: {IN_A_NAME}"
-            raise _mistake(words, "name")
+            raise mistake(words, "name")
         for name, arm in self.arms.items():
             if not _can_be_name(name):
-                raise _mistake(f"{name!r} cannot name an arm: {IN_A_NAME}", *arm.where)
+                raise mistake(f"{name!r} cannot name an arm: {IN_A_NAME}", *arm.where)
             for key in ("name", "output_dir"):
                 if key in arm.changes:
-                    raise _mistake(f"matrix.over.{key}: {key} is the experiment's to say", "matrix", "over", key)
+                    raise mistake(f"matrix.over.{key}: {key} is the experiment's to say", "matrix", "over", key)
                 if key in arm.content:
-                    raise _mistake(f"arm {name}: {key} is the experiment's to say", *arm.where, key)
+                    raise mistake(f"arm {name}: {key} is the experiment's to say", *arm.where, key)
         return self
 
     @model_validator(mode="after")
@@ -183,13 +174,13 @@ class ExperimentConfig(Section):
         """What the experiment says of every run would make arms that differ in name alone."""
         for key in () if self.matrix is None else self.matrix.over:
             if key == "seed" and (self.base_seed is not None or self.n_repeats > 1):
-                raise _mistake(
+                raise mistake(
                     "matrix.over.seed: base_seed and n_repeats say what the seeds of all arms are. Leave seed out of "
                     "the matrix, or the two out of the experiment",
                     "matrix", "over", key,
                 )  # fmt: skip
             if key.partition(".")[0] == "task" and self.continual is not None:
-                raise _mistake(
+                raise mistake(
                     f"matrix.over.{key}: continual.datasets say what the tasks of all arms are. Leave {key} out of the "
                     f"matrix, or continual out of the experiment",
                     "matrix", "over", key,
@@ -199,13 +190,13 @@ class ExperimentConfig(Section):
     @model_validator(mode="after")
     def _ray_is_meant(self) -> ExperimentConfig:
         if self.arms_on == "ray" and self.max_concurrent_arms == 1:
-            raise _mistake(
+            raise mistake(
                 "arms_on: ray is for several runs at once: set max_concurrent_arms to how many tasks there may be at a "
                 "time, 2 or more",
                 "arms_on",
             )
         if self.arms_on != "ray" and self.ray_address is not None:
-            raise _mistake(
+            raise mistake(
                 "ray_address is of the cluster that arms run on: write arms_on: ray with it, or leave it out",
                 "ray_address",
             )

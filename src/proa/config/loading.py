@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -10,35 +9,37 @@ from typing import Any, TypeAlias, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from ..record.run_folder import numbers_back
 from ..spelling import did_you_mean
-from .experiment_config import MISTAKE, ArmContent, ExperimentConfig
-from .run_config import SHORT_FORMS, RunConfig
-from .yaml_text import ConfigError, NotYamlError, YamlError, load, read_text
+from .experiment_config import ArmContent, ExperimentConfig
+from .run_config import RESTORED, SHORT_FORMS, RunConfig, kind_of, without_other_keys
+from .sections import MISTAKE
+from .supervised_settings import SUPERVISED
+from .yaml_text import ConfigError, NotYamlError, YamlError, load, read_text, unshared
 
 KeyPath: TypeAlias = tuple[str | int, ...]
 Model = TypeVar("Model", bound=BaseModel)
 
 
 def load_run_config(
-    file: Path | str | None = None, flags: Sequence[str] = (), *, its_algorithm: str | None = None, **changes: Any
+    file: Path | str | None = None, flags: Sequence[str] = (), *, recipe: str | None = None, **changes: Any
 ) -> RunConfig:
-    """The configuration of `file`, changed by `--key value` flags and by keyword.
+    """The configuration of `file`, changed by `--key value` flags and by keyword: a `DetachedConfig` or, for `sft`,
+    `dpo` and `reward_model`, a `SupervisedConfig`.
 
-    Keys may be dotted (`--sampling.group_size 16`); `-` and `_` are alike. `its_algorithm` is meant where none is
-    named; another that is named is an error.
+    Keys may be dotted (`--sampling.group_size 16`); `-` and `_` are alike. `recipe` is the algorithm where none is
+    named; one that has a recipe of its own is an error.
     """
     content, lines = _read(Path(file)) if file is not None else ({}, {})
     for key in changes:
         lines = _lines_without(key, lines)
-    return _validated(content, flags, changes, lines, str(file) if file else "", its_algorithm)
+    return _validated(content, flags, changes, lines, str(file) if file else "", recipe)
 
 
-def change_run_config(config: RunConfig, *, its_algorithm: str | None = None, **changes: Any) -> RunConfig:
+def change_run_config(config: RunConfig, *, recipe: str | None = None, **changes: Any) -> RunConfig:
     """A configuration with some keys changed, checked like a new one."""
-    content = config.model_dump()
-    if "name" not in config.algorithm.model_fields_set:
-        del content["algorithm"]["name"]  # nobody named it
-    return _validated(content, (), changes, {}, "", its_algorithm)
+    content = config.model_dump() | {"algorithm": config.algorithm.written()}
+    return _validated(content, (), changes, {}, "", recipe)
 
 
 def load_experiment_config(
@@ -47,7 +48,7 @@ def load_experiment_config(
     """The configuration of an experiment, changed by flags and by keyword. Its arms are checked too."""
     content, lines = _read(Path(file)) if file is not None else ({}, {})
     for key, value in {**_parse_flags(flags), **changes}.items():
-        _put(content, key, copy.deepcopy(value))
+        _put(content, key, unshared(value))
         lines = _lines_without(key, lines)
     name = str(file) if file else ""
     lines |= _lines_by_name(content.get("runs"), lines)
@@ -65,7 +66,7 @@ def arm_config(
 ) -> RunConfig:
     """The configuration of one run of an arm; `changes` are what makes it this run: its name, its seed, its stage."""
     written = config.arms[arm]
-    content = copy.deepcopy(written.content)
+    content = unshared(written.content)
     where: dict[str, Any] = {"name": arm, "output_dir": str(config.folder)}
     if config.continual is not None and "task" not in content:
         where["task"] = config.continual.datasets[0]  # it is the stages that have tasks
@@ -106,8 +107,17 @@ def _lines_without(key: str, lines: Mapping[KeyPath, int]) -> dict[KeyPath, int]
 
 
 def restore_run_config(content: Mapping[str, Any], flags: Sequence[str] = ()) -> RunConfig:
-    """A configuration that was written down, changed by flags; those may also name places in lists."""
-    return _validated(copy.deepcopy(dict(content)), flags, {}, {}, "", None)
+    """A configuration that a run has written down, changed by flags; those may also name places in lists.
+
+    It was checked when it was written, so its algorithm is not imported. Keys that runs of its kind do not have, which
+    older versions wrote too, are left out.
+    """
+    changed = without_other_keys(unshared(content))
+    if isinstance(section := changed.get("algorithm"), dict):
+        section["params"] = numbers_back(section.get("params", {}))  # a clip may be infinite
+    for key, value in _parse_flags(flags).items():
+        _put(changed, key, value)
+    return _checked(kind_of(changed), changed, {}, "", RESTORED)
 
 
 def _validated(
@@ -116,35 +126,48 @@ def _validated(
     changes: Mapping[str, Any],
     lines: Mapping[KeyPath, int],
     file: str,
-    its_algorithm: str | None,
+    recipe: str | None,
 ) -> RunConfig:
     for key, value in _parse_flags(flags).items():
         _put(content, key, value)
         lines = _lines_without(key, lines)
     for name, value in changes.items():
         try:
-            _put(content, name, copy.deepcopy(value))  # what the caller holds stays as it is
+            _put(content, name, unshared(value))  # what the caller holds stays as it is
         except ConfigError as error:
             raise ConfigError(f"{_where(file, lines.get(tuple(name.split('.'))))}{error}") from None
-    if its_algorithm is not None:
-        _settle_algorithm(content, its_algorithm)
-    return _checked(RunConfig, content, lines, file)
+    if recipe is not None:
+        _settle_algorithm(content, recipe)
+    return _checked(kind_of(content), content, lines, file)
 
 
-def _checked(model: type[Model], content: dict[str, Any], lines: Mapping[KeyPath, int], file: str) -> Model:
+def _checked(
+    model: type[Model],
+    content: dict[str, Any],
+    lines: Mapping[KeyPath, int],
+    file: str,
+    context: dict[str, bool] | None = None,
+) -> Model:
     try:
-        return model.model_validate(content)
+        return model.model_validate(content, context=context)
     except ValidationError as error:
         raise ConfigError(_explain(model, error, lines, file)) from None
 
 
-def _settle_algorithm(content: dict[str, Any], meant: str) -> None:
+def _settle_algorithm(content: dict[str, Any], recipe: str) -> None:
+    """A recipe's algorithm is that of its name, or in a detached run one of the user's own."""
+    from ..algorithms import ALGORITHMS  # recipes have imported torch already
+
     section = content.get("algorithm")
     named = section.get("name") if isinstance(section, dict) else section
+    named = next((name for name, kind in ALGORITHMS.items() if type(named) is kind), named)
     if named is None:
-        _put(content, "algorithm.name", meant)
-    elif named != meant:
-        raise ConfigError(f"the recipe {meant} was given a configuration for algorithm {named}: use that recipe")
+        _put(content, "algorithm.name", recipe)
+        return
+    has_recipe = isinstance(named, str) and (named in SUPERVISED or named in ALGORITHMS)
+    if named != recipe and (has_recipe or recipe in SUPERVISED):
+        other = "that recipe" if has_recipe else "recipes.run"
+        raise ConfigError(f"the recipe {recipe} was given a configuration for algorithm {named}: use {other}")
 
 
 def _read(file: Path) -> tuple[dict[str, Any], dict[KeyPath, int]]:
@@ -155,6 +178,8 @@ def _read(file: Path) -> tuple[dict[str, Any], dict[KeyPath, int]]:
         if not isinstance(content, dict):
             raise ConfigError("line 1: there must be keys and values here, e.g. 'total_steps: 100'")
         _note_lines(node, (), lines)
+        short = [section for section in SHORT_FORMS if isinstance(content.get(section), str)]
+        lines |= {(section, SHORT_FORMS[section]): lines[section,] for section in short if (section,) in lines}
     except ConfigError as error:
         raise ConfigError(f"{file}, {error}") from None
     return content, lines
@@ -220,7 +245,7 @@ def _index(name: str, place: list[Any], dotted: str) -> int:
 def _spread(section: str, short: Any, dotted: str) -> dict[str, Any]:
     """A short form (`algorithm: grpo`) as a section, so that a flag can add to it."""
     key = SHORT_FORMS.get(section)
-    if key is None or not isinstance(short, str):
+    if key is None or not (isinstance(short, str) or section == "algorithm"):
         raise ConfigError(f"{section} is {short!r}, so {dotted} cannot be set: there are no keys inside it")
     return {key: short}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import re
 import stat
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,7 @@ def load(text: str) -> tuple[Any, yaml.Node | None]:
         _check_size(text)
         node = yaml.compose(text, Loader=_Loader)
         content = None if node is None else _Constructor().construct_document(node)
-        return _unshared(content), yaml.compose(text, Loader=_Loader)  # once more: merging changed the first
+        return unshared(content), yaml.compose(text, Loader=_Loader)  # once more: merging changed the first
     except yaml.MarkedYAMLError as error:
         line = _line(error.problem_mark or error.context_mark)
         raise NotYamlError(f"line {line}: this is not YAML: {_told(error)}") from None
@@ -68,11 +69,11 @@ def load(text: str) -> tuple[Any, yaml.Node | None]:
         raise NotYamlError(f"line 1: this is not YAML: {error}") from None
 
 
-def _unshared(value: Any) -> Any:
+def unshared(value: Any) -> Any:
     """The same with each alias a copy of its own: a flag that changes one arm must not change those written like it."""
-    if isinstance(value, dict):
-        return {key: _unshared(inner) for key, inner in value.items()}
-    return [_unshared(inner) for inner in value] if isinstance(value, list) else value
+    if isinstance(value, Mapping):
+        return {key: unshared(inner) for key, inner in value.items()}
+    return [unshared(inner) for inner in value] if isinstance(value, list) else value
 
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

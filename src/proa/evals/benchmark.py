@@ -11,7 +11,7 @@ from time import perf_counter
 from typing import Any
 
 from ..config import ConfigError
-from ..config.run_config import EngineSection, EvalSection
+from ..config.sections import EngineSection, EvalSection
 from ..data.results import EvalResult
 from ..data.sampling import Sampling
 from ..model_shape import context_length

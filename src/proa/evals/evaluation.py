@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ..config import ConfigError
-from ..config.run_config import EvalSection, RunConfig
+from ..config import ConfigError, DetachedConfig, RunConfig
+from ..config.sections import EvalSection
 from ..policy.trainable import Trainable
 from ..tasks import Task, load_task
 from ..tasks.builtin import BUILTIN, builtin_task
@@ -43,7 +43,7 @@ def scoring(
     if section.evaluator is not None:
         own = OwnEvaluator(section, config, policy, called)
         return lambda: own.begin(version=now().version, steps=now().steps)
-    most = None if any_length or config.is_supervised else config.sampling.max_new_tokens
+    most = config.sampling.max_new_tokens if isinstance(config, DetachedConfig) and not any_length else None
     benchmark = Benchmark(
         section,
         eval_task(section, config),
@@ -60,7 +60,7 @@ def weights_version(config: RunConfig, steps: int) -> int:
 
     Not `state.policy_version`, which is what makers have so far: evals come before the push.
     """
-    if config.is_supervised:
+    if not isinstance(config, DetachedConfig):
         return 0
     if steps >= config.total_steps * config.train_epochs:
         return -(-config.total_steps // config.update_steps)  # the last episode may be shorter

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..config.run_config import EvalSection, RunConfig
+from ..config import RunConfig
+from ..config.sections import EvalSection
 from ..data.state import LoopState
 from ..loop import Evaluator, Scoring
 from ..loop.evaluators import TakePart

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..config.run_config import EngineSection
+from ..config.sections import EngineSection
 from ..data.lease import Prompt, sample_seed
 from ..engines import build_engine
 from ..policy.lora_policy import policy_of

@@ -13,15 +13,15 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..config import ConfigError
-from ..config.run_config import EvalSection, RunConfig
+from ..config import ConfigError, RunConfig
+from ..config.sections import EvalSection
 from ..data.results import EvalResult
 from ..data.sampling import Sampling
+from ..dotted import resolve
 from ..errors import ProaError
 from ..policy.measuring import measuring
 from ..policy.trainable import Trainable
 from ..rewards.calling import run_to_end
-from ..rewards.dotted import resolve
 from ..rollouts import Progress, SingleTurn, VersionedEngine
 from ..tasks.task import TaskRow
 from .benchmark import Scored

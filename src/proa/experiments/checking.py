@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..config import ConfigError, ExperimentConfig
-from ..config.run_config import TRAININGS_OWN, EvalSection
+from ..config.sections import TRAINING_PREFIXES, EvalSection
 from ..errors import ProaError
 from ..run.checks import check_named, score_names
 from ..spelling import did_you_mean
@@ -35,6 +35,6 @@ def _check_success_metric(config: ExperimentConfig, run: PlannedRun) -> None:
             raise ConfigError(
                 f"metadata.success_metric is {metric}, and {of} has no {name!r}{did_you_mean(name, known)}"
             )
-    elif of and of.partition(".")[0] not in TRAININGS_OWN:
+    elif of and of.partition(".")[0] not in TRAINING_PREFIXES:
         hint = did_you_mean(of, sections) or (f": there are {', '.join(sections)}" if sections else ": there is none")
         raise ConfigError(f"metadata.success_metric is {metric}, and there is no eval {of!r}{hint}")

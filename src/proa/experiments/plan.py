@@ -9,7 +9,7 @@ from typing import Any
 
 from ..callbacks import check_callback
 from ..config import ConfigError, ExperimentConfig, RunConfig, arm_config
-from ..config.run_config import CallbackSection
+from ..config.sections import CallbackSection
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def _goes_on_from(stages: list[PlannedRun], folder: Path) -> dict[str, Any]:
     own = before.config.model.model_dump(include={"tokenizer", "dtype", "device", "trust_remote_code"})
     if before.config.lora is None:
         return {"model": {**own, "path": str(folder / before.key / "model")}, "warm_start": None}
-    base = before.config.model.path if before.config.warm_start is None else None
+    base = None if before.config.has_warm_start else before.config.model.path
     base = base or str(folder / before.key / "base")  # the first stage made it
     return {
         "model": {**own, "path": base},

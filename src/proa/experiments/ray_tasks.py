@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ..config import ConfigError, ExperimentConfig, RunConfig, arm_config
+from ..config import ConfigError, DetachedConfig, ExperimentConfig, RunConfig, arm_config
 from ..data.results import ArmResult, Status
 from ..runtime.ray.tasks import Task, TaskFailed, most_of, summarize, tasks_of
 from .arm_run import ArmRun
@@ -51,7 +51,7 @@ def arm_tasks(config: ExperimentConfig) -> Iterator[Callable[[ArmRun], ArmTask]]
 def resources_of(config: RunConfig, most_cpus: float, most_gpus: float) -> dict[str, float]:
     """What Ray sets aside for the task of a run, where one machine has so much. Ray hides GPUs from a task that did
     not ask for any. The actors of a run that is on Ray itself ask for their own; its task only waits for them."""
-    if config.runtime == "ray":
+    if isinstance(config, DetachedConfig) and config.runtime == "ray":
         return {"num_cpus": 0}
     on_gpu = config.model.device.partition(":")[0] == "cuda"
     if on_gpu and most_gpus < 1:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ..config import SupervisedConfig
 from ..data.results import ArmResult
 from ..record.checkpoints import CheckpointError, CheckpointManager
 from ..resume.inputs import Inputs
@@ -34,10 +35,13 @@ def other_inputs(arms: Sequence[ArmResult]) -> list[str]:
 def _parts(arm: ArmResult, inputs: Inputs) -> list[tuple[str, Any, Inputs]]:
     """What of the inputs follows from which part of the configuration."""
     config = arm.run_config.model_dump(mode="json")
-    rewards = Inputs(rewards=inputs.rewards, reward_model=inputs.reward_model)
-    parts = [("reward", [config["reward"], config["task"]["source"]], rewards)]
+    is_supervised = isinstance(arm.run_config, SupervisedConfig)
+    parts: list[tuple[str, Any, Inputs]] = []
+    if not is_supervised:
+        rewards = Inputs(rewards=inputs.rewards, reward_model=inputs.reward_model)
+        parts.append(("reward", [config["reward"], config["task"]["source"]], rewards))
     if arm.run_config.task.source not in BUILTIN:  # whose rows follow from the seed
-        kind = [config["algorithm"]["name"], config["algorithm"]["params"]] if arm.run_config.is_supervised else []
+        kind = [config["algorithm"]["name"], config["algorithm"]["params"]] if is_supervised else []
         parts.append(("task", [config["task"], inputs.tokenizer, kind], Inputs(rows=inputs.rows)))
     return parts
 

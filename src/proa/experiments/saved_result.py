@@ -8,7 +8,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from ..config.run_config import EvalSection
+from ..config.sections import EvalSection
 from ..data.loop import LoopArtifacts, ManifestRow
 from ..data.results import ArmResult, RunResult
 from ..record.durable import Disk

@@ -50,25 +50,34 @@ class Placement:
 
 
 def refuse_unportable(callbacks: Iterable[object], dumps: Callable[[Any], bytes] = pickle.dumps) -> None:
-    """Raise for what cannot be pickled, naming the attribute that stands in the way.
+    """Raise for a callback that cannot be pickled, naming the attribute that stands in the way.
 
     `dumps` is the pickler of the transport, e.g. cloudpickle's where the run is on Ray.
     """
     for callback in callbacks:
-        if (reason := _cannot(dumps, callback)) is None:
-            continue
         name = type(callback).__name__
-        for attribute, value in vars(callback).items() if hasattr(callback, "__dict__") else ():
-            if (why := _cannot(dumps, value)) is not None:
-                raise NotPortableError(
-                    f"{name} lives in another process and cannot be sent there, because of its attribute "
-                    f"{attribute!r} ({why}): open it in the first hook instead, or pass a factory that can be "
-                    f"pickled, e.g. functools.partial({name}, ...)"
-                )
-        raise NotPortableError(
-            f"{name} lives in another process and cannot be sent there ({reason}): define it at the top level "
-            f"of a module, or pass a factory"
+        refuse_unportable_part(
+            callback,
+            dumps,
+            f"open it in the first hook instead, or pass a factory that can be pickled, e.g. functools.partial({name}, "
+            f"...)",
+            "define it at the top level of a module, or pass a factory",
         )
+
+
+def refuse_unportable_part(part: object, dumps: Callable[[Any], bytes], without_it: str, otherwise: str) -> None:
+    """Raise if a part of a run cannot be pickled. The remedy is `without_it` where one attribute stands in the way, and
+    `otherwise` where it is the whole."""
+    if (reason := _cannot(dumps, part)) is None:
+        return
+    name = type(part).__name__
+    for attribute, value in vars(part).items() if hasattr(part, "__dict__") else ():
+        if (why := _cannot(dumps, value)) is not None:
+            raise NotPortableError(
+                f"{name} lives in another process and cannot be sent there, because of its attribute {attribute!r} "
+                f"({why}): {without_it}"
+            )
+    raise NotPortableError(f"{name} lives in another process and cannot be sent there ({reason}): {otherwise}")
 
 
 def _cannot(dumps: Callable[[Any], bytes], value: object) -> str | None:

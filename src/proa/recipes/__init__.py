@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 from ..config import RunConfig
 from ..data.state import TrainState
 from ..lifecycle.manager import Callbacks
@@ -26,8 +29,6 @@ __all__ = [
 ]  # fmt: skip
 
 
-def run(
-    config: RunConfig, *, callbacks: Callbacks = None, resume: str | None = None, allow_changes: bool = False
-) -> TrainState:
-    """Run what the configuration says, whatever its algorithm; `resume` and `allow_changes` as in `start`."""
-    return start(config, callbacks=callbacks, resume=resume, allow_changes=allow_changes)
+def run(config: RunConfig | Path | str | None = None, *, callbacks: Callbacks = None, **changes: Any) -> TrainState:
+    """Run what the configuration says, whatever its algorithm. It takes what `start` takes."""
+    return start(config, callbacks=callbacks, **changes)

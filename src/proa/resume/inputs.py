@@ -75,6 +75,8 @@ class Inputs:
     """Tokens that end a completion, of which the model's folder may name more than the tokenizer's."""
     hooks: dict[str, str] = field(default_factory=dict)
     """Those that may change rewards and masks, by name."""
+    algorithm: str = ""
+    """Of the class of an algorithm of the user's own."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -101,6 +103,8 @@ class Inputs:
             found.append(f"what ends a completion was {self.end_ids} and is {now.end_ids} (generation_config.json)")
         for name in sorted(self.hooks.keys() | now.hooks.keys()):
             found += _hook_differs(name, self.hooks.get(name), now.hooks.get(name))
+        if self.algorithm and now.algorithm and _differ(self.algorithm, now.algorithm):
+            found.append("the algorithm is another than it was (its class, or what that calls, was edited)")
         if self.reward_model and now.reward_model and self.reward_model != now.reward_model:
             found.append("the reward model has other weights than it had")
         return found

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import ConfigError, RunConfig, restore_run_config
-from ..config.run_config import GIVEN
+from ..config.sections import GIVEN
 from ..data.loop import ManifestRow
 from ..data.state import LoopState
 from ..lifecycle.manager import CallbackManager

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ..dotted import DottedPathError, resolve
 from ..errors import SettingError
 from ..spelling import did_you_mean
-from .dotted import DottedPathError, resolve
 from .samples import Samples
 
 GivenReward = Callable[..., Any] | str

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..config import ConfigError, RunConfig
-from ..config.run_config import EvalSection
+from ..config import ConfigError, DetachedConfig, RunConfig, SupervisedConfig
+from ..config.sections import EvalSection
+from ..dotted import resolve
 from ..evals.benchmark import metric_of
 from ..evals.evaluation import eval_task
 from ..rewards import InlineRewards
-from ..rewards.dotted import resolve
 from .given import Given
 from .loading import load_training_task
 from .maker_side import rewards_for
@@ -19,9 +19,9 @@ from .supervised import training_data
 def check_named(config: RunConfig, benchmarks: Sequence[EvalSection] = ()) -> None:
     """Raise as a run would when it is put together: where several runs come one after the other, the last one's mistake
     should not wait for the others."""
-    if config.is_supervised:
+    if isinstance(config, SupervisedConfig):
         training_data(config, Given())
-    else:
+    elif isinstance(config, DetachedConfig):
         _check_rewards(config)
     for section in (*config.eval, *benchmarks):
         _check_eval(section, config)
@@ -36,7 +36,7 @@ def score_names(section: EvalSection, config: RunConfig) -> list[str] | None:
     return [function.name, "completion_tokens", *several, "errors"]
 
 
-def _check_rewards(config: RunConfig) -> None:
+def _check_rewards(config: DetachedConfig) -> None:
     task = load_training_task(config, Given())
     rewards = rewards_for(config, Given(), task)
     if rewards is not None:
@@ -55,4 +55,4 @@ def _check_eval(section: EvalSection, config: RunConfig) -> None:
 
 def _is_loss(section: EvalSection, config: RunConfig) -> bool:
     """Benchmarks of an experiment generate, also those of a supervised run."""
-    return section.kind != "generate" and config.is_supervised and section in config.eval
+    return section.kind != "generate" and isinstance(config, SupervisedConfig) and section in config.eval

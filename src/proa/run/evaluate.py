@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from ..config import RunConfig, change_run_config
-from ..config.run_config import EvalSection
+from ..config import RunConfig
+from ..config.sections import EvalSection
 from ..evals.benchmark import Scored
 from ..evals.evaluation import At, scoring
 from ..policy.adapter_folder import load_adapter
@@ -41,14 +41,9 @@ def evaluate_folder(
 
 def _policy_in(folder: Path, config: RunConfig) -> Policy:
     is_adapter = (folder / CONFIG_FILE).is_file()
-    changes: dict[str, Any] = {
-        "lora": None,
-        "warm_start": None,
-        "model.path": str(read_adapter(folder).base_folder()) if is_adapter else str(folder),
-        "model.config": None,
-        "model.tokenizer": str(folder),
-    }
-    plain = load_policy(change_run_config(config, **changes), Given())
+    path = str(read_adapter(folder).base_folder()) if is_adapter else str(folder)
+    model = config.model.model_copy(update={"path": path, "config": None, "tokenizer": str(folder)})
+    plain = load_policy(config.model_copy(update={"model": model, "lora": None}), Given())
     if not is_adapter:
         return plain
     load_adapter(plain.model, folder)

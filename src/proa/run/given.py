@@ -11,7 +11,7 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..config import RunConfig, change_run_config, load_run_config
-from ..config.run_config import GIVEN
+from ..config.sections import GIVEN
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ def configured(
     """
     given, rest = _take_objects(changes)
     if isinstance(config, RunConfig):
-        return change_run_config(config, its_algorithm=algorithm, **rest), given
-    return load_run_config(config, its_algorithm=algorithm, **rest), given
+        return change_run_config(config, recipe=algorithm, **rest), given
+    return load_run_config(config, recipe=algorithm, **rest), given
 
 
 def _take_objects(changes: Mapping[str, Any]) -> tuple[Given, dict[str, Any]]:

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..config import RunConfig
-from ..config.run_config import GIVEN, LoraSection
+from ..config.sections import GIVEN, LoraSection
 from ..learning.optimizer import OptimizerSettings
 from ..model_shape import context_length
 from ..policy.generation_settings import make_savable
@@ -49,7 +49,7 @@ def load_policy(config: RunConfig, given: Given, *, outline: bool = False) -> Po
         path=config.lora.path,
         seed=config.seed,
         base_folder=_base_folder(config),
-        base_changes=config.warm_start is not None or outline,
+        base_changes=config.has_warm_start or outline,
         trust_remote_code=trust,
     )
 
@@ -182,7 +182,7 @@ def _load_parts(
 def _base_folder(config: RunConfig) -> str | None:
     """Where the base of an adapter already lies; None if it is in no folder as it is."""
     path = config.model.path
-    if path is None or config.warm_start is not None or not (Path(path) / "config.json").is_file():
+    if path is None or config.has_warm_start or not (Path(path) / "config.json").is_file():
         return None
     return str(Path(path).resolve())
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..actors.interruption import Interruption
-from ..config import RunConfig
+from ..config import DetachedConfig
 from ..data.state import TrainState
 from ..lifecycle.manager import CallbackManager
 from ..record.live import LiveFile
@@ -29,7 +29,7 @@ class DetachedRun:
     """One run on this machine: both sides in one process, over one copy of the model."""
 
     def __init__(
-        self, config: RunConfig, given: Given, listeners: Listeners, journal: Sequence[Mapping[str, Any]] = ()
+        self, config: DetachedConfig, given: Given, listeners: Listeners, journal: Sequence[Mapping[str, Any]] = ()
     ) -> None:
         self.config = config
         self.journal = journal

@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from ..config import ConfigError, RunConfig
+from ..config import ConfigError, DetachedConfig
 from ..data.sampling import Sampling
 from ..engines import build_engine
 from ..lifecycle.hooks import BaseCallback
@@ -29,7 +29,9 @@ from .loading import load_reward_model_for
 class MakerSide:
     """What makers of one process share. What is wrong with rewards is found when it is built."""
 
-    def __init__(self, config: RunConfig, given: Given, *, task: Task, policy: Policy, longest_prompt: int = 0) -> None:
+    def __init__(
+        self, config: DetachedConfig, given: Given, *, task: Task, policy: Policy, longest_prompt: int = 0
+    ) -> None:
         self.config = config
         self.policy = policy
         self.scorer = _scorer(config, given, task)
@@ -64,18 +66,18 @@ class MakerSide:
         )
 
 
-def sampling_of(config: RunConfig) -> Sampling:
+def sampling_of(config: DetachedConfig) -> Sampling:
     return Sampling(**config.sampling.model_dump())
 
 
-def _reward_model(config: RunConfig, policy: Policy, longest_prompt: int) -> PreTrainedModel | None:
+def _reward_model(config: DetachedConfig, policy: Policy, longest_prompt: int) -> PreTrainedModel | None:
     section = config.reward.model
     if section is None:
         return None
     return load_reward_model_for(config, policy.tokenizer, longest_prompt, section.path).requires_grad_(False)
 
 
-def rewards_for(config: RunConfig, given: Given, task: Task) -> Any:
+def rewards_for(config: DetachedConfig, given: Given, task: Task) -> Any:
     """The functions that score: those given, or the task's own; None if it is the reward model alone."""
     rewards: Any = given.rewards or config.reward.functions
     if not rewards and config.reward.model is not None:
@@ -86,7 +88,7 @@ def rewards_for(config: RunConfig, given: Given, task: Task) -> Any:
     return list(rewards) if isinstance(rewards, tuple) else rewards
 
 
-def _scorer(config: RunConfig, given: Given, task: Task) -> AbstractContextManager[Any]:
+def _scorer(config: DetachedConfig, given: Given, task: Task) -> AbstractContextManager[Any]:
     rewards = rewards_for(config, given, task)
     if rewards is None:
         return nullcontext()

@@ -15,13 +15,13 @@ from typing import Any
 import torch
 
 from ..actors.interruption import Interruption
-from ..config import ConfigError, RunConfig
+from ..config import ConfigError, DetachedConfig
 from ..data.results import EvalResult
 from ..data.state import TrainState
 from ..errors import SettingError
 from ..lifecycle.hooks import BaseCallback
 from ..lifecycle.manager import CallbackManager
-from ..lifecycle.placement import refuse_unportable
+from ..lifecycle.placement import refuse_unportable, refuse_unportable_part
 from ..policy.policy import Policy, Receiver
 from ..record.checkpoints import CheckpointManager
 from ..record.live import LiveFile
@@ -56,13 +56,14 @@ class RayRun:
     """The driver's part of a run on Ray. What is wrong is found when it is built, here, before anything is started."""
 
     def __init__(
-        self, config: RunConfig, given: Given, listeners: Listeners, journal: Sequence[Mapping[str, Any]] = ()
+        self, config: DetachedConfig, given: Given, listeners: Listeners, journal: Sequence[Mapping[str, Any]] = ()
     ) -> None:
         self.config = config
         self.listeners = listeners
         self.given = given
         self.journal = tuple(journal)
         _check_devices(config)
+        _check_algorithm(config)
         here = config.model_copy(update={"model": config.model.model_copy(update={"device": "cpu"})})
         side = TrainerSide(here, given, outline=True)
         makers = MakerSide(here, given, task=side.task, policy=side.policy, longest_prompt=side.prompts.longest)
@@ -169,7 +170,7 @@ class RayRun:
         return known | {"callback_errors": dict(errors)}
 
 
-def _check_devices(config: RunConfig) -> None:
+def _check_devices(config: DetachedConfig) -> None:
     """Options that Ray knows; and it hides GPUs from actors that did not ask for any."""
     for role, options in (("trainer", config.ray.trainer), ("maker", config.ray.maker)):
         try:
@@ -186,7 +187,14 @@ def _check_devices(config: RunConfig) -> None:
             )
 
 
-def _backend(config: RunConfig) -> str:
+def _check_algorithm(config: DetachedConfig) -> None:
+    """An object travels to the trainers."""
+    if config.algorithm.given is not None:
+        name_it = "name the class instead, as algorithm: package.module:Class"
+        refuse_unportable_part(config.algorithm.given, pickled, f"make that in a method, or {name_it}", name_it)
+
+
+def _backend(config: DetachedConfig) -> str:
     """NCCL where every trainer has a GPU of its own; it cannot serve two that share one."""
     whole = config.ray.trainer.get("num_gpus", 0) >= 1
     return "cpu:gloo,cuda:nccl" if whole and config.model.device.startswith("cuda") else "gloo"
@@ -226,7 +234,7 @@ class _ActorListeners:
 class _BuildTrainer:
     """Builds a trainer's side, in its actor."""
 
-    config: RunConfig
+    config: DetachedConfig
     given: Given
     folder: Path
     callbacks: tuple[Any, ...]
@@ -289,7 +297,7 @@ class _BuildTrainer:
 class _BuildMaker:
     """Builds a maker, in its actor."""
 
-    config: RunConfig
+    config: DetachedConfig
     given: Given
     callbacks: tuple[Any, ...]
     began: datetime | None

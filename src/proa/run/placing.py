@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..callbacks import EarlyStopping, JsonlMetrics, build_callback
-from ..config import RunConfig
+from ..config import DetachedConfig, RunConfig
 from ..data.results import LogContext
 from ..data.state import LoopState
 from ..errors import CallbackConfigError
@@ -106,7 +106,7 @@ class Listeners:
 def place_callbacks(config: RunConfig, callbacks: Callbacks, ctx: LogContext | None = None) -> Listeners:
     """Callbacks in their places, with the record and the configured ones among them. Use it in a `with`: the manager
     may be the user's, and is left as it was."""
-    trainer_apart = config.runtime == "ray"
+    trainer_apart = isinstance(config, DetachedConfig) and config.runtime == "ray"
     configured = [build_callback(section.model_dump()) for section in config.callbacks]
     given, others = CallbackManager.split(callbacks)
     placement = Placement.of(others)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..actors.interruption import Interruption
-from ..config import ConfigError, RunConfig
+from ..config import ConfigError, DetachedConfig, RunConfig, SupervisedConfig
 from ..data.state import TrainState
 from ..errors import ProaError
 from ..lifecycle.manager import Callbacks
@@ -74,8 +74,9 @@ def start(
 
 def build_run(config: RunConfig, given: Given, listeners: Listeners, journal: Sequence[Mapping[str, Any]] = ()) -> Job:
     """A run put together, for `carry_out`; `journal` is of a run that is to be repeated."""
-    if config.is_supervised:
+    if isinstance(config, SupervisedConfig):
         return SupervisedRun(config, given, listeners)
+    assert isinstance(config, DetachedConfig), "there are two kinds"
     if config.runtime == "local":
         return DetachedRun(config, given, listeners, journal)
     if importlib.util.find_spec("ray") is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import torch
 
 from ..actors.interruption import Interruption
 from ..actors.stop import StopRequest
-from ..config import ConfigError, RunConfig
-from ..config.run_config import EvalSection
+from ..config import ConfigError, SupervisedConfig
+from ..config.sections import EvalSection
+from ..config.supervised_settings import DPOSettings, SFTSettings
 from ..data.results import EvalResult
 from ..data.state import LoopState, TrainState
 from ..evals.evaluation import eval_source
@@ -25,10 +27,10 @@ from ..record.run_folder import RunFolder
 from ..resume.checkpoints import Checkpoints
 from ..resume.inputs import Inputs, Rows, architecture_of, row_tokens, tokenizer_digest
 from ..resume.resuming import Resumption, other_start, restore_process, start_digest
-from ..spelling import did_you_mean
 from ..supervised.dpo import fit_dpo
 from ..supervised.reward_model import fit_reward_model
 from ..supervised.sft import Examples, fit_sft
+from ..supervised.training import HeldOut
 from ..tasks import Task, load_task
 from ..tasks.builtin import BUILTIN, builtin_task
 from ..tasks.preferences import load_preferences, tokenise_pair
@@ -42,29 +44,17 @@ from .step_record import TakeLoopSpans
 
 TRIED_ROWS = 256
 """Rows that a checkpoint is bound to as tokens; the others as they are written, beside the tokenizer."""
-_TEXT, _YES_OR_NO, _NUMBER, _WHOLE = "a text", "true or false", "a number", "a whole number above 0"
-_SETTINGS = {
-    "sft": {
-        "answer_column": _TEXT, "train_on_prompt": _YES_OR_NO, "every_answer": _YES_OR_NO, "packing": _YES_OR_NO,
-        "max_length": _WHOLE,
-    },
-    "dpo": {
-        "beta": _NUMBER, "loss": _TEXT, "label_smoothing": _NUMBER, "reference_free": _YES_OR_NO, "max_length": _WHOLE,
-    },
-    "reward_model": {"max_length": _WHOLE},
-}  # fmt: skip
-"""What `algorithm.params` may hold, and what each is."""
 
 
 class SupervisedRun:
     """One run's parts. What is wrong with model, data or callbacks is found when it is built."""
 
-    def __init__(self, config: RunConfig, given: Given, listeners: Listeners) -> None:
+    def __init__(self, config: SupervisedConfig, given: Given, listeners: Listeners) -> None:
         self.config = config
         self.listeners = listeners
         self.manager = listeners.manager
         self.kind = config.algorithm.name
-        _check_settings(config)
+        self.settings = config.algorithm.settings()
         self.data: Any = training_data(config, given)
         self.eval_section, self.eval_data = _held_out(config, self.kind)
         is_reward_model = self.kind == "reward_model"
@@ -104,9 +94,8 @@ class SupervisedRun:
             "evaluators": self.evaluators,
             "saver": checkpoints,
             "output_dir": config.folder,
-            **_named(self.eval_section),
-            "eval_report": self._report_scores,
-            **config.algorithm.params,
+            "settings": self.settings,
+            "held_out": self._held_out_data(),
         }
         with record.finishing():
             return _FITS[self.kind](self, common)
@@ -121,14 +110,14 @@ class SupervisedRun:
 
     def _row_tokens(self) -> Callable[[int], Any]:
         """Makes tokens of the row at a place, as training will; what is wrong with one is told there."""
-        tokenizer, params = self.trained.tokenizer, self.config.algorithm.params
-        if self.kind == "sft":
-            chosen = {name: params[name] for name in ("answer_column", "every_answer") if name in params}
-            examples = Examples(self.data, tokenizer, **chosen)
+        tokenizer, settings = self.trained.tokenizer, self.settings
+        if isinstance(settings, SFTSettings):
+            # What is learned of a row is not part of it, nor how long it may be.
+            examples = Examples(self.data, tokenizer, replace(settings, train_on_prompt=False, max_length=None))
 
         def tokens(place: int) -> Any:
             try:
-                if self.kind == "sft":
+                if isinstance(settings, SFTSettings):
                     return [examples[place].sequences, examples[place].action_mask]
                 return tokenise_pair(self.data[place], tokenizer, where="")
             except TaskError as error:
@@ -138,7 +127,7 @@ class SupervisedRun:
 
     @property
     def needs_reference(self) -> bool:
-        return self.kind == "dpo" and not self.config.algorithm.params.get("reference_free")
+        return isinstance(self.settings, DPOSettings) and not self.settings.reference_free
 
     @property
     def began(self) -> bool:
@@ -155,7 +144,7 @@ class SupervisedRun:
     # -- the three kinds -----------------------------------------------------------------------------
 
     def _fit_sft(self, common: dict[str, Any]) -> LoopState:
-        return fit_sft(self.trained.model, self.trained.tokenizer, self.data, eval_rows=self.eval_data, **common)
+        return fit_sft(self.trained.model, self.trained.tokenizer, self.data, **common)
 
     def _fit_dpo(self, common: dict[str, Any]) -> LoopState:
         policy = self.trained
@@ -167,16 +156,19 @@ class SupervisedRun:
             policy.tokenizer,
             self.data,
             reference=policy.reference().active if other else None,
-            eval_pairs=self.eval_data or (),
             **common,
         )
 
     def _fit_reward_model(self, common: dict[str, Any]) -> LoopState:
-        return fit_reward_model(
-            self.trained.model, self.trained.tokenizer, self.data, eval_pairs=self.eval_data or (), **common
-        )  # fmt: skip
+        return fit_reward_model(self.trained.model, self.trained.tokenizer, self.data, **common)
 
     # -- evals ---------------------------------------------------------------------------------------
+
+    def _held_out_data(self) -> HeldOut[Any] | None:
+        section = self.eval_section
+        if section is None or not self.eval_data:
+            return None
+        return HeldOut(self.eval_data, section.name, section.run_every, section.baseline, self._report_scores)
 
     def _generating_evaluators(self, given: Given) -> list[PolicyEvaluator]:
         sections = [section for section in self.config.eval if not _is_measured(section)]
@@ -268,33 +260,12 @@ _FITS: Mapping[str, Callable[[SupervisedRun, dict[str, Any]], LoopState]] = {
 }
 
 
-def _check_settings(config: RunConfig) -> None:
-    kind = config.algorithm.name
-    if kind not in _SETTINGS:
-        raise ConfigError(f"algorithm {kind} is not supervised: use proa train, or the recipe of its name")
-    known = _SETTINGS[kind]
-    for name, value in config.algorithm.params.items():
-        if name not in known:
-            raise ConfigError(f"{kind} has no setting {name!r}{did_you_mean(name, known)} (it has: {', '.join(known)})")
-        if not _is(known[name], value):
-            hint = " (a text: in YAML write 0.1, or 1.0e-1 with the point)" if isinstance(value, str) else ""
-            raise ConfigError(f"algorithm.params.{name} must be {known[name]}, not {value!r}{hint}")
-
-
-def _is(kind: str, value: Any) -> bool:
-    if kind == _YES_OR_NO or isinstance(value, bool):
-        return kind == _YES_OR_NO and isinstance(value, bool)
-    if kind == _WHOLE:
-        return value is None or (isinstance(value, int) and value > 0)
-    return isinstance(value, str if kind == _TEXT else int | float)
-
-
-def training_data(config: RunConfig, given: Given) -> Any:
+def training_data(config: SupervisedConfig, given: Given) -> Any:
     """Rows with answers, or pairs."""
     return load_training_task(config, given) if config.algorithm.name == "sft" else _pairs(config, given)
 
 
-def _pairs(config: RunConfig, given: Given) -> Any:
+def _pairs(config: SupervisedConfig, given: Given) -> Any:
     if given.data is None and config.task.source in BUILTIN:
         raise ConfigError(
             f"the task {config.task.source} has prompts and answers, and {config.algorithm.name} learns from pairs: "
@@ -309,7 +280,7 @@ def _is_measured(section: EvalSection) -> bool:
     return section.kind != "generate" and section.evaluator is None
 
 
-def _held_out(config: RunConfig, kind: str) -> tuple[EvalSection | None, Any]:
+def _held_out(config: SupervisedConfig, kind: str) -> tuple[EvalSection | None, Any]:
     """The eval that measures on data as it is, and its data."""
     sections = [section for section in config.eval if _is_measured(section)]
     if not sections:
@@ -322,7 +293,7 @@ def _held_out(config: RunConfig, kind: str) -> tuple[EvalSection | None, Any]:
     return sections[0], (_eval_rows if kind == "sft" else _eval_pairs)(sections[0], config)
 
 
-def _eval_rows(section: EvalSection, config: RunConfig) -> Task:
+def _eval_rows(section: EvalSection, config: SupervisedConfig) -> Task:
     source = eval_source(section, config)
     if source in BUILTIN:
         return builtin_task(source, "test", section.count)
@@ -330,11 +301,5 @@ def _eval_rows(section: EvalSection, config: RunConfig) -> Task:
     return Task(task.name, task.rows[: section.count], task.reward)
 
 
-def _eval_pairs(section: EvalSection, config: RunConfig) -> Any:
+def _eval_pairs(section: EvalSection, config: SupervisedConfig) -> Any:
     return load_preferences(eval_source(section, config))[: section.count]
-
-
-def _named(section: EvalSection | None) -> dict[str, Any]:
-    if section is None:
-        return {}
-    return {"eval_name": section.name, "eval_every": section.run_every, "eval_baseline": section.baseline}

@@ -11,8 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..actors.stop import StopRequest
-from ..algorithms import build_algorithm
-from ..config import ConfigError, RunConfig
+from ..config import ConfigError, DetachedConfig
 from ..data.sampling import Sampling
 from ..evals.evaluator import PolicyEvaluator, TakePartInEval
 from ..learning.learner import Learner, StepSettings
@@ -32,6 +31,7 @@ from ..record.run_record import RunRecord
 from ..resume.checkpoints import Checkpoints, TakePartInSaving
 from ..resume.inputs import Inputs, Rows, architecture_of, row_tokens, tokenizer_digest
 from ..resume.resuming import Resumption, other_start, start_digest
+from ..rewards.identity import identity
 from ..roles.policy_trainer import PolicyTrainer
 from ..roles.source import SharedSource
 from ..roles.weights import WeightStore
@@ -71,9 +71,9 @@ class TrainerSide:
     """What trains. What is wrong with model, task or evals is found when it is built; with `outline`, without loading
     a model, for the process that starts a trainer elsewhere."""
 
-    def __init__(self, config: RunConfig, given: Given, *, outline: bool = False) -> None:
+    def __init__(self, config: DetachedConfig, given: Given, *, outline: bool = False) -> None:
         self.config = config
-        self.algorithm = build_algorithm(config.algorithm.name, **config.algorithm.params)
+        self.algorithm = config.algorithm.build()
         self.task = load_training_task(config, given)
         self.policy = load_policy(config, given, outline=outline)
         self.prompts = _prompts(config, self.task, self.policy)
@@ -86,6 +86,7 @@ class TrainerSide:
             tokenizer=tokenizer_digest(self.policy.tokenizer),
             architecture=architecture_of(self.policy.model),
             end_ids=self.policy.end_ids,
+            algorithm=identity(type(self.algorithm)),
         )
         """What checkpoints are bound to; makers have rewards to add."""
         self._critic_start: PreTrainedModel | None = None
@@ -277,7 +278,7 @@ class DetachedContent:
         return {**self._around.listeners.process_state(), "start_digest": self._side.start_digest}
 
 
-def _prompts(config: RunConfig, task: Task, policy: Policy) -> PromptStream:
+def _prompts(config: DetachedConfig, task: Task, policy: Policy) -> PromptStream:
     """The prompts in their order, each of which leaves room for a completion."""
     context, new_tokens = context_length(policy.model.config), config.sampling.max_new_tokens
     if context is not None and context <= new_tokens:
@@ -290,7 +291,7 @@ def _prompts(config: RunConfig, task: Task, policy: Policy) -> PromptStream:
     return prompts
 
 
-def _plan(config: RunConfig) -> LeasePlan:
+def _plan(config: DetachedConfig) -> LeasePlan:
     return LeasePlan(
         prompts_per_step=config.prompts_per_step,
         lease_prompts=config.prompts_per_lease,

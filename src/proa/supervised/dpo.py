@@ -5,23 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..config.supervised_settings import DPOSettings
 from ..data.experience import BufferItem, merge
 from ..data.loop import TrainingBatch
 from ..data.state import LoopState
 from ..learning.optimizer import Optimizer, OptimizerSettings
 from ..lifecycle.manager import Callbacks
 from ..loop import Evaluator, Saver
-from ..maths.preferences import PreferenceLoss, dpo_sigmoid, ipo, log_ratios
+from ..maths.preferences import dpo_sigmoid, ipo, log_ratios
 from ..policy.log_probs import action_statistics, check_causal
 from ..policy.measuring import measuring
-from ..spelling import did_you_mean
 from ..tasks.preferences import PreferencePair, TokenisedPair
 from .training import (
     BatchOrder,
@@ -29,7 +28,6 @@ from .training import (
     PairBatch,
     PairLoss,
     PairOutcome,
-    ReportScores,
     SupervisedError,
     batch_of,
     context_of,
@@ -56,24 +54,16 @@ def fit_dpo(
     steps: int | None = None,
     batch_size: int = 32,
     epochs: int = 1,
-    beta: float = 0.1,
-    loss: Literal["sigmoid", "ipo"] = "sigmoid",
-    label_smoothing: float = 0.0,
-    reference_free: bool = False,
+    settings: DPOSettings | None = None,
     reference: Reference | None = None,
     optimizer: OptimizerSettings | Optimizer | None = None,
     token_budget: int = 16_384,
-    max_length: int | None = None,
     seed: int = 0,
     callbacks: Callbacks = None,
     evaluators: Sequence[Evaluator] = (),
     saver: Saver | None = None,
     output_dir: Path | str | None = None,
-    eval_pairs: Sequence[PreferencePair] = (),
-    eval_every: int = 0,
-    eval_name: str = "held_out",
-    eval_baseline: bool = True,
-    eval_report: ReportScores | None = None,
+    held_out: HeldOut[Sequence[PreferencePair]] | None = None,
 ) -> LoopState:
     """Train `model` in place for `epochs` times `steps` steps (None: one pass over the pairs).
 
@@ -81,35 +71,35 @@ def fit_dpo(
     the model as it is now, unless another is given. Its log-probabilities are taken once per pair: of the model as
     it is now before the first step, so that no copy is held; of another at a pair's first use.
     """
-    pair_loss = _checked_loss(loss, beta, label_smoothing)
-    if reference_free and reference is not None:
+    settings = settings or DPOSettings()
+    if settings.reference_free and reference is not None:
         raise SupervisedError("reference_free has no reference: leave out one of the two")
     order = BatchOrder(len(pairs), batch_size, steps, epochs, seed)
-    max_length = context_of(model, max_length)
+    max_length = context_of(model, settings.max_length)
     check_causal(model)
 
     def loss_over(tokenised: Mapping[int, TokenisedPair]) -> PairLoss:
-        known = None if reference_free else ReferenceLogProbs(model, reference, tokenised, token_budget)
-        return dpo_loss(model, pair_loss, known)
+        known = None if settings.reference_free else ReferenceLogProbs(model, reference, tokenised, token_budget)
+        return dpo_loss(model, settings, known)
 
     tokenised = tokenise_pairs(pairs, order.drawn(), tokenizer, max_length)
-    if eval_pairs:
-        held_out = tokenise_pairs(eval_pairs, range(len(eval_pairs)), tokenizer, max_length, "eval pair")
-        batch = batch_of(held_out, list(held_out))
-        evaluators = [
-            *evaluators,
-            dpo_evaluator(model, batch, loss_over(held_out), token_budget, eval_every, eval_name, eval_baseline),
-        ]
-    settings = {"beta": beta, "label_smoothing": label_smoothing, "reference_free": reference_free}
+    if held_out is not None:
+        others = tokenise_pairs(held_out.data, range(len(held_out.data)), tokenizer, max_length, "eval pair")
+        score = held_out_scores(model, batch_of(others, list(others)), loss_over(others), token_budget)
+        evaluators = [*evaluators, held_out.evaluator(score)]
+    noted = {
+        "beta": settings.beta,
+        "label_smoothing": settings.label_smoothing,
+        "reference_free": settings.reference_free,
+    }
     return run_loop(
         pair_step(optimizer_for(model, optimizer, order), loss_over(tokenised), token_budget),
-        lambda places: TrainingBatch(batch_of(tokenised, places), _LOSS_NAMES[loss], dict(settings)),
+        lambda places: TrainingBatch(batch_of(tokenised, places), _LOSS_NAMES[settings.loss], dict(noted)),
         order,
         callbacks=callbacks,
         evaluators=evaluators,
         saver=saver,
         output_dir=output_dir,
-        report=eval_report,
     )
 
 
@@ -171,7 +161,7 @@ def completion_log_probs(model: PreTrainedModel, pairs: Sequence[TokenisedPair])
     return chosen_N, rejected_N
 
 
-def dpo_loss(model: PreTrainedModel, pair_loss: _DPOLoss, reference: ReferenceLogProbs | None) -> PairLoss:
+def dpo_loss(model: PreTrainedModel, settings: DPOSettings, reference: ReferenceLogProbs | None) -> PairLoss:
     """The loss of pairs under the model against a reference, or without one."""
 
     def loss_of(batch: PairBatch) -> PairOutcome:
@@ -183,54 +173,26 @@ def dpo_loss(model: PreTrainedModel, pair_loss: _DPOLoss, reference: ReferenceLo
             for sides in ([pair.chosen for pair in batch.pairs], [pair.rejected for pair in batch.pairs])
         ]
         more = {"chosen_log_prob": log_probs[0], "rejected_log_prob": log_probs[1]}
-        return PairOutcome(pair_loss(*ratios, *tokens), more)
+        if settings.loss == "ipo":
+            return PairOutcome(ipo(*ratios, *tokens, beta=settings.beta), more)
+        smoothing = settings.label_smoothing
+        return PairOutcome(dpo_sigmoid(*ratios, beta=settings.beta, label_smoothing=smoothing), more)
 
     return loss_of
 
 
-def dpo_evaluator(
-    model: PreTrainedModel,
-    held_out: PairBatch,
-    loss_of: PairLoss,
-    token_budget: int,
-    run_every: int = 0,
-    name: str = "held_out",
-    baseline: bool = True,
-) -> Evaluator:
-    """Accuracy, margin and loss on held-out pairs."""
+def held_out_scores(
+    model: PreTrainedModel, held_out: PairBatch, loss_of: PairLoss, token_budget: int
+) -> Callable[[], dict[str, float]]:
+    """A score for an `Evaluator`: accuracy, margin and loss on held-out pairs."""
 
     def score() -> dict[str, float]:
         return held_out_means(score_pairs(model, held_out, loss_of, token_budget), ("accuracy", "margin", "loss"))
 
-    return HeldOut(name, score, run_every=run_every, baseline=baseline)
+    return score
 
-
-_DPOLoss: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], PreferenceLoss]
-"""From log-ratios and lengths, of chosen and rejected sides, to losses."""
 
 _LOSS_NAMES = {"sigmoid": "dpo_sigmoid", "ipo": "ipo"}
-
-
-def _checked_loss(loss: str, beta: float, label_smoothing: float) -> _DPOLoss:
-    """The loss with its settings, tried once: what is wrong with them is said before anything is computed."""
-    if loss not in _LOSS_NAMES:
-        raise SupervisedError(
-            f"no DPO loss is called {loss!r}{did_you_mean(loss, _LOSS_NAMES)} ({', '.join(_LOSS_NAMES)})"
-        )
-    if loss == "ipo" and label_smoothing:
-        raise SupervisedError("label_smoothing is of the sigmoid loss; IPO is made for noisy preferences as it is")
-
-    def sigmoid(
-        chosen_N: torch.Tensor, rejected_N: torch.Tensor, _chosen_tokens_N: torch.Tensor, _tokens_N: torch.Tensor
-    ) -> PreferenceLoss:
-        return dpo_sigmoid(chosen_N, rejected_N, beta=beta, label_smoothing=label_smoothing)
-
-    pair_loss: _DPOLoss = sigmoid if loss == "sigmoid" else partial(ipo, beta=beta)
-    try:
-        pair_loss(*(torch.ones(1) for _ in range(4)))
-    except ValueError as error:
-        raise SupervisedError(str(error)) from None
-    return pair_loss
 
 
 def _as_context(model: PreTrainedModel, reference: Reference | None) -> Callable[[], AbstractContextManager[Any]]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..config.supervised_settings import RewardModelSettings
 from ..data.loop import TrainingBatch
 from ..data.state import LoopState
 from ..learning.optimizer import Optimizer, OptimizerSettings
@@ -22,7 +23,6 @@ from .training import (
     PairBatch,
     PairLoss,
     PairOutcome,
-    ReportScores,
     SupervisedError,
     batch_of,
     context_of,
@@ -43,39 +43,32 @@ def fit_reward_model(
     steps: int | None = None,
     batch_size: int = 32,
     epochs: int = 1,
+    settings: RewardModelSettings | None = None,
     optimizer: OptimizerSettings | Optimizer | None = None,
     token_budget: int = 16_384,
-    max_length: int | None = None,
     seed: int = 0,
     callbacks: Callbacks = None,
     evaluators: Sequence[Evaluator] = (),
     saver: Saver | None = None,
     output_dir: Path | str | None = None,
-    eval_pairs: Sequence[PreferencePair] = (),
-    eval_every: int = 0,
-    eval_name: str = "held_out",
-    eval_baseline: bool = True,
-    eval_report: ReportScores | None = None,
+    held_out: HeldOut[Sequence[PreferencePair]] | None = None,
 ) -> LoopState:
     """Train a reward model (`reward_model_from`) in place for `epochs` times `steps` steps (None: one pass).
 
-    The loss is the mean over a batch's pairs, whatever the micro-batches. `eval_pairs` are scored before the first
-    step, every `eval_every` steps and at the end, as `eval_name`: accuracy, margin, loss and calibration.
+    The loss is the mean over a batch's pairs, whatever the micro-batches. Held-out pairs are scored by accuracy,
+    margin, loss and calibration.
     """
+    settings = settings or RewardModelSettings()
     if getattr(model, "score", None) is None:
         raise SupervisedError(f"{type(model).__name__} has no score: make a reward model of it with reward_model_from")
     order = BatchOrder(len(pairs), batch_size, steps, epochs, seed)
-    max_length = context_of(model, max_length)
+    max_length = context_of(model, settings.max_length)
     tokenised = tokenise_pairs(pairs, order.drawn(), tokenizer, max_length)
     loss_of = reward_loss(model)
-    if eval_pairs:
-        held_out = tokenise_pairs(eval_pairs, range(len(eval_pairs)), tokenizer, max_length, "eval pair")
-        evaluators = [
-            *evaluators,
-            reward_evaluator(
-                model, batch_of(held_out, list(held_out)), token_budget, eval_every, eval_name, eval_baseline
-            ),
-        ]
+    if held_out is not None:
+        others = tokenise_pairs(held_out.data, range(len(held_out.data)), tokenizer, max_length, "eval pair")
+        score = held_out_scores(model, batch_of(others, list(others)), token_budget)
+        evaluators = [*evaluators, held_out.evaluator(score)]
     return run_loop(
         pair_step(optimizer_for(model, optimizer, order), loss_of, token_budget),
         lambda places: TrainingBatch(batch_of(tokenised, places), "bradley_terry"),
@@ -84,7 +77,6 @@ def fit_reward_model(
         evaluators=evaluators,
         saver=saver,
         output_dir=output_dir,
-        report=eval_report,
     )
 
 
@@ -101,15 +93,9 @@ def reward_loss(model: PreTrainedModel) -> PairLoss:
     return loss_of
 
 
-def reward_evaluator(
-    model: PreTrainedModel,
-    held_out: PairBatch,
-    token_budget: int,
-    run_every: int = 0,
-    name: str = "held_out",
-    baseline: bool = True,
-) -> Evaluator:
-    """Accuracy, margin and loss on held-out pairs, and how far σ(margin) can be taken for a probability."""
+def held_out_scores(model: PreTrainedModel, held_out: PairBatch, token_budget: int) -> Callable[[], dict[str, float]]:
+    """A score for an `Evaluator`: accuracy, margin and loss on held-out pairs, and how far σ(margin) can be taken for a
+    probability."""
     loss_of = reward_loss(model)
 
     def score() -> dict[str, float]:
@@ -121,4 +107,4 @@ def reward_evaluator(
             "brier_score": float(brier_score(margins_N)),
         }
 
-    return HeldOut(name, score, run_every=run_every, baseline=baseline)
+    return score

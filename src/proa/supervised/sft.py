@@ -10,6 +10,7 @@ from typing import cast
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..config.supervised_settings import SFTSettings
 from ..data.experience import BufferItem, Experience, merge, split
 from ..data.loop import TrainingBatch
 from ..data.messages import Messages, is_conversation, is_message
@@ -25,9 +26,10 @@ from ..policy.packing import check_packing, pack, pack_lengths, packed_log_probs
 from ..spelling import did_you_mean
 from ..tasks.completions import check_fits, completion_tokens, conversation_tokens
 from ..tasks.task import Task, TaskError, TaskRow
-from .training import BatchOrder, HeldOut, ReportScores, context_of, optimizer_for, run_loop, take_step
+from .training import BatchOrder, HeldOut, context_of, optimizer_for, run_loop, take_step
 
-_ANSWER, _COMPLETION = "answer", "completion"
+_COMPLETION = "completion"
+"""What TRL calls the column of answers."""
 
 
 def fit_sft(
@@ -38,59 +40,42 @@ def fit_sft(
     steps: int | None = None,
     batch_size: int = 32,
     epochs: int = 1,
+    settings: SFTSettings | None = None,
     optimizer: OptimizerSettings | Optimizer | None = None,
-    answer_column: str = _ANSWER,
-    train_on_prompt: bool = False,
-    every_answer: bool = False,
-    packing: bool = False,
     token_budget: int = 16_384,
-    max_length: int | None = None,
     seed: int = 0,
     callbacks: Callbacks = None,
     evaluators: Sequence[Evaluator] = (),
     saver: Saver | None = None,
     output_dir: Path | str | None = None,
-    eval_rows: Task | Sequence[TaskRow] | None = None,
-    eval_every: int = 0,
-    eval_name: str = "held_out",
-    eval_baseline: bool = True,
-    eval_report: ReportScores | None = None,
+    held_out: HeldOut[Task] | None = None,
 ) -> LoopState:
     """Train `model` in place for `epochs` times `steps` steps (None: one pass over the rows).
 
     The loss is the mean over all learned tokens of a batch, whatever the micro-batches and the packing. A row is a
     prompt and its answer (in `answer_column`, or as TRL has it in `completion`), both text or messages; or a
     conversation that ends with the assistant's message, of which that message is learned, or with `every_answer` all
-    of the assistant's. `eval_rows` are scored before the first step, every `eval_every` steps and at the end, as
-    `eval_name`.
+    of the assistant's.
     """
-    examples = Examples(
-        task,
-        tokenizer,
-        answer_column=answer_column,
-        train_on_prompt=train_on_prompt,
-        every_answer=every_answer,
-        max_length=context_of(model, max_length),
-    )
+    settings = settings or SFTSettings()
+    examples = Examples(task, tokenizer, replace(settings, max_length=context_of(model, settings.max_length)))
     order = BatchOrder(len(task.rows), batch_size, steps, epochs, seed)
     for row in order.drawn():
         examples[row]  # what cannot be learned from is refused before the first step
     check_causal(model)
-    if packing:
+    if settings.packing:
         check_packing(model, max(len(examples[row].sequences) for row in order.drawn()))
-    if eval_rows is not None:
-        held_out = eval_rows if isinstance(eval_rows, Task) else Task("eval_rows", eval_rows)
-        score = held_out_loss(model, examples.of(held_out), token_budget)
-        evaluators = [*evaluators, HeldOut(eval_name, score, run_every=eval_every, baseline=eval_baseline)]
+    if held_out is not None:
+        score = held_out_loss(model, examples.of(held_out.data), token_budget)
+        evaluators = [*evaluators, held_out.evaluator(score)]
     return run_loop(
-        sft_step(model, optimizer_for(model, optimizer, order), token_budget, packing=packing),
+        sft_step(model, optimizer_for(model, optimizer, order), token_budget, packing=settings.packing),
         lambda rows: TrainingBatch(merge([examples[row] for row in rows]), "cross_entropy"),
         order,
         callbacks=callbacks,
         evaluators=evaluators,
         saver=saver,
         output_dir=output_dir,
-        report=eval_report,
     )
 
 
@@ -100,10 +85,7 @@ class Examples:
 
     task: Task
     tokenizer: PreTrainedTokenizerBase
-    answer_column: str = field(default=_ANSWER, kw_only=True)
-    train_on_prompt: bool = field(default=False, kw_only=True)
-    every_answer: bool = field(default=False, kw_only=True)
-    max_length: int | None = field(default=None, kw_only=True)
+    settings: SFTSettings = field(default_factory=SFTSettings)
     _made: dict[int, BufferItem] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -125,8 +107,8 @@ class Examples:
     def _item(self, row: TaskRow, where: str) -> BufferItem:
         tokens, learned = self._tokens(row, where)
         first = learned.index(True)
-        check_fits(first, len(tokens) - first, self.max_length, where=where, what="answer")
-        if self.train_on_prompt:
+        check_fits(first, len(tokens) - first, self.settings.max_length, where=where, what="answer")
+        if self.settings.train_on_prompt:
             first, learned = 1, [False] + [True] * (len(tokens) - 1)
         return BufferItem(
             torch.tensor(tokens),
@@ -139,7 +121,7 @@ class Examples:
         column = self._column(row)
         if column is None and is_conversation(row.prompt):
             assert not isinstance(row.prompt, str)
-            return conversation_tokens(row.prompt, self.tokenizer, every_answer=self.every_answer, where=where)
+            return conversation_tokens(row.prompt, self.tokenizer, every_answer=self.settings.every_answer, where=where)
         answer = self._answer(row, column, where)
         if isinstance(row.prompt, str):
             if not isinstance(answer, str):
@@ -151,20 +133,21 @@ class Examples:
             return prompt + completion, [False] * len(prompt) + [True] * len(completion)
         messages = [*row.prompt, *([{"role": "assistant", "content": answer}] if isinstance(answer, str) else answer)]
         return conversation_tokens(
-            messages, self.tokenizer, every_answer=self.every_answer, given=len(row.prompt), where=where
+            messages, self.tokenizer, every_answer=self.settings.every_answer, given=len(row.prompt), where=where
         )
 
     def _column(self, row: TaskRow) -> str | None:
         """Where the answer stands: in the column that is named, else in `completion`, as TRL's datasets have it."""
-        names = (self.answer_column, *((_COMPLETION,) if self.answer_column == _ANSWER else ()))
+        named = self.settings.answer_column
+        names = (named, *((_COMPLETION,) if named == SFTSettings.answer_column else ()))
         return next((name for name in names if name in row.columns), None)
 
     def _answer(self, row: TaskRow, column: str | None, where: str) -> str | Messages:
         answer = None if column is None else row.columns[column]
         if answer is None:
-            near = did_you_mean(self.answer_column, row.columns)
+            near = did_you_mean(self.settings.answer_column, row.columns)
             raise TaskError(
-                f"{where} has nothing in column {self.answer_column!r} to learn from{near} "
+                f"{where} has nothing in column {self.settings.answer_column!r} to learn from{near} "
                 f"(it has: {', '.join(row.columns) or 'none'}); the column is chosen by answer_column="
             )
         if isinstance(answer, str) or is_conversation(answer):

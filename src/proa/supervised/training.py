@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import TypeAlias
+from typing import Generic, TypeAlias, TypeVar
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -109,36 +109,60 @@ def take_step(optimizer: Optimizer, loss: float) -> dict[str, float]:
 ReportScores: TypeAlias = Callable[[str, dict[str, float], float], None]
 """Takes what came of an eval: its name, its scores, and how many seconds it took."""
 
+Data = TypeVar("Data")
 
-class HeldOut(Evaluator):
+
+@dataclass(frozen=True, slots=True)
+class HeldOut(Generic[Data]):
+    """Data that is measured on and not learned: before the first step, every `run_every` steps and at the end."""
+
+    data: Data
+    name: str = "held_out"
+    run_every: int = 0
+    baseline: bool = True
+    report: ReportScores | None = None
+
+    def evaluator(self, score: Callable[[], dict[str, float]]) -> Evaluator:
+        return HeldOutEvaluator(self.name, score, self.run_every, baseline=self.baseline, report=self.report)
+
+
+class HeldOutEvaluator(Evaluator):
     """Scores of held-out data as it is."""
 
     def __init__(
-        self, name: str, function: Callable[[], dict[str, float]], run_every: int = 0, *, baseline: bool = False
+        self,
+        name: str,
+        function: Callable[[], dict[str, float]],
+        run_every: int,
+        *,
+        baseline: bool,
+        report: ReportScores | None,
     ) -> None:
         super().__init__(name, run_every, baseline=baseline)
-        self.report: ReportScores | None = None
-        self._function = function
+        self.function = function
+        self.report = report
 
     def begin(self, state: LoopState) -> Scoring:
-        return _HeldOutScoring(self.name, self._function, self.report)
+        return HeldOutScoring(self)
 
 
-class _HeldOutScoring(Scoring):
-    def __init__(self, name: str, function: Callable[[], dict[str, float]], report: ReportScores | None) -> None:
-        self._name, self._function, self._report = name, function, report
+class HeldOutScoring(Scoring):
+    """One eval of held-out data, timed."""
+
+    def __init__(self, evaluator: HeldOutEvaluator) -> None:
+        self._evaluator = evaluator
         self._scores: dict[str, float] = {}
         self._seconds = 0.0
 
     def score(self) -> dict[str, float]:
         began = perf_counter()
-        self._scores = self._function()
+        self._scores = self._evaluator.function()
         self._seconds = perf_counter() - began
         return self._scores
 
     def report(self) -> None:
-        if self._report is not None:
-            self._report(self._name, dict(self._scores), self._seconds)
+        if self._evaluator.report is not None:
+            self._evaluator.report(self._evaluator.name, dict(self._scores), self._seconds)
 
 
 def run_loop(
@@ -150,12 +174,8 @@ def run_loop(
     evaluators: Sequence[Evaluator],
     saver: Saver | None,
     output_dir: Path | str | None,
-    report: ReportScores | None = None,
 ) -> LoopState:
     """Train in the given order, with the whole lifecycle around it; `batch` makes one of the rows it is of."""
-    for one in evaluators:
-        if isinstance(one, HeldOut):
-            one.report = report
     loop = SupervisedLoop(
         _with_settings_kept(step), callbacks=callbacks, evaluators=evaluators, saver=saver, output_dir=output_dir
     )

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from ..data.messages import is_conversation
-from ..rewards.dotted import DottedPathError, resolve
+from ..dotted import DottedPathError, resolve
 from ..spelling import did_you_mean
 from .builtin import BUILTIN, builtin_task
 from .reasoning_gym import PREFIX, ReasoningGymReward, looks_like_reasoning_gym, named_dataset

@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from ..errors import SettingError
-from ..spelling import did_you_mean
+from .errors import SettingError
+from .spelling import did_you_mean
 
 
 class DottedPathError(SettingError, ImportError):
@@ -23,7 +23,7 @@ def resolve(path: str) -> Any:
     if not colon:
         module_name, _, name = path.rpartition(".")
     if not module_name or not name:
-        raise DottedPathError(f"{path!r} is no dotted path: write 'package.module:name'")
+        raise DottedPathError(f"{path!r} is not a dotted path: write 'package.module:name'")
     found = _import(module_name, path)
     for part in name.split("."):
         if not hasattr(found, part):
