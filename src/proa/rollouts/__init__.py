@@ -1,6 +1,7 @@
 """From a prompt to scored samples: the one seam through which makers and evals generate."""
 
-from .rollout import Progress, Rollout
+from .progress import Progress
+from .rollout import Rollout
 from .sample import Sample, Turn
 from .scoring import ModelReward
 from .single_turn import SingleTurn

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
-
-from ..actors.activity import Activity
 
 if TYPE_CHECKING:
     from ..data.lease import Prompt
     from ..data.sampling import Sampling
+    from .progress import Progress
     from .sample import Sample
     from .versioned_engine import VersionedEngine
 
@@ -30,18 +27,3 @@ class Rollout(Protocol):
     ) -> list[Sample]:
         """One sample for each seed of each prompt, those of a prompt together, in order."""
         ...
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Shows whoever looks at an actor what its rollout is doing, and counts the time."""
-
-    work: str
-    """What the samples are for, e.g. `lease 12`."""
-    activity: Activity = field(default_factory=Activity)
-
-    def generating(self) -> AbstractContextManager[None]:
-        return self.activity.doing("generate", f"generating {self.work}")
-
-    def scoring(self) -> AbstractContextManager[None]:
-        return self.activity.doing("score", f"scoring {self.work}")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ..data.lease import Prompt
     from ..data.sampling import Completion, Sampling
     from ..rewards.score import Scorer
-    from .rollout import Progress
+    from .progress import Progress
     from .versioned_engine import VersionedEngine
 
 

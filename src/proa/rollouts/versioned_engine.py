@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from ..data.sampling import Completion, Sampling
     from ..engines.protocol import Engine, Request
-    from .rollout import Progress
+    from .progress import Progress
 
 
 @dataclass(frozen=True, slots=True)
