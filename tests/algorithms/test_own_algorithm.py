@@ -12,7 +12,7 @@ from tests.algorithms.signed import Signed, computed
 from tests.digests import StopAfter
 from tests.small import DETACHED
 
-from proa import recipes
+from proa import Experiment, recipes
 from proa.algorithms import GRPO, PPO, build_algorithm
 from proa.cli.main import main
 from proa.config import ConfigError, DetachedConfig, RunConfig, load_run_config
@@ -70,6 +70,15 @@ def test_a_configuration_made_in_python_may_hold_the_object(tmp_path):
     recipes.run(config, total_steps=1)
     assert computed == [3.0]
     assert load_run_config(**DETACHED, algorithm=Signed()).algorithm.given == Signed()
+
+
+def test_an_arm_of_an_experiment_may_have_it(tmp_path):
+    arms = {
+        "own": {**DETACHED, "total_steps": 1, "algorithm": Signed(scale=4.0)},
+        "grpo": {**DETACHED, "total_steps": 1},
+    }
+    assert Experiment({"name": "both", "output_dir": tmp_path, "runs": arms}).run().status == "completed"
+    assert computed == [4.0]
 
 
 def test_one_of_proas_own_as_an_object_is_the_same_as_its_name(tmp_path):

@@ -44,6 +44,13 @@ def test_every_way_to_a_configuration_gives_its_kind(settings, kind):
     assert all(one == made for one in others)
 
 
+def test_a_kind_takes_its_own_algorithms_alone():
+    with pytest.raises(ValidationError, match="'sft', 'dpo' or 'reward_model'"):
+        SupervisedConfig(**SUPERVISED | {"algorithm": "grpo"})
+    with pytest.raises(ValidationError, match="no algorithm 'sft'"):
+        DetachedConfig(**DETACHED, algorithm="sft")
+
+
 def test_another_algorithm_may_make_it_another_kind():
     settings = {key: SUPERVISED[key] for key in SUPERVISED if key != "algorithm"}
     nothing_said = RunConfig(**settings | {"train_batch_size": 8})

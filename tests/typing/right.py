@@ -1,9 +1,14 @@
 """What a type checker must accept. Never run."""
 
 import functools
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
-from proa import Callback, CallbackManager, Experience, LoopState, TrainerCallback, TrainState
+from pydantic import Field
+from torch import Tensor
+
+from proa import Callback, CallbackManager, Experience, LoopState, RunConfig, TrainerCallback, TrainState, recipes
+from proa.algorithms import GRPO
 from proa.callbacks import EarlyStopping
 from proa.testing import assert_lifecycle
 
@@ -32,3 +37,15 @@ manager.fire("step_end", TrainState(), 3, metrics={"loss": 1.0})
 manager.moments.step_end(state, 0, None, {"loss": 1.0}, None)
 show(state, {})  # a decorated function stays what it was
 assert_lifecycle(lambda callbacks: callbacks.fire("train_start", state))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Halved(GRPO):
+    share: Annotated[float, Field(gt=0)] = 0.5
+
+    def advantages(self, rewards_B: Tensor, groups_B: Tensor) -> Tensor:
+        return self.share * super().advantages(rewards_B, groups_B)
+
+
+config = RunConfig(total_steps=4, train_batch_size=8, makers=2, model="folder", task="sort_digits")
+recipes.grpo(config, algorithm=Halved(share=0.25))

@@ -1,4 +1,4 @@
-"""Reads a configuration: a YAML file, then flags; mistakes are told with the line and the right name."""
+"""Reads a configuration: a YAML file, then flags; mistakes are reported with the line and the right name."""
 
 from __future__ import annotations
 

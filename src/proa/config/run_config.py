@@ -85,7 +85,7 @@ class RunConfig(Section):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _as_its_kind(cls, given: Any, handler: ModelWrapValidatorHandler[Self], info: ValidationInfo) -> Any:
+    def _validate_kind(cls, given: Any, handler: ModelWrapValidatorHandler[Self], info: ValidationInfo) -> Any:
         if not isinstance(given, Mapping):
             return handler(given)
         if cls is RunConfig:
@@ -93,7 +93,7 @@ class RunConfig(Section):
         content = {key: _in_full(key, value) for key, value in given.items()}
         for path, says_more in list(_other_keys(content, cls, DetachedConfig)):
             if says_more:
-                name = content["algorithm"]["name"]
+                name = _algorithm_name(content)
                 raise mistake(f"{'.'.join(path)} has no meaning for algorithm {name}: leave it out", *path)
             content = _without(content, path)
         return handler(content)
@@ -104,7 +104,7 @@ class RunConfig(Section):
         self._check_best([section.name for section in self.eval])
         self._check_sizes()
         if info.context != RESTORED:
-            with _placed():
+            with _algorithm_mistakes():
                 self._check_algorithm()  # last, because it may import torch
         return self
 
@@ -236,13 +236,17 @@ class DetachedConfig(RunConfig):
 
 def kind_of(content: Mapping[str, Any]) -> type[RunConfig]:
     """Which kind of run a configuration is of, by its algorithm."""
-    section = _in_full("algorithm", content.get("algorithm"))
-    name = section.get("name") if isinstance(section, Mapping) else None
+    name = _algorithm_name(content)
     return SupervisedConfig if isinstance(name, str) and name in SUPERVISED else DetachedConfig
 
 
+def _algorithm_name(content: Mapping[str, Any]) -> Any:
+    section = _in_full("algorithm", content.get("algorithm"))
+    return section.get("name") if isinstance(section, Mapping) else None
+
+
 @contextmanager
-def _placed() -> Iterator[None]:
+def _algorithm_mistakes() -> Iterator[None]:
     """What is wrong with the algorithm, as a mistake at its key."""
     try:
         yield

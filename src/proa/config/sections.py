@@ -136,6 +136,8 @@ class AlgorithmSection(Section):
 class SupervisedAlgorithmSection(AlgorithmSection):
     """An algorithm that learns from data as it is."""
 
+    name: Literal["sft", "dpo", "reward_model"]
+
     def settings(self) -> SupervisedSettings:
         return make_settings(SUPERVISED[self.name], self.params, f"algorithm {self.name!r}")
 

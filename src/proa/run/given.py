@@ -27,17 +27,18 @@ class Given:
 
 
 def configured(
-    config: RunConfig | Path | str | None, algorithm: str | None, changes: Mapping[str, Any]
+    config: RunConfig | Path | str | None, recipe: str | None, changes: Mapping[str, Any]
 ) -> tuple[RunConfig, Given]:
     """A recipe's arguments as a configuration, and the objects among them.
 
     `model=` may be a folder, a configuration or a model; `task=` a name, a file or data; `reward=` a function or
-    several. `algorithm` is what a recipe is for: used where the configuration names none.
+    several. (An algorithm that is an object stays in the configuration, which knows what it needs.) `recipe` is the
+    algorithm where the configuration names none.
     """
     given, rest = _take_objects(changes)
     if isinstance(config, RunConfig):
-        return change_run_config(config, recipe=algorithm, **rest), given
-    return load_run_config(config, recipe=algorithm, **rest), given
+        return change_run_config(config, recipe=recipe, **rest), given
+    return load_run_config(config, recipe=recipe, **rest), given
 
 
 def _take_objects(changes: Mapping[str, Any]) -> tuple[Given, dict[str, Any]]:
