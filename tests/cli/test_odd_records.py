@@ -48,6 +48,7 @@ def change(path, **entries):
         ("run.json", {"ended": -5.0}, "ended cannot be -5.0"),
         ("run.json", {"started": float("nan")}, "started cannot be nan"),
         ("run.json", {"steps_run": HUGE}, "steps_run cannot be 1000"),
+        ("run.json", {"resumed": 5}, "resumed cannot be 5"),
         ("run.json", {"evals": {"sorting": 3}}, "the scores of eval sorting cannot be 3"),
         ("config.json", {"total_steps": HUGE}, "total_steps cannot be 1000"),
         ("live.json", {"time": HUGE}, "time cannot be 1000"),
@@ -217,6 +218,11 @@ def test_the_list_says_what_was_cut_off_and_what_is_broken(tmp_path, capsys):
     assert "started cannot be 1000" in out
     found = {row["name"]: row["status"] for row in strict(said(capsys, "runs", tmp_path, "--json").out)}
     assert found == {"gone": "cut off", "broken": "broken"}
+
+
+def test_the_list_reports_a_wrong_type_in_a_header(tmp_path, capsys):
+    change(make_run(tmp_path, "odd").path / "run.json", resumed=5)
+    assert "resumed cannot be 5" in said(capsys, "runs", tmp_path).out
 
 
 def test_an_experiment_whose_runs_began_at_no_time_is_listed(tmp_path, capsys):

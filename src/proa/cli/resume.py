@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import ProaError
-from ..record.reading import NoRunError
-from ..record.run_folder import read_json
+from ..record.reading import NoRunError, read_header
 from ..resume.resuming import AUTO, config_in
 from ..visible import print_visible
 from .endings import told
@@ -22,7 +21,7 @@ def resume(folder: str, flags: Sequence[str], checkpoint: str | None, *, allow_c
     try:
         _refuse_what_is_no_run(path)
         config = config_in(path, flags)
-        header = read_json(path / "run.json")
+        header = read_header(path / "run.json")
     except FileNotFoundError:
         print_visible(f"{path} is not a run's folder: there is no run.json in it", file=sys.stderr)
         return 2

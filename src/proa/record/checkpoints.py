@@ -39,6 +39,7 @@ __all__ = [
     "CheckpointManager",
     "DiskFullError",
     "RunLockedError",
+    "UnknownCheckpointError",
     "lock",
 ]
 
@@ -46,6 +47,10 @@ log = logging.getLogger("proa.record")
 
 Mode = Literal["max", "min"]
 FINAL_NAME = "final"
+
+
+class UnknownCheckpointError(CheckpointError):
+    """The run has no checkpoint of that name; the message lists the known ones."""
 
 
 class CheckpointManager:
@@ -98,8 +103,8 @@ class CheckpointManager:
     def row(self, name: str) -> ManifestRow:
         rows = {row.name: row for row in self.rows}
         if name not in rows:
-            hint = did_you_mean(name, rows) or (f"; there are {', '.join(rows)}" if rows else "; there is none")
-            raise CheckpointError(f"{self.run_folder} has no checkpoint {name}{hint}")
+            known = f" (known: {', '.join(rows)})" if rows else "; it has none"
+            raise UnknownCheckpointError(f"{self.run_folder} has no checkpoint {name}{did_you_mean(name, rows)}{known}")
         return rows[name]
 
     def latest(self) -> ManifestRow | None:
