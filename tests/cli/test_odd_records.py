@@ -7,7 +7,7 @@ import time
 import pytest
 from tests.cli.looked_at import CONFIG, ended_process, make_run, rows, write_lines
 
-from proa.cli.endings import ending
+from proa.cli.exit_codes import exit_code
 from proa.cli.main import main
 from proa.errors import ProaError
 from proa.record import evals, reading
@@ -190,7 +190,7 @@ def test_the_pause_before_a_run_went_on_is_not_time_it_ran(tmp_path, capsys):
 def test_a_run_that_was_resumed_and_loads_is_getting_ready_and_does_not_hang(tmp_path, capsys):
     run = make_run(tmp_path, metrics=rows(3), started=1000.0, resumed=[{"at": time.time() - 50}])
     out = said(capsys, "show", run.path).out
-    assert "getting ready for 50 s" in out
+    assert "starting up for 50 s" in out
     assert "sign of life" not in out
 
 
@@ -233,7 +233,7 @@ def test_an_experiment_whose_runs_began_at_no_time_is_listed(tmp_path, capsys):
     assert {row["name"]: row["status"] for row in rows} == {"sweep": "completed", "sweep/a": "broken"}
 
 
-# -- endings -----------------------------------------------------------------------------------------
+# -- errors -----------------------------------------------------------------------------------------
 
 
 def test_the_notes_of_an_error_are_told_below_it(capsys):
@@ -242,7 +242,7 @@ def test_the_notes_of_an_error_are_told_below_it(capsys):
         error.add_note("while it was ending the run: too late")
         raise error
 
-    assert ending(work) == 1
+    assert exit_code(work) == 1
     assert capsys.readouterr().err == "ProaError: it broke\n  while it was ending the run: too late\n"
 
 

@@ -73,7 +73,7 @@ def test_a_complete_run_is_told_to_be_and_shown(finished, capsys):
     before = sorted((path, path.stat().st_mtime_ns) for path in finished.rglob("*"))
     assert main(["resume", str(finished)]) == 0
     said = capsys.readouterr()
-    assert said.err == f"{finished} is complete: there is nothing to go on with\n"
+    assert said.err == f"{finished} is complete: there is nothing to resume\n"
     assert "weights" in said.out
     assert sorted((path, path.stat().st_mtime_ns) for path in finished.rglob("*")) == before
 

@@ -51,7 +51,7 @@ class Experiment:
         config: ExperimentConfig | Mapping[str, Any] | Path | str,
         callbacks: Callbacks = None,
         *,
-        tell: Callable[[ArmResult], None] | None = None,
+        report: Callable[[ArmResult], None] | None = None,
     ) -> None:
         if isinstance(config, Mapping):
             config = load_experiment_config(None, **config)
@@ -63,7 +63,7 @@ class Experiment:
         self.config = config
         self.plan = plan(config)
         self._given = callbacks if isinstance(callbacks, CallbackManager) else tuple(callbacks_in(callbacks or ()))
-        self._tell = tell or (lambda _: None)
+        self._report = report
         self._managers: list[CallbackManager] = []
         self._arms: dict[str, ArmResult] = {}
         self._groups_told: set[str] = set()
@@ -133,7 +133,8 @@ class Experiment:
         if arm.status == "failed":
             log.warning("%s failed: %s", arm.name, arm.error)
         self._write()
-        self._tell(arm)
+        if self._report is not None:
+            self._report(arm)
 
     def is_done(self, run: PlannedRun) -> bool:
         return run.key in self._arms
