@@ -92,9 +92,12 @@ def test_one_of_proas_own_as_an_object_is_the_same_as_its_name(tmp_path):
 @pytest.mark.parametrize(
     ("algorithm", "words"),
     [
-        (Signed, r"Signed'> is none: give an object, Signed\(\)"),
-        (object(), "algorithm is a name, a dotted path or an algorithm, and <object"),
-        ({"name": Signed(), "params": {"scale": 2}}, "the algorithm Signed was given with its settings: leave out"),
+        (Signed, r"Signed'>: give an object, Signed\(\)"),
+        (object(), "algorithm must be a name, a dotted path or an algorithm, not <object"),
+        (
+            {"name": Signed(), "params": {"scale": 2}},
+            "the algorithm Signed was given as an object with its settings: leave out",
+        ),
     ],
 )
 def test_what_is_not_an_algorithm_is_refused(algorithm, words):
@@ -152,9 +155,9 @@ def refused(tmp_path):
         (
             "algorithm:\n",
             "critic: separate\nalgorithm:\n",
-            "line 6: critic has no meaning for algorithm tests.algorith",
+            "line 6: critic does not apply to algorithm tests.algorith",
         ),
-        ("algorithm:\n", "algorithm: gropo\nx:\n", "there is no key 'x'"),
+        ("algorithm:\n", "algorithm: gropo\nx:\n", "unknown key 'x'"),
     ],
 )
 def test_mistakes_in_a_file_have_their_line(refused, old, new, words):
