@@ -147,7 +147,7 @@ def refused(tmp_path):
         ("clip_low: 0.1", "clip_low: 1e-1", "not '1e-1' (a text: in YAML write 3.0e-5, with the point)"),
         ("scale: 0.5", "scael: 0.5", "line 9: algorithm 'tests.algorithms.signed:Signed' has no setting 'scael'; did "),
         (":Signed", ":Sined", "line 7: algorithm 'tests.algorithms.signed:Sined': tests.algorithms.signed has no 'Sin"),
-        (":Signed", ":MADE", "line 7: algorithm 'tests.algorithms.signed:MADE' is one that was made already: name its"),
+        (":Signed", ":MADE", "line 7: algorithm 'tests.algorithms.signed:MADE' is an object: name its"),
         (":Signed", ":NOT_ONE", "line 7: algorithm 'tests.algorithms.signed:NOT_ONE' is not an algorithm: derive a cl"),
         (":Signed", ":Pairs", "line 8: algorithm 'tests.algorithms.signed:Pairs' needs the setting 'least', which ha"),
         ("tests.algorithms", "no.such", "there is no module 'no'"),
