@@ -1,9 +1,9 @@
-"""A reward of one's own: digits are to come back in any order, each as often as it was given.
+"""Custom rewards: the digits of the prompt, in any order, each as often as it was given.
 
     python examples/custom_reward.py [--steps 60]
 
 A reward function gets the prompts, the completions and the columns of the task by name, and returns a number for each
-completion, or None where it does not apply. Two of them are added up here, each with its weight.
+completion, or None where it does not apply. Here two of them are added, each with its weight.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ MODEL = {
 
 
 def same_digits(prompts: list[str], completions: list[str], **_: Any) -> list[float]:
-    """The share of the prompt's digits that came back."""
+    """The share of the prompt's digits that are in the completion."""
     return [_overlap(prompt.rstrip(">"), completion) for prompt, completion in zip(prompts, completions, strict=True)]
 
 
 def right_length(prompts: list[str], completions: list[str], **_: Any) -> list[float | None]:
-    """1 if as many digits came back as were given; nothing is said of an empty completion."""
+    """1 if the completion has as many digits as the prompt; an empty completion gets no value."""
     return [
         None if not completion else float(len(completion) == len(prompt) - 1)
         for prompt, completion in zip(prompts, completions, strict=True)
@@ -53,7 +53,7 @@ def main(steps: int, output_dir: Path) -> float:
         sampling={"group_size": 8, "max_new_tokens": 8},
         optimizer={"learning_rate": 1e-3, "token_budget": 0},
     )
-    print(f"reward {state.metrics['reward']:.3f}: {state.metrics['reward.same_digits']:.3f} of the digits came back")
+    print(f"reward {state.metrics['reward']:.3f}: {state.metrics['reward.same_digits']:.3f} of the digits are right")
     return float(state.metrics["reward"])
 
 

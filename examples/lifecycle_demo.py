@@ -1,4 +1,4 @@
-"""A small model learns to sort six digits, and callbacks in all three styles watch and steer it.
+"""A small model learns to sort six digits, with callbacks in all three styles.
 
 python examples/lifecycle_demo.py [--seed 0] [--max-steps 600] [--output-dir runs/lifecycle_demo]
 """
@@ -24,7 +24,7 @@ DIGITS, LENGTH, WIDTH, BATCH, HELD_OUT = 10, 6, 64, 256, 512
 
 
 class Sorter(nn.Module):
-    """Reads six digits and says, for each place, which digit belongs there once they are sorted."""
+    """Reads six digits and predicts, for each place, the digit after sorting."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Sorter(nn.Module):
 
 
 class StopWhenGoodEnough(Callback):
-    """Style 1, a loop callback: it sees evals by name and may end the run."""
+    """Style 1, a loop callback: it gets evals by name and may stop the run."""
 
     def on_eval(self, state: LoopState, step_idx: int, eval_name: str, metrics: dict[str, float]) -> None:
         if metrics["exact"] >= 0.99:
@@ -48,7 +48,7 @@ class StopWhenGoodEnough(Callback):
 
 
 class GradientWatch(TrainerCallback):
-    """Style 2, a trainer callback: it remembers the largest gradient and comes back from a checkpoint."""
+    """Style 2, a trainer callback: it keeps the largest gradient norm, also across a resume."""
 
     state_key = "gradient_watch"
 
@@ -77,7 +77,7 @@ def main() -> None:
     callbacks = CallbackManager([StopWhenGoodEnough(), JsonlMetrics(), ConsoleProgress(every=20)])
     watch = callbacks.add(GradientWatch())
 
-    @callbacks.on("eval_end")  # style 3, a function: it names the part of the moment it wants
+    @callbacks.on("eval_end")  # style 3, a function: its parameters name items of the payload
     def remember(metrics: dict[str, float]) -> None:
         scores.append(metrics["exact"])
 

