@@ -196,15 +196,15 @@ def test_what_cannot_travel_is_refused_before_anything_starts(ray_cluster, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("section", "told"),
+    ("section", "message"),
     [
         ({"maker": {"num_gpu": 1}}, "ray.maker: Invalid option keyword num_gpu"),
         ({"trainer": {"name": "mine"}}, "ray.trainer: name is set by the run itself"),
         ({"trainer": {"num_cpus": -1}}, "ray.trainer: .*num_cpus"),
     ],
 )
-def test_options_that_ray_does_not_know_are_told_before_anything_starts(tmp_path, section, told):
-    with pytest.raises(ConfigError, match=told):
+def test_options_that_ray_does_not_know_are_reported_before_anything_starts(tmp_path, section, message):
+    with pytest.raises(ConfigError, match=message):
         digest(tmp_path, "ray", runtime="ray", ray=section)
     assert not (tmp_path / "ray").exists()
 
