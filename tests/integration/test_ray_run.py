@@ -15,6 +15,7 @@ from proa import CallbackManager, MakerCallback, TrainerCallback
 from proa.config import ConfigError
 from proa.lifecycle.hooks import EveryMoment
 from proa.recipes import ppo
+from proa.record.live import LiveFile
 from proa.runtime.supervisor import RunFailedError
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
@@ -143,6 +144,17 @@ def test_the_driver_hears_what_makers_do(recorded):
     assert set(recorded.of_makers["versions"]) <= {0, 1}  # four episodes, two of them behind: the last loads version 1
     assert recorded.of_makers["lengths"] == [2] * 16
     assert sum(recorded.of_makers["ends"]) == 16
+
+
+def test_the_last_view_is_of_the_end(recorded):
+    view = LiveFile.read(recorded.folder / "ray")
+    trainer, *makers = view.actors
+    assert (view.runtime, view.step, view.of, view.ledger["in_flight"]) == ("ray", 4, 4, 0)
+    assert (trainer.name, trainer.role, trainer.doing) == ("trainer_0", "trainer", "ended")
+    assert trainer.tokens == view.ledger["tokens"]["trained"] > 0
+    assert [maker.name for maker in makers] == ["maker_0", "maker_1"]
+    assert {"ended"} <= {maker.doing for maker in makers} <= {"ended", "starting", "getting ready"}
+    assert all(maker.health != "dead" and not maker.restarts for maker in makers)
 
 
 @pytest.mark.prove  # with two trainers it is in test_ray_faults.py
