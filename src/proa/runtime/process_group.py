@@ -54,9 +54,11 @@ class ProcessGroup:
         )  # fmt: skip
 
     @classmethod
-    def connect(cls, address: tuple[str, int], rank: int, size: int, **settings: Any) -> ProcessGroup:
+    def connect(
+        cls, address: tuple[str, int], rank: int, size: int, *, backend: str = "gloo", patience: float = 600.0
+    ) -> ProcessGroup:
         """Join the group whose store is at that address."""
-        return cls(TCPStore(*address, is_master=False), rank, size, **settings)
+        return cls(TCPStore(*address, is_master=False), rank, size, backend=backend, patience=patience)
 
     # -- meetings ------------------------------------------------------------------------------------
 
