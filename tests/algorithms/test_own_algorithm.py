@@ -260,7 +260,7 @@ def test_an_edited_algorithm_is_noticed_and_an_absent_one_stops_no_eval(tmp_path
         cut_off(tmp_path, **mine)
         del sys.modules["own_algorithm"]
         module.write_text(OWN.replace("self.power *", "2 * self.power *"))
-        with pytest.raises(ChangedInputsError, match=r"the algorithm is another than it was \(its class"):
+        with pytest.raises(ChangedInputsError, match=r"the algorithm has changed \(its class"):
             resumed(tmp_path, **mine)
         del sys.modules["own_algorithm"]
         module.write_text(OWN.replace("class Mine", "class  Mine") + "# a remark\n")

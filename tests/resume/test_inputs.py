@@ -23,7 +23,7 @@ from proa.policy.reward_model import reward_model_from, save_reward_model
 from proa.recipes import dpo, grpo, reward_model, sft
 from proa.record.checkpoints import CheckpointError
 from proa.resume.inputs import MOST_DIGESTS, ChangedInputsError, Rows
-from proa.resume.resuming import changes_to, find_checkpoint
+from proa.resume.resuming import config_changes, find_checkpoint
 from proa.rewards.identity import identity
 from proa.run.replay import replay
 from proa.tasks import template_date
@@ -94,7 +94,7 @@ def all_files(folder):
 EDITS = {
     "halved": (lambda lines: lines[:4], "the data had 8 rows and has 4"),
     "an answer": (lambda lines: [*lines[:5], lines[5].replace('"5"', '"6"'), *lines[6:]], "row 5 is another"),
-    "a prompt": (lambda lines: [lines[0].replace("0>", "9>"), *lines[1:]], "row 0 is another than it was (what the"),
+    "a prompt": (lambda lines: [lines[0].replace("0>", "9>"), *lines[1:]], "row 0 changed (what the"),
     "another order": (lambda lines: lines[::-1], "row 0 is another"),
 }
 
@@ -144,7 +144,7 @@ def test_other_inputs_can_be_allowed_and_are_then_what_the_run_is_bound_to(place
     resume = started(sft, place, model="model", task="rows.jsonl")
     (place / "rows.jsonl").write_text((place / "rows.jsonl").read_text().replace('"0"', '"1"'))
     assert resume(allow_changes=True).global_step == 3
-    assert "row 0 is another than it was" in caplog.text
+    assert "row 0 changed" in caplog.text
     assert "this was allowed" in caplog.text
     found = find_checkpoint(place / "run", "step_3").bound_to[1]
     assert found.differences(found) == []
@@ -157,7 +157,7 @@ def test_a_replay_on_other_data_says_so(place):
     outcome = replay(place / "run")
     assert outcome.same is False
     assert outcome.as_dict()["difference_expected"]
-    assert outcome.other_inputs[0].startswith("row 0 is another than it was")
+    assert outcome.other_inputs[0].startswith("row 0 changed")
 
 
 def test_many_rows_have_few_digests(tmp_path):
@@ -165,7 +165,7 @@ def test_many_rows_have_few_digests(tmp_path):
     before = Rows.of(range(count), [None] * count, count)
     now = Rows.of([-1 if n == 5000 else n for n in range(count)], [None] * count, count)
     assert len(before.tokens) <= MOST_DIGESTS
-    assert before.differences(now) == ["one of the rows 4994 to 5004 is another than it was (what the model reads)"]
+    assert before.differences(now) == ["one of the rows 4994 to 5004 changed (what the model reads)"]
 
 
 # Rewards.
@@ -266,7 +266,7 @@ def test_keys_that_a_newer_version_adds_were_at_their_defaults():
     config = load_run_config(**COMMON, model={"config": MODEL}, task="sort_digits", algorithm="sft")
     older = config.model_dump(mode="json")
     del older["record"], older["optimizer"]["warmup_steps"], older["sampling"]
-    assert changes_to(older, config, older) == {}
+    assert config_changes(older, config, older) == {}
 
 
 def test_other_tokens_that_end_a_completion_are_refused(place):
@@ -331,7 +331,7 @@ def test_columns_of_any_kind_are_bound_by_what_they_hold():
     for before, after in columns:
         one, same, other = (Rows.of([(1,)], [{"column": value}], 1) for value in (before, before, after))
         assert one.differences(same) == [], before
-        assert one.differences(other) == ["row 0 is another than it was (its columns)"], before
+        assert one.differences(other) == ["row 0 changed (its columns)"], before
 
 
 def _times(factor):

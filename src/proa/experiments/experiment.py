@@ -24,7 +24,7 @@ from ..record.durable import Disk
 from ..record.run_folder import RunFolderError, as_json, read_json
 from ..record.run_lock import lock
 from ..record.secrets import remember
-from ..resume.resuming import changes_to, saved_config
+from ..resume.resuming import config_changes, saved_config
 from ..terminal import output_may_be_lost
 from .arm_run import ArmRun, unreached
 from .checking import check_arms
@@ -242,7 +242,7 @@ def _refuse_anothers(run: PlannedRun) -> None:
     if not CheckpointManager(run.config.folder).rows:
         return
     try:
-        changes_to(saved_config(run.config.folder), run.config)
+        config_changes(saved_config(run.config.folder), run.config)
     except ConfigError as error:
         raise ConfigError(f"{run.config.folder} is of another experiment: {error}") from None
 

@@ -29,7 +29,14 @@ from ..record.run_folder import RunFolder
 from ..record.run_record import StepRecord
 from ..resume.inputs import Inputs
 from ..resume.random_state import random_state
-from ..resume.resuming import FROM_THE_BEGINNING, Resumption, begin_again, cut_back, find_checkpoint, restore_process
+from ..resume.resuming import (
+    FROM_THE_BEGINNING,
+    Resumption,
+    clear_run,
+    find_checkpoint,
+    restore_process,
+    truncate_record,
+)
 from ..roles.maker import ExperienceMakerHolder, Store
 from ..roles.weights import WeightStore
 from ..runtime.ray.cluster import cluster, pickled
@@ -98,15 +105,15 @@ class RayRun:
         return runtime.state
 
     def _after_death(self, folder: RunFolder, died: TrainerDiedError, at_first: dict[str, Any]) -> Resumption | None:
-        """Where to go on from; everything that came after it is taken back."""
+        """Where to resume from; everything that came after it is removed."""
         resumption = find_checkpoint(folder.path)
         if resumption is None:
-            begin_again(folder.path)
+            clear_run(folder.path)
             self.listeners.manager.load_state_dict(at_first)
         else:
-            cut_back(resumption)
+            truncate_record(resumption)
         place = FROM_THE_BEGINNING if resumption is None else resumption.row.name
-        log.warning("%s; the run goes on from %s", died, place)
+        log.warning("%s; the run continues from %s", died, place)
         folder.went_on(checkpoint=place, reason=str(died))
         return resumption
 

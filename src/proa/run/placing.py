@@ -58,7 +58,7 @@ class Listeners:
     """Whether the trainer is another process."""
 
     def context(self, folder: Path) -> LogContext:
-        """What loggers are told of the run; `state.ctx` is the same."""
+        """What loggers get to know of the run; `state.ctx` is the same."""
         self.ctx = self.ctx or LogContext(folder)
         self.add(_HasContext(self.ctx))
         return self.ctx

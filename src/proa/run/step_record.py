@@ -58,7 +58,7 @@ class TakeStepRecord(Callback):
         self._write(StepRecord(step_idx, self._book.take_journal(), self._spans(step_idx), rollouts))
 
     def on_eval(self, state: LoopState, step_idx: int, eval_name: str, metrics: dict[str, float]) -> None:
-        # Now, so that a checkpoint which follows knows of it: whoever goes on from there does not score again.
+        # Now, so that a checkpoint which follows knows of it: whoever resumes from there does not score again.
         if state.exception is None:
             self._write(StepRecord(step_idx, [], self._spans(state.global_step, evaluated=step_idx), []))
 
