@@ -17,7 +17,7 @@ from ..errors import ProaError
 from ..record.reading import RunRecord, read_run
 from ..record.run_folder import read_json
 from ..record.times import is_time
-from ..statistics.words import FOUND_BEST, finding_in
+from ..statistics.conclusions import FOUND_BEST, parse_finding
 from ..terminal import Console
 from ..visible import in_one_line, print_visible, visible
 from .endings import told
@@ -106,7 +106,7 @@ def _algorithm(record: RunRecord) -> Any:
 def _experiment(folder: Path) -> dict[str, Any]:
     content = read_json(folder / "experiment.json")
     done = sum(arm.get("status") == "completed" for arm in content.get("arms", []))
-    finding = finding_in(str(content.get("conclusion") or ""), content.get("best_arm"))
+    finding = parse_finding(str(content.get("conclusion") or ""), content.get("best_arm"))
     return {
         "status": standing_of(folder, content),
         "steps": done,

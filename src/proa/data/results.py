@@ -164,7 +164,7 @@ class ExperimentResult:
     def _scores(self, group: str, metric: str) -> ArmScores:
         """Of the runs that were completed: what others scored before they broke off is not comparable."""
         runs = [arm for arm in self.arms if arm.name in self.groups[group].runs and arm.status == "completed"]
-        return ArmScores.of(
+        return ArmScores.collect(
             (_seed_of(arm), arm.score(metric), self.task_scores(arm, metric) if self.task_scores else None)
             for arm in runs
         )
