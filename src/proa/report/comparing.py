@@ -153,7 +153,7 @@ def _runs(subject: Subject, metrics: Sequence[str]) -> Markup:
 def _far(run: RunData) -> Iterator[str]:
     record = run.record
     yield "" if record is None else number(record.steps_done)
-    yield "" if record is None else ran(record.going)
+    yield "" if record is None else ran(record.running_time)
 
 
 def _is_number(score: float) -> bool:

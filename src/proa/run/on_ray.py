@@ -107,7 +107,7 @@ class RayRun:
             cut_back(resumption)
         place = FROM_THE_BEGINNING if resumption is None else resumption.row.name
         log.warning("%s; the run goes on from %s", died, place)
-        folder.went_on(checkpoint=place, reason=str(died))
+        folder.note_resumed(checkpoint=place, reason=str(died))
         return resumption
 
     def _new_runtime(
