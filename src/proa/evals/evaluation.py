@@ -22,7 +22,7 @@ from ..engines.protocol import Request
 from ..errors import ProaError
 from ..policy.measuring import measuring
 from ..policy.trainable import Trainable
-from ..rewards.calling import run_to_end
+from ..rewards.calling import await_result
 from ..rewards.dotted import resolve
 from ..tasks import Task, load_task
 from ..tasks.builtin import BUILTIN, builtin_task
@@ -182,7 +182,7 @@ def _check_takes_policy(section: EvalSection, function: Any) -> None:
 def _called(section: EvalSection, function: Callable[..., Any], policy: EvaluatedPolicy) -> Any:
     try:
         given = function(policy)
-        return run_to_end(given) if inspect.isawaitable(given) else given
+        return await_result(given) if inspect.isawaitable(given) else given
     except Exception as error:  # the user's function runs here, and may raise anything
         raise EvaluatorError(
             f"eval {section.name}: the evaluator {section.evaluator} raised {type(error).__name__}: {error}"
