@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from proa import numerics
-from proa.numerics import Numerics, settings_kept
+from proa.numerics import Numerics, preserved_settings
 from proa.rewards import InlineRewards, RewardWorkers
 
 CHANGES = {
@@ -41,7 +41,7 @@ def test_every_setting_that_is_watched_is_put_back_and_said_once(caplog):
     changes = {name: change for name, change in CHANGES.items() if name not in CANNOT}
     for name, change in changes.items():
         for _ in range(2):
-            with settings_kept("reward 'meddles'"):
+            with preserved_settings("reward 'meddles'"):
                 change()
                 assert read()[name] != before[name], name
             assert read() == before, name
@@ -52,7 +52,7 @@ def test_every_setting_that_is_watched_is_put_back_and_said_once(caplog):
 
 def test_a_setting_is_put_back_when_the_code_raises_too():
     before = torch.get_num_threads()
-    with pytest.raises(ValueError, match="boom"), settings_kept("somebody"):
+    with pytest.raises(ValueError, match="boom"), preserved_settings("somebody"):
         torch.set_num_threads(before + 1)
         raise ValueError("boom")
     assert torch.get_num_threads() == before

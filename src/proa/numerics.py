@@ -41,7 +41,7 @@ class Numerics:
 
 
 @contextmanager
-def settings_kept(who: str) -> Iterator[None]:
+def preserved_settings(who: str) -> Iterator[None]:
     """Inside, user code may change what it likes; afterwards it is as it was."""
     if "torch" not in sys.modules:  # what is not there has no settings, and importing it takes seconds
         yield

@@ -203,7 +203,7 @@ def test_looking_at_a_callback_of_ones_own_does_not_build_it(own_module):
 @pytest.mark.parametrize(
     ("kind", "params", "words"),
     [
-        ("own_calbacks.Counting", {}, "there is no module 'own_calbacks'"),
+        ("own_calbacks.Counting", {}, "no module 'own_calbacks'"),
         ("own_callbacks.Countin", {}, "own_callbacks has no 'Countin'; did you mean 'Counting'"),
         ("own_callbacks.NotOne", {}, "is not a callback: derive a class from Callback"),
         ("own_callbacks.OWN", {}, "own_callbacks has no 'OWN'"),

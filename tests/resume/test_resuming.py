@@ -105,12 +105,12 @@ def test_it_is_the_newest_or_the_one_that_is_named(run):
 def test_a_torn_one_is_passed_over_with_a_warning(run, caplog):
     tear(run, "step_4")
     assert find_checkpoint(run).row.name == "step_3"
-    assert "passed over: checkpoint step_4 is not what its row says: state/trainer/state.json has" in caplog.text
+    assert "passed over: checkpoint step_4 does not match its row: state/trainer/state.json has" in caplog.text
 
 
 def test_a_torn_one_that_is_named_is_refused_and_the_newest_good_one_offered(run):
     tear(run, "step_2")
-    with pytest.raises(CheckpointError, match="step_2 is not what its row says.*; the newest that is whole is step_4"):
+    with pytest.raises(CheckpointError, match="step_2 does not match its row.*; the newest that is whole is step_4"):
         find_checkpoint(run, "step_2")
     for name in ("step_1", "step_3", "step_4"):
         tear(run, name)
@@ -371,7 +371,7 @@ def test_what_was_refused_leaves_the_folder_as_it_was(run):
 def test_a_folder_of_somebody_else_is_refused(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "holiday.jpg").write_bytes(b"...")
-    with pytest.raises(RunFolderError, match="was used"):
+    with pytest.raises(RunFolderError, match="was already used"):
         sft(**SETTINGS, output_dir=tmp_path, resume="auto")
     (tmp_path / "run" / "run.json").write_text("{}")
     with pytest.raises(RunFolderError, match="there is no config.json"):

@@ -61,7 +61,7 @@ def test_a_task_is_taken_as_it_is():
         ("sort_digit", "no task is called 'sort_digit'; did you mean 'sort_digits'"),
         ("no_such_file.jsonl", "there is no file 'no_such_file.jsonl'"),
         ("tests.tasks.task_sources:ROW", "has no 'ROW'; did you mean 'ROWS'"),
-        ("no_such_package.data:rows", "there is no module 'no_such_package'"),
+        ("no_such_package.data:rows", "no module 'no_such_package'"),
         (42, "no task can be made of 42"),
     ],
 )

@@ -22,7 +22,7 @@ from ..lifecycle.policy import ErrorPolicy, Priority
 from ..private_files import make_private_folder, open_private, write_private
 from ..record.durable import Disk
 from ..record.patient_writes import LineFile, PatientWrites
-from ..record.run_folder import spelt
+from ..record.run_folder import encode_number
 from ..record.secrets import redact_metrics
 
 log = logging.getLogger("proa.callbacks")
@@ -250,4 +250,4 @@ def _plain_value(value: Any) -> int | float | str | None:
         number = float(value)
     except (TypeError, ValueError):
         return str(value)
-    return number if math.isfinite(number) else spelt(number)
+    return number if math.isfinite(number) else encode_number(number)

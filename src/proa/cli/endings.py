@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ..errors import CallbackConfigError, ProaError, SettingError
-from ..record.reading import NoRunError
+from ..record.reading import RunNotFoundError
 from ..record.run_folder import RunFolderError
 from ..visible import print_visible
 
@@ -89,7 +89,7 @@ def _print_traceback(error: Exception) -> None:
 def _is_wrong_use(error: ProaError) -> bool:
     from ..config import ConfigError  # takes a while, and whoever only looks at a run has no need of it
 
-    return isinstance(error, RunFolderError | NoRunError | ConfigError | SettingError | CallbackConfigError)
+    return isinstance(error, RunFolderError | RunNotFoundError | ConfigError | SettingError | CallbackConfigError)
 
 
 def told(error: OSError) -> str:

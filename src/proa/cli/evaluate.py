@@ -21,8 +21,7 @@ from ..evals.evaluation import weights_version
 from ..private_files import make_private_folder
 from ..record.checkpoints import CheckpointManager
 from ..record.evals import AFTER_TRAINING, write_predictions
-from ..record.run_folder import as_json as as_json_text
-from ..record.run_folder import read_json
+from ..record.run_folder import json_text, read_json
 from ..resume.resuming import saved_config_in
 from ..run.evaluate import evaluate_folder
 from ..run.start import beginning_of
@@ -199,7 +198,7 @@ def _show(scored: Scored, folder: Path, as_json: bool) -> None:
     if as_json:
         content: dict[str, Any] = {"model": str(folder), "metrics": result.metrics, "breakdowns": result.breakdowns}
         content |= {"rows": len(scored.predictions), "seconds": result.eval_seconds, "first_error": first_error}
-        print(as_json_text(content), end="")
+        print(json_text(content), end="")
         return
     console = Console()
     count = f", {counted(len(scored.predictions), 'completion')}" if scored.predictions else ""

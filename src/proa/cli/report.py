@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 from ..errors import ProaError
-from ..record.durable import in_words
-from ..record.reading import NoRunError
+from ..record.durable import format_bytes
+from ..record.reading import RunNotFoundError
 from ..report import REPORT_NAME, write_report
 from ..visible import print_visible
 from .endings import told
@@ -24,7 +24,7 @@ def report(path: str, output: str | None = None) -> int:
         return 2
     try:
         written, size = write_report(Path(path), target)
-    except NoRunError as error:
+    except RunNotFoundError as error:
         print_visible(error, file=sys.stderr)
         return 2
     except ProaError as error:
@@ -34,7 +34,7 @@ def report(path: str, output: str | None = None) -> int:
         page = target or Path(path) / REPORT_NAME
         print_visible(f"{_what(error, page)}: {told(error)}", file=sys.stderr)
         return 1
-    print_visible(f"{written}: {in_words(size)}")
+    print_visible(f"{written}: {format_bytes(size)}")
     return 0
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import ProaError
-from ..record.reading import NoRunError
+from ..record.reading import RunNotFoundError
 from ..record.run_folder import read_json
 from ..resume.resuming import AUTO, config_in
 from ..visible import print_visible
@@ -40,8 +40,8 @@ def resume(folder: str, flags: Sequence[str], checkpoint: str | None, *, allow_c
 def _refuse_what_is_no_run(path: Path) -> None:
     """Where it can be told what was given instead."""
     if path.is_file():
-        raise NoRunError(f"{path} is a file: give the folder of a run")
+        raise RunNotFoundError(f"{path} is a file: give the folder of a run")
     if not (path / "run.json").exists() and (path / "experiment.json").is_file():
-        raise NoRunError(
+        raise RunNotFoundError(
             f"{path} is an experiment's folder: go on with it by proa experiment FILE, the file that it began with"
         )

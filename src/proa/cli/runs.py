@@ -14,10 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from ..errors import ProaError
-from ..record.reading import RunRecord, read_run
+from ..record.reading import RunSummary, read_run
 from ..record.run_folder import read_json
 from ..record.times import is_time
-from ..statistics.words import FOUND_BEST, finding_in
+from ..statistics.conclusions import FOUND_BEST, parse_finding
 from ..terminal import Console
 from ..visible import in_one_line, print_visible, visible
 from .endings import told
@@ -86,7 +86,7 @@ def _described(root: Path, folder: Path, unreadable: OSError | None) -> dict[str
         return {"name": name, "kind": "run", "status": "broken", "error": str(error)}
 
 
-def _run(record: RunRecord) -> dict[str, Any]:
+def _run(record: RunSummary) -> dict[str, Any]:
     scores = {f"{name}.{metric}": value for name, metrics in record.evals.items() for metric, value in metrics.items()}
     return {
         "status": "cut off" if record.cut_off else record.header["status"],
@@ -98,7 +98,7 @@ def _run(record: RunRecord) -> dict[str, Any]:
     }
 
 
-def _algorithm(record: RunRecord) -> Any:
+def _algorithm(record: RunSummary) -> Any:
     section = record.config.get("algorithm")
     return section.get("name") if isinstance(section, Mapping) else section
 
@@ -106,7 +106,7 @@ def _algorithm(record: RunRecord) -> Any:
 def _experiment(folder: Path) -> dict[str, Any]:
     content = read_json(folder / "experiment.json")
     done = sum(arm.get("status") == "completed" for arm in content.get("arms", []))
-    finding = finding_in(str(content.get("conclusion") or ""), content.get("best_arm"))
+    finding = parse_finding(str(content.get("conclusion") or ""), content.get("best_arm"))
     return {
         "status": standing_of(folder, content),
         "steps": done,

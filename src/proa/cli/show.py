@@ -20,9 +20,9 @@ from ..errors import SettingError
 from ..private_files import write_private
 from ..record.checkpoints import CheckpointManager
 from ..record.live import ActorView, LiveView
-from ..record.reading import QUIET_SECONDS, Process, RunRecord, read_run
+from ..record.reading import QUIET_SECONDS, Process, RunSummary, read_run
 from ..record.run_folder import BrokenRecordError
-from ..record.spans import SpanRecord, trace_of
+from ..record.spans import SpanRecord, chrome_trace
 from ..terminal import Console
 from ..visible import in_one_line, print_visible
 from .endings import ending
@@ -53,10 +53,10 @@ def _show(folder: Path, as_json: bool, follow: bool, trace: str | None) -> int:
         return show_experiment(folder, console, as_json)
     record = read_run(folder)
     if trace is not None:
-        write_private(Path(trace), json.dumps(trace_of(SpanRecord(record.folder).read())))
+        write_private(Path(trace), json.dumps(chrome_trace(SpanRecord(record.folder).read())))
         print_visible(f"open {trace} at https://ui.perfetto.dev", file=sys.stderr)
     elif as_json:
-        looks: Iterable[RunRecord] = _until_the_end(record) if follow else [record]
+        looks: Iterable[RunSummary] = _until_the_end(record) if follow else [record]
         (last,) = deque(looks, maxlen=1)
         print(written(as_object(last)))
     elif follow:
@@ -72,7 +72,7 @@ def _refuse_for_experiments(folder: Path, **flags: bool) -> None:
         raise SettingError(f"{folder} is an experiment's folder, and {flag} is for one run: name one inside it")
 
 
-def as_object(record: RunRecord) -> dict[str, Any]:
+def as_object(record: RunSummary) -> dict[str, Any]:
     """What `--json` prints."""
     return {
         "folder": str(record.folder),
@@ -86,7 +86,7 @@ def as_object(record: RunRecord) -> dict[str, Any]:
     }
 
 
-def parts_of(record: RunRecord) -> list[RenderableType]:
+def parts_of(record: RunSummary) -> list[RenderableType]:
     """What is shown of a run, from top to bottom."""
     header = record.header
     parts: list[RenderableType] = [_headline(record), _when(record)]
@@ -114,13 +114,13 @@ def parts_of(record: RunRecord) -> list[RenderableType]:
 # -- following ---------------------------------------------------------------------------------------
 
 
-def _follow(first: RunRecord, console: Console) -> None:
+def _follow(first: RunSummary, console: Console) -> None:
     with Live(Group(*parts_of(first)), console=console, auto_refresh=False) as screen:
         for record in _until_the_end(first):
             screen.update(Group(*parts_of(record)), refresh=True)
 
 
-def _until_the_end(record: RunRecord) -> Iterator[RunRecord]:
+def _until_the_end(record: RunSummary) -> Iterator[RunSummary]:
     """One look after the other, until the run has ended or is certainly gone."""
     yield record
     while record.running and not record.cut_off:
@@ -132,7 +132,7 @@ def _until_the_end(record: RunRecord) -> Iterator[RunRecord]:
 # -- words -------------------------------------------------------------------------------------------
 
 
-def _headline(record: RunRecord) -> Text:
+def _headline(record: RunSummary) -> Text:
     """`demo: running, 12 of 40 steps, 1.8 steps/s, about 16 s left`."""
     header, rate = record.header, record.steps_per_second
     total = (record.live.of if record.live else 0) or record.total_steps
@@ -152,13 +152,13 @@ def _headline(record: RunRecord) -> Text:
     )
 
 
-def _when(record: RunRecord) -> Text:
+def _when(record: RunSummary) -> Text:
     header = record.header
     words = []
-    if record.going is not None:
+    if record.running_time is not None:
         begun = day(header["started"], "%Y-%m-%d %H:%M:%S")
         is_over = not record.running or record.cut_off
-        words.append(f"started {begun}, {'ran' if is_over else 'running for'} {ran(record.going)}")
+        words.append(f"started {begun}, {'ran' if is_over else 'running for'} {ran(record.running_time)}")
     if "pid" in header:
         words.append(f"process {header['pid']} on {header.get('host', 'an unknown machine')}")
     if "weights_digest" in header:
@@ -168,7 +168,7 @@ def _when(record: RunRecord) -> Text:
     return Text(", ".join(words), style="dim")
 
 
-def _warnings(record: RunRecord) -> Iterator[str]:
+def _warnings(record: RunSummary) -> Iterator[str]:
     """That a run which says that it is running does not look like it."""
     if not record.running:
         return
@@ -176,16 +176,16 @@ def _warnings(record: RunRecord) -> Iterator[str]:
     pid = record.header.get("pid")
     if record.cut_off:
         yield f"no sign of life for {quiet}, and its process {pid} is gone: the run was cut off"
-    elif record.getting_ready:
+    elif record.is_starting:
         yield f"getting ready for {quiet}: nothing is written yet"
     elif record.live is not None and record.quiet_seconds > QUIET_SECONDS:
-        if record.process is Process.THERE:
+        if record.process is Process.ALIVE:
             yield f"no sign of life for {quiet}, but process {pid} is there: it hangs, is stopped, or cannot write here"
         else:
             yield f"no sign of life for {quiet}: its process is probably gone"
 
 
-def _standing(record: RunRecord, live: LiveView) -> str:
+def _standing(record: RunSummary, live: LiveView) -> str:
     kept = ", ".join(map(str, live.versions)) or "none"
     age = duration(max(0.0, record.read_at - live.time))
     return f"{live.runtime}, episode {live.episode}, version {live.version} (kept: {kept}), as of {age} ago"
@@ -230,7 +230,7 @@ def _remarks(live: LiveView) -> Iterator[str]:
             yield f"{actor.name} prints to {actor.log}"
 
 
-def _checkpoints(record: RunRecord) -> Iterator[str]:
+def _checkpoints(record: RunSummary) -> Iterator[str]:
     rows = CheckpointManager(record.folder).rows
     if rows:
         yield f"checkpoints: {', '.join(row.name + (' (final)' if row.final else '') for row in rows)}"
@@ -238,7 +238,7 @@ def _checkpoints(record: RunRecord) -> Iterator[str]:
         yield f"go on with it by proa resume {record.folder}"
 
 
-def _metrics(record: RunRecord) -> Iterator[RenderableType]:
+def _metrics(record: RunSummary) -> Iterator[RenderableType]:
     last = record.last_metrics
     if last is None:
         return

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from ..record.reading import read_run
 from ..record.run_folder import BrokenRecordError, read_json
-from ..record.run_lock import was_left
+from ..record.run_lock import is_abandoned
 from .words import STYLES, counted_of, values_line, written
 
 
@@ -52,7 +52,7 @@ def _runs(folder: Path, content: dict[str, Any]) -> Table:
 
 def standing_of(folder: Path, content: dict[str, Any]) -> str:
     """What an experiment's header says, unless whoever wrote it is gone."""
-    is_left = content["status"] == "running" and was_left(folder)
+    is_left = content["status"] == "running" and is_abandoned(folder)
     return "cut off" if is_left else str(content["status"])
 
 

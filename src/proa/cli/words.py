@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from ..callbacks.console import sparkline
-from ..record.run_folder import readable
+from ..record.run_folder import encode_numbers
 from ..report.metrics import number_in
 from ..report.text import duration, ran
 from ..visible import in_one_line
@@ -90,7 +90,7 @@ def day(seconds: float, form: str) -> str:
 
 def written(content: Any) -> str:
     """What `--json` prints: every parser reads it, whatever a record holds."""
-    return json.dumps(readable(content), indent=2, allow_nan=False)
+    return json.dumps(encode_numbers(content), indent=2, allow_nan=False)
 
 
 def values_line(metrics: Mapping[str, Any]) -> str:

@@ -21,7 +21,7 @@ from ..lifecycle.placement import refuse_unportable
 from ..lifecycle.roles import callbacks_in
 from ..record.checkpoints import CheckpointManager
 from ..record.durable import Disk
-from ..record.run_folder import RunFolderError, as_json, read_json
+from ..record.run_folder import RunFolderError, json_text, read_json
 from ..record.run_lock import lock
 from ..record.secrets import remember
 from ..resume.resuming import config_changes, saved_config
@@ -234,7 +234,7 @@ class Experiment:
             "groups": {name: group.as_dict() for name, group in result.groups.items()},
             "arms": [arm_dict(arm) for arm in self._in_order()],
         }
-        Disk().replace_file(self.config.folder / EXPERIMENT_NAME, as_json(content, in_words=True).encode("utf-8"))
+        Disk().replace_file(self.config.folder / EXPERIMENT_NAME, json_text(content, stringify=True).encode("utf-8"))
 
 
 def _refuse_anothers(run: PlannedRun) -> None:

@@ -13,7 +13,7 @@ from ..data.loop import LoopArtifacts, ManifestRow
 from ..data.results import ArmResult, RunResult
 from ..record.durable import Disk
 from ..record.evals import eval_result
-from ..record.run_folder import as_json, numbers_back, read_json
+from ..record.run_folder import decode_numbers, json_text, read_json
 from .plan import PlannedRun
 
 ARM_NAME = "arm.json"
@@ -23,7 +23,7 @@ def save_arm(arm: ArmResult, folder: Path, benchmarks: Sequence[EvalSection]) ->
     """Write it down, at once and whole, with what it was benchmarked by. The run's configuration is beside it, in
     `config.json`. What a hook left in it that JSON has no form for is told in words: it should not cost the run."""
     content = {**arm_dict(arm), "benchmarks": _told(benchmarks)}
-    Disk().replace_file(folder / ARM_NAME, as_json(content, in_words=True).encode("utf-8"))
+    Disk().replace_file(folder / ARM_NAME, json_text(content, stringify=True).encode("utf-8"))
 
 
 def arm_dict(arm: ArmResult) -> dict[str, Any]:
@@ -48,17 +48,17 @@ def load_arm(run: PlannedRun, benchmarks: Sequence[EvalSection]) -> ArmResult | 
     evals = [eval_result(result) for result in content.pop("evals")]
     told = content.pop("run_result")
     result = None if told is None else _run_result(told)
-    numbers = {key: numbers_back(content[key]) for key in ("metrics", "eval_metrics", "eval_breakdowns")}
+    numbers = {key: decode_numbers(content[key]) for key in ("metrics", "eval_metrics", "eval_breakdowns")}
     return ArmResult(**{**content, **numbers}, run_config=run.config, evals=evals, run_result=result)
 
 
 def _told(benchmarks: Sequence[EvalSection]) -> list[dict[str, Any]]:
-    written: list[dict[str, Any]] = json.loads(as_json({"": [one.model_dump(mode="json") for one in benchmarks]}))[""]
+    written: list[dict[str, Any]] = json.loads(json_text({"": [one.model_dump(mode="json") for one in benchmarks]}))[""]
     return written
 
 
 def _run_result(content: dict[str, Any]) -> RunResult:
-    metrics = numbers_back(content["metrics"])
+    metrics = decode_numbers(content["metrics"])
     return RunResult(**{**content, "metrics": metrics, "artifacts": _artifacts(content["artifacts"])})
 
 

@@ -26,12 +26,12 @@ from ..loop import Resumed, Saver
 from ..policy.trainable import Trainable
 from ..record.background import BackgroundSaver
 from ..record.checkpoints import CheckpointManager
-from ..record.copied import copied
-from ..record.durable import told_with
+from ..record.durable import explain_failures
 from ..record.run_folder import libraries
 from ..record.run_record import RunRecord
 from ..record.secrets import redact, remember
 from ..record.state_files import write_state
+from ..record.tree_copy import copy_tree
 from ..spelling import did_you_mean
 from .inputs import Inputs
 
@@ -98,7 +98,7 @@ class Checkpoints(Saver):
             final=name == "final",
         )
         if self._background is not None:
-            snapshot, parts = trained.snapshot(), copied(parts)
+            snapshot, parts = trained.snapshot(), copy_tree(parts)
             self._background.save(row, lambda into: _write(into, snapshot, parts))
             return None
         row = self._manager.save(row, lambda into: _write(into, trained, parts))
@@ -153,7 +153,7 @@ class Checkpoints(Saver):
         assert row.sampler_path is not None, "every checkpoint here has a model"
         beside, place = self.folder / ".model.new", self.folder / "model"
         shutil.rmtree(beside, ignore_errors=True)
-        with told_with(str(place), self.folder):
+        with explain_failures(str(place), self.folder):
             if self._trained.saves_in_place:
                 self._trained.save(beside)
             else:  # the same files, not copies of them

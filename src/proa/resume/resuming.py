@@ -23,7 +23,7 @@ from ..policy.policy import Policy
 from ..record.checkpoints import CheckpointError, CheckpointManager
 from ..record.durable import Disk
 from ..record.evals import EvalRecord, predictions_path
-from ..record.run_folder import BrokenRecordError, RunFolderError, libraries, numbers_back, read_json
+from ..record.run_folder import BrokenRecordError, RunFolderError, decode_numbers, libraries, read_json
 from ..record.run_record import RECORD_FILES
 from ..record.secrets import redact, redacted_keys
 from ..record.state_files import read_state
@@ -73,7 +73,7 @@ class Resumption:
         self.loop().restore(state)
         header = read_json(self.folder / "run.json")
         state.policy_version = header.get("policy_version", state.policy_version)
-        state.metrics |= numbers_back(self.row.metrics)
+        state.metrics |= decode_numbers(self.row.metrics)
         if header.get("stopped_by") is not None:
             state.stop_training(header.get("stop_reason"), by=header["stopped_by"])
         return state

@@ -114,7 +114,7 @@ class RayRun:
             truncate_record(resumption)
         place = FROM_THE_BEGINNING if resumption is None else resumption.row.name
         log.warning("%s; the run continues from %s", died, place)
-        folder.went_on(checkpoint=place, reason=str(died))
+        folder.note_resumed(checkpoint=place, reason=str(died))
         return resumption
 
     def _new_runtime(

@@ -16,7 +16,7 @@ from ..config import ConfigError, DetachedConfig, RunConfig, SupervisedConfig
 from ..data.state import TrainState
 from ..errors import ProaError
 from ..lifecycle.manager import Callbacks
-from ..record.run_folder import LIVE_NAME, LOCK_NAME, RunFolder, read_json, refuse_used
+from ..record.run_folder import LIVE_NAME, LOCK_NAME, RunFolder, check_unused, read_json
 from ..record.run_lock import lock
 from ..resume.inputs import Inputs
 from ..resume.resuming import (
@@ -118,7 +118,7 @@ def carry_out(
     ):
         if not there:
             _remove_stillborn(config.folder)
-            refuse_used(config.folder)
+            check_unused(config.folder)
         saved = saved_config(config.folder) if there else {}
         resumption = find_checkpoint(config.folder, resume or AUTO) if there else None
         # Without a checkpoint it begins again, and may begin otherwise.
