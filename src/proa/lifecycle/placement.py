@@ -1,4 +1,4 @@
-"""Which process each callback lives in when a run is spread over several, and whether it can get there."""
+"""Which process each callback lives in when a run has several, and whether it can be sent there."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import NotPortableError
-from .hooks import BaseCallback, MakerCallback, TrainerCallback, family_of
-from .roles import CallbackFactory, callback_from
+from .hooks import BaseCallback, MakerCallback, TrainerCallback, callback_family
+from .roles import CallbackFactory, make_callback
 
 
 @dataclass
 class Placement:
-    """Callbacks by the process they live in. Factories go where what they make belongs."""
+    """Callbacks by the process they live in. A factory goes where its callback belongs."""
 
     driver: list[BaseCallback] = field(default_factory=list)
     trainer: list[BaseCallback | CallbackFactory] = field(default_factory=list)
@@ -23,16 +23,15 @@ class Placement:
     makers: list[BaseCallback | CallbackFactory] = field(default_factory=list)
 
     @classmethod
-    def of(cls, callbacks: Iterable[BaseCallback | CallbackFactory]) -> Placement:
-        """Sort callbacks into their places.
+    def assign(cls, callbacks: Iterable[BaseCallback | CallbackFactory]) -> Placement:
+        """Assign callbacks to processes.
 
-        What lives in every rank or in every maker is made there if it came as a factory: each process
-        then has one of its own.
+        A factory of a callback for every rank or every maker is called there: each process has its own callback.
         """
         placement = cls()
         for given in callbacks:
-            made = callback_from(given)
-            family = family_of(type(made))
+            made = make_callback(given)
+            family = callback_family(type(made))
             if family is MakerCallback:
                 placement.makers.append(given)
             elif not isinstance(made, TrainerCallback):
@@ -45,21 +44,21 @@ class Placement:
 
     @property
     def travelling(self) -> list[BaseCallback | CallbackFactory]:
-        """Those that leave the driver's process."""
+        """The callbacks that leave the driver's process."""
         return [*self.trainer, *self.every_trainer, *self.makers]
 
 
-def refuse_unportable(callbacks: Iterable[object], dumps: Callable[[Any], bytes] = pickle.dumps) -> None:
-    """Raise for what cannot be pickled, naming the attribute that stands in the way.
+def check_portable(callbacks: Iterable[object], dumps: Callable[[Any], bytes] = pickle.dumps) -> None:
+    """Raise for a callback that cannot be pickled, naming the attribute that is the cause.
 
     `dumps` is the pickler of the transport, e.g. cloudpickle's where the run is on Ray.
     """
     for callback in callbacks:
-        if (reason := _cannot(dumps, callback)) is None:
+        if (reason := _pickle_error(dumps, callback)) is None:
             continue
         name = type(callback).__name__
         for attribute, value in vars(callback).items() if hasattr(callback, "__dict__") else ():
-            if (why := _cannot(dumps, value)) is not None:
+            if (why := _pickle_error(dumps, value)) is not None:
                 raise NotPortableError(
                     f"{name} lives in another process and cannot be sent there, because of its attribute "
                     f"{attribute!r} ({why}): open it in the first hook instead, or pass a factory that can be "
@@ -71,8 +70,8 @@ def refuse_unportable(callbacks: Iterable[object], dumps: Callable[[Any], bytes]
         )
 
 
-def _cannot(dumps: Callable[[Any], bytes], value: object) -> str | None:
-    """Why a value cannot be pickled; None if it can. Pickling runs arbitrary code, so anything may be raised."""
+def _pickle_error(dumps: Callable[[Any], bytes], value: object) -> str | None:
+    """Why a value cannot be pickled; None if it can. Pickling runs user code, which may raise anything."""
     try:
         dumps(value)
     except Exception as error:

@@ -91,7 +91,7 @@ class DetachedTrainer(ABC):
         self.activity = Activity()
         self.replicas: Replicas = replicas or Alone()
         self.maker_names = list(experience_maker_holder_name_list)  # resolved at the first push, not here
-        self.manager = CallbackManager.of(callbacks, role=Role.TRAINER)
+        self.manager = CallbackManager.create(callbacks, role=Role.TRAINER)
         self.state = self._first_state(output_dir)
         self.seed = seed
         self.evaluators = evaluators

@@ -21,7 +21,7 @@ from ..data.state import TrainState
 from ..errors import SettingError
 from ..lifecycle.hooks import BaseCallback
 from ..lifecycle.manager import CallbackManager
-from ..lifecycle.placement import refuse_unportable
+from ..lifecycle.placement import check_portable
 from ..policy.policy import Policy, Receiver
 from ..record.checkpoints import CheckpointManager
 from ..record.live import LiveFile
@@ -69,7 +69,7 @@ class RayRun:
         makers = MakerSide(here, given, task=side.task, policy=side.policy, longest_prompt=side.prompts.longest)
         self.inputs = replace(makers.add_to(side.inputs), hooks=listeners.experience_hooks())
         travelling = [*self.listeners.makers, *self.listeners.trainer, *self.listeners.every_trainer]
-        refuse_unportable(travelling, pickled)
+        check_portable(travelling, pickled)
         self._runtime: RayRuntime | None = None
         self._record: DriverRecord | None = None
 
