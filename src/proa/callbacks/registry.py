@@ -1,6 +1,6 @@
 """Builds callbacks from `{kind, params}`, as configuration files name them.
 
-A kind may be the dotted path of a class of one's own, or of a function that makes a callback:
+A kind may be the dotted path of a user's class, or of a function that makes a callback:
 
     callbacks:
       - kind: my_module.MyCallback
@@ -57,7 +57,7 @@ def build_callback(spec: Mapping[str, Any]) -> BaseCallback:
         callback = factory(**params)
     except ProaError:
         raise
-    except Exception as error:  # whatever a constructor says of its parameters
+    except Exception as error:  # a constructor may raise anything
         raise CallbackConfigError(f"callback kind {kind!r}: {type(error).__name__}: {error}") from error
     if not isinstance(callback, BaseCallback):
         raise CallbackConfigError(f"callback kind {kind!r} made {callback!r}, which is not a callback")
@@ -65,8 +65,8 @@ def build_callback(spec: Mapping[str, Any]) -> BaseCallback:
 
 
 def check_callback(spec: Mapping[str, Any]) -> None:
-    """Raise if `build_callback` would. One that comes with Proa is built and let go of; one of the user's or of another
-    package may start something when it is built, so only the names of its parameters are looked at."""
+    """Raise if `build_callback` would. Proa's own callbacks are built and dropped; others may have side effects when
+    they are built, so only the names of their parameters are checked."""
     kind, params = _parse(spec)
     if kind in _SHIPPED:
         build_callback(spec)
@@ -85,7 +85,7 @@ def _parse(spec: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def changes_experience(spec: Mapping[str, Any]) -> bool:
-    """Whether what `build_callback` would make may change experience, and so what is learned."""
+    """Whether the callback may change experience, and so the result of training."""
     kind, params = _parse(spec)
     factory = _factory(kind)
     made = factory if isinstance(factory, type) else type(factory(**params))
@@ -100,8 +100,8 @@ def register_callback(kind: str, factory: Factory) -> None:
 
 
 def callback_kinds() -> dict[str, str]:
-    """Every kind there is and where it comes from, without importing any."""
-    shipped = {kind: f"proa.callbacks.{place.partition(':')[0]}" for kind, place in _SHIPPED.items()}
+    """All kinds and their origin, without importing any."""
+    shipped = {kind: f"proa.callbacks.{target.partition(':')[0]}" for kind, target in _SHIPPED.items()}
     plugins = {name: point.value for name, point in _plugins().items() if name not in shipped}
     registered = {kind: getattr(factory, "__module__", "?") for kind, factory in _registered.items()}
     return {**shipped, **plugins, **registered}
@@ -116,7 +116,7 @@ def _factory(kind: str) -> Factory:
         return shipped
     plugin = _plugins().get(kind)
     if plugin is None:
-        return _own(kind)
+        return _user_factory(kind)
     try:
         loaded: Factory = plugin.load()
     except Exception as error:
@@ -124,12 +124,12 @@ def _factory(kind: str) -> Factory:
     return loaded
 
 
-def _own(kind: str) -> Factory:
-    """The user's class, or function that makes a callback, by its dotted path."""
+def _user_factory(kind: str) -> Factory:
+    """The class, or function that makes a callback, at a user's dotted path."""
     if not any(mark in kind for mark in ":."):
         known = callback_kinds()
         raise CallbackConfigError(
-            f"no callback kind {kind!r}{did_you_mean(kind, known)} (known: {', '.join(sorted(known))}; your own: "
+            f"unknown callback kind {kind!r}{did_you_mean(kind, known)} (known: {', '.join(sorted(known))}; your own: "
             f"'package.module:Class')"
         )
     try:
@@ -137,14 +137,14 @@ def _own(kind: str) -> Factory:
     except DottedPathError as error:
         raise CallbackConfigError(f"callback kind {error}") from error
     if isinstance(found, BaseCallback):
-        raise CallbackConfigError(f"callback kind {kind!r} is one that was made already: name its class")
+        raise CallbackConfigError(f"callback kind {kind!r} is a callback object: name its class")
     if not callable(found) or (isinstance(found, type) and not issubclass(found, BaseCallback)):
         raise CallbackConfigError(
             f"callback kind {kind!r} is not a callback: derive a class from Callback, TrainerCallback or "
             f"MakerCallback, or name a function that makes one"
         )
-    own: Factory = found
-    return own
+    factory: Factory = found
+    return factory
 
 
 def _plugins() -> dict[str, EntryPoint]:
@@ -154,7 +154,7 @@ def _plugins() -> dict[str, EntryPoint]:
 def _check_params(kind: str, factory: Factory, params: Mapping[str, Any]) -> None:
     try:
         signature = inspect.signature(factory)
-    except ValueError:  # some types written in C have none; calling them will tell
+    except ValueError:  # some types written in C have no signature
         return
     names = {p.name for p in signature.parameters.values() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
     takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
