@@ -183,7 +183,9 @@ def test_builtins_and_mocks_can_listen():
 
 
 def test_a_function_that_asks_for_what_is_not_there_is_refused():
-    with pytest.raises(HookError, match="has a parameter 'metric', which is not an item of 'step_end'; did you mean 'metrics'"):
+    with pytest.raises(
+        HookError, match="has a parameter 'metric', which is not an item of 'step_end'; did you mean 'metrics'"
+    ):
         CallbackManager().on("step_end")(lambda state, metric: None)
 
 

@@ -25,7 +25,7 @@ from ..record.run_folder import RunFolderError, json_text, read_json
 from ..record.run_lock import lock
 from ..record.secrets import remember
 from ..resume.resuming import changes_to, saved_config
-from ..terminal import output_may_be_lost
+from ..terminal import tolerate_lost_output
 from .arm_run import ArmRun
 from .checking import check_arms
 from .plan import Chain, PlannedRun, compared, plan
@@ -77,7 +77,7 @@ class Experiment:
         self._arms, self._groups_told = {}, set()
         self._result = ExperimentResult(config.name, "running", hypothesis=config.metadata.hypothesis)
         interruption = Interruption(grace=float("inf"))  # each run has a grace period of its own
-        with lock(config.folder, LOOKED_AT_SECONDS), output_may_be_lost(), interruption.listening():
+        with lock(config.folder, LOOKED_AT_SECONDS), tolerate_lost_output(), interruption.listening():
             _refuse_a_runs(config.folder)
             for chain in self.plan:
                 self._skip_complete(chain)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ProaError
-from ..private_files import keep_others_out, make_private_folder
+from ..private_files import make_private_folder, restrict_folder
 from .durable import Disk
 from .secrets import redact, redact_values, remember
 from .times import previous_process
@@ -54,7 +54,7 @@ class RunFolder:
         check_unused(path)
         path.parent.mkdir(parents=True, exist_ok=True)  # whether the folder of all runs is shared is up to the user
         make_private_folder(path)
-        keep_others_out(path)  # an empty one may have existed
+        restrict_folder(path)  # an empty one may have existed
         remember(config)
         folder = cls(path)
         folder.write_json("config.json", config)

@@ -256,7 +256,7 @@ class ExperienceMakerHolder:
         experience = None
         try:
             if self._numerics is not None:
-                self._numerics.put_back(f"a callback of {self.name}")
+                self._numerics.restore(f"a callback of {self.name}")
             requests = [Request(prompt.tokens, tuple(own)) for prompt, own in zip(prompts, seeds, strict=True)]
             with self._engine_in_use, self.activity.doing("generate", f"generating {what}"):
                 version = self._version

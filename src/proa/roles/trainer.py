@@ -269,7 +269,7 @@ class DetachedTrainer(ABC):
     ) -> None:
         with life.step() as step:
             if self._numerics is not None:
-                self._numerics.put_back("a callback or an evaluator")
+                self._numerics.restore("a callback or an evaluator")
             self.batch_in_step = step.experience = experience
             step.metrics = self.training_step(experience)
             self._numerics = Numerics()  # what was set before the first step, or by the step itself, is meant
