@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Protocol
 
 # `n_positions` and `n_ctx` are used by GPT-2, the next by MPT, XLSTM and others, the last by RWKV.
 _CONTEXT_NAMES = (
@@ -16,7 +16,13 @@ _CONTEXT_NAMES = (
 )
 
 
-def context_length(config: Any) -> int | None:
+class ModelConfig(Protocol):
+    """A Hugging Face `PretrainedConfig`."""
+
+    def get_text_config(self) -> object: ...
+
+
+def context_length(config: ModelConfig) -> int | None:
     """The maximal number of tokens of the model, or of a multimodal model's text part; None if unlimited.
 
     Mamba, whose state has a fixed size, has no limit, nor has Bloom, whose positions are distances.

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from ..data.messages import in_words, is_conversation
 from ..record.secrets import redact, redact_metrics, redact_values
+
+Plain: TypeAlias = bool | int | float | str
 
 LONGEST_TEXT = 2000
 """Maximal characters of text in a table."""
@@ -19,7 +21,7 @@ class Table:
     """Rows of plain values under named columns."""
 
     columns: list[str]
-    rows: list[list[Any]]
+    rows: list[list[Plain]]
 
     def as_markdown(self) -> str:
         """For libraries that show only text.
@@ -29,17 +31,17 @@ class Table:
         | --- | --- |
         | 3\\|1 | 0.5 |
         """
-        lines = [self.columns, ["---"] * len(self.columns), *self.rows]
+        lines: list[Sequence[Plain]] = [self.columns, ["---"] * len(self.columns), *self.rows]
         cells = ([str(value).replace("|", "\\|").replace("\n", "<br>") for value in line] for line in lines)
         return "\n".join(f"| {' | '.join(line)} |" for line in cells)
 
 
-def plain_values(metrics: Mapping[str, Any]) -> dict[str, Any]:
+def plain_values(metrics: Mapping[str, object]) -> dict[str, Plain]:
     """Metrics as Python numbers (also from torch and numpy) or text, without secrets; NaN and infinity stay."""
     return redact_metrics({name: plain(value) for name, value in metrics.items()})
 
 
-def plain(value: Any) -> bool | int | float | str:
+def plain(value: Any) -> Plain:
     """A value as a Python number, or else as text."""
     if isinstance(value, bool | int | float | str):
         return value
@@ -61,7 +63,7 @@ def plain_config(config: Any) -> dict[str, Any]:
     return plain
 
 
-def json_text(facts: Any) -> str:
+def json_text(facts: object) -> str:
     """Facts as indented JSON, without secrets."""
     return json.dumps(redact(facts), indent=2, default=str)
 
@@ -72,7 +74,7 @@ def error_text(error: BaseException | str) -> str:
     return redacted[:LONGEST_TEXT]
 
 
-def sample_table(records: Sequence[Mapping[str, Any]], most: int) -> Table:
+def sample_table(records: Sequence[Mapping[str, object]], most: int) -> Table:
     """A table of at most `most` of the records, evenly spread, including the first and the last.
 
     >>> [row[0] for row in sample_table([{"id": number} for number in range(9)], most=3).rows]
@@ -89,7 +91,7 @@ def sample_table(records: Sequence[Mapping[str, Any]], most: int) -> Table:
     return Table(columns, [[_cell(row.get(column)) for column in columns] for row in rows])
 
 
-def _cell(value: Any) -> bool | int | float | str:
+def _cell(value: object) -> Plain:
     if value is None:
         return ""
     if isinstance(value, Mapping | list | tuple):

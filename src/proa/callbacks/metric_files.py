@@ -10,10 +10,10 @@ import math
 import os
 import time
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeAlias
 
 from ..data.loop import LoopArtifacts, TrainingBatch
 from ..data.state import LoopState
@@ -27,6 +27,8 @@ from ..record.run_folder import encode_number
 from ..record.secrets import redact_metrics
 
 log = logging.getLogger("proa.callbacks")
+
+Row: TypeAlias = dict[str, int | float | str | None]
 
 
 class _MetricFile(Callback):
@@ -80,11 +82,11 @@ class _MetricFile(Callback):
         if self._file is not None:
             self._writes.finish()
 
-    def _write(self, row: dict[str, Any]) -> None:
+    def _write(self, row: Row) -> None:
         assert self._file is not None, "no row comes before train_start"
         self._writes.write(self.path, lambda: self._append_safely(row))
 
-    def _append_safely(self, row: dict[str, Any]) -> None:
+    def _append_safely(self, row: Row) -> None:
         """Append a row to the file at this path, which may not be the one that was opened."""
         assert self._file is not None, "it is closed when nothing waits any more"
         if not self.path.exists() or not os.path.samestat(self.path.stat(), os.fstat(self._file.fileno())):
@@ -97,7 +99,7 @@ class _MetricFile(Callback):
         self._file, self._lines = open_private(self.path, "a"), LineFile(self.disk)
 
     @abstractmethod
-    def _append(self, row: dict[str, Any]) -> None:
+    def _append(self, row: Row) -> None:
         """Append a row to the file, or nothing."""
 
     def _append_text(self, text: str) -> None:
@@ -172,7 +174,7 @@ class JsonlMetrics(_MetricFile):
             else:
                 yield step, f"{line}\n"
 
-    def _append(self, row: dict[str, Any]) -> None:
+    def _append(self, row: Row) -> None:
         self._append_text(json.dumps(row, allow_nan=False) + "\n")
 
 
@@ -209,7 +211,7 @@ class CsvMetrics(_MetricFile):
         with self.path.open(encoding="utf-8", newline="") as file:
             self._columns = next(csv.reader(file), [])
 
-    def _append(self, row: dict[str, Any]) -> None:
+    def _append(self, row: Row) -> None:
         if not row.keys() <= set(self._columns):
             self._widen([*self._columns, *(name for name in row if name not in self._columns)])
         line = io.StringIO()
@@ -230,9 +232,9 @@ class CsvMetrics(_MetricFile):
         self._file, self._columns, self._lines = wider, columns, LineFile(self.disk)
 
 
-def _row(state: LoopState, step_idx: int, metrics: dict[str, Any]) -> dict[str, Any]:
+def _row(state: LoopState, step_idx: int, metrics: Mapping[str, object]) -> Row:
     """The row of a step or an eval, without secrets; metrics do not replace the row's own keys."""
-    own: dict[str, Any] = {"step": step_idx, "epoch": state.epoch, "time": round(time.time(), 3)}
+    own: Row = {"step": step_idx, "epoch": state.epoch, "time": round(time.time(), 3)}
     if step_idx != state.global_step - 1:
         del own["epoch"]  # an eval that ran in the background: the step's own row has it
     row = redact_metrics({name: _json_value(value) for name, value in metrics.items()})

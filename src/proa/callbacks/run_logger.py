@@ -22,7 +22,7 @@ from ..lifecycle.hooks import Callback
 from ..lifecycle.policy import ErrorPolicy, Priority
 from ..private_files import make_private_folder
 from .destination import Destination, DestinationSettings, experiment_id, require
-from .logged_values import Table, error_text, plain_values, sample_table
+from .logged_values import Plain, Table, error_text, plain_values, sample_table
 
 
 class RunLogger(Callback):
@@ -142,7 +142,7 @@ class RunLogger(Callback):
         self._ensure_open()
         results = [result for result in (run_result, arm) if result is not None]
         status: Status = results[0].status if results else "failed"
-        summary: dict[str, Any] = {"status": status}
+        summary: dict[str, Plain] = {"status": status}
         for result in results:
             summary |= plain_values(result.metrics)
             if result.error:
@@ -178,21 +178,21 @@ class RunLogger(Callback):
         """Open a run, or resume the one with this id; return its id. Steps from `first_step` on are repeated."""
 
     @abstractmethod
-    def _write(self, values: dict[str, Any], step: int) -> None:
+    def _write(self, values: dict[str, Plain], step: int) -> None:
         """Log one row of numbers and text."""
 
     @abstractmethod
     def _write_table(self, name: str, table: Table, step: int) -> None: ...
 
     @abstractmethod
-    def _write_checkpoint(self, name: str, facts: dict[str, Any], step: int) -> None:
+    def _write_checkpoint(self, name: str, facts: Mapping[str, object], step: int) -> None:
         """Log a checkpoint's path and scores, not the checkpoint itself."""
 
     @abstractmethod
     def _write_error(self, text: str, step: int) -> None: ...
 
     @abstractmethod
-    def _close(self, status: Status, summary: dict[str, Any]) -> None: ...
+    def _close(self, status: Status, summary: Mapping[str, object]) -> None: ...
 
     @abstractmethod
     def _earlier_id(self, destination: Destination) -> str | None:
@@ -229,7 +229,7 @@ class RunLogger(Callback):
         if destination is not None and began and self.run_id is None and not self._tried:
             self._begin(destination, self._earlier_id(destination), sys.maxsize)
 
-    def _end(self, status: Status, summary: dict[str, Any] | None = None) -> None:
+    def _end(self, status: Status, summary: Mapping[str, object] | None = None) -> None:
         is_open = self.run_id is not None
         self._forget_run()
         if is_open:
@@ -240,7 +240,7 @@ class RunLogger(Callback):
         self._tried = False
         self._last = {}
 
-    def _log(self, metrics: Mapping[str, Any], step: int) -> None:
+    def _log(self, metrics: Mapping[str, object], step: int) -> None:
         if self.run_id is None:
             return
         new = {name: value for name, value in metrics.items() if self._is_new(name, step)}
@@ -252,7 +252,7 @@ class RunLogger(Callback):
         last = self._last.get(name)
         return last is None or step > last
 
-    def _note_logged(self, names: Mapping[str, Any], step: int) -> None:
+    def _note_logged(self, names: Mapping[str, object], step: int) -> None:
         self._last.update(dict.fromkeys(names, step))
         assert self._destination is not None
         assert self.run_id is not None
@@ -263,6 +263,6 @@ class RunLogger(Callback):
         ctx.ids.setdefault("run_id", self.run_id)
 
 
-def _scores(arm: ArmResult) -> dict[str, Any]:
+def _scores(arm: ArmResult) -> dict[str, float]:
     """The scores of its benchmarks, as `benchmark.metric`."""
     return {f"{name}.{metric}": value for name, scores in arm.eval_metrics.items() for metric, value in scores.items()}

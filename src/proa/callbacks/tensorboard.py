@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from ..data.results import LogContext, Status
 from .destination import Destination, library
-from .logged_values import Table, json_text
+from .logged_values import Plain, Table, json_text
 from .run_logger import RunLogger
 
 FLUSH_SECONDS = 10
@@ -45,7 +45,7 @@ class TensorBoardLogger(RunLogger):
         writer = library("torch.utils.tensorboard").SummaryWriter
         self._writer = writer(str(self._folder), purge_step=purge, flush_secs=FLUSH_SECONDS)
 
-    def _write(self, values: dict[str, Any], step: int) -> None:
+    def _write(self, values: dict[str, Plain], step: int) -> None:
         for name, value in values.items():
             if not isinstance(value, str):
                 self._writer.add_scalar(name, value, step)
@@ -53,14 +53,14 @@ class TensorBoardLogger(RunLogger):
     def _write_table(self, name: str, table: Table, step: int) -> None:
         self._writer.add_text(name, table.as_markdown(), step)
 
-    def _write_checkpoint(self, name: str, facts: dict[str, Any], step: int) -> None:
+    def _write_checkpoint(self, name: str, facts: Mapping[str, object], step: int) -> None:
         self._text("checkpoint", {"name": name, **facts}, step)
         self._writer.flush()  # events before a checkpoint must not be lost
 
     def _write_error(self, text: str, step: int) -> None:
         self._writer.add_text("error", _code(text), step)
 
-    def _close(self, status: Status, summary: dict[str, Any]) -> None:
+    def _close(self, status: Status, summary: Mapping[str, object]) -> None:
         self._text("summary", summary, 0)
         self._writer.close()
 
@@ -76,7 +76,7 @@ class TensorBoardLogger(RunLogger):
         self._open_writer(first_step)
         self._last = {}
 
-    def _text(self, name: str, facts: dict[str, Any], step: int) -> None:
+    def _text(self, name: str, facts: Mapping[str, object], step: int) -> None:
         self._writer.add_text(name, _code(json_text(facts)), step)
 
 

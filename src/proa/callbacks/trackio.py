@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any, Literal
 from ..data.results import Status
 from ..errors import CallbackConfigError
 from .destination import Destination, library
-from .logged_values import Table, json_text
+from .logged_values import Plain, Table, json_text
 from .run_logger import RunLogger
 
 log = logging.getLogger("proa.callbacks")
@@ -80,26 +80,26 @@ class TrackioLogger(RunLogger):
                 auto_log_gpu=False,
             )
 
-    def _write(self, values: dict[str, Any], step: int) -> None:
+    def _write(self, values: dict[str, Plain], step: int) -> None:
         self._run.log(values, step=step)
 
     def _write_table(self, name: str, table: Table, step: int) -> None:
         self._run.log({name: self._trackio.Table(columns=table.columns, data=table.rows)}, step=step)
 
-    def _write_checkpoint(self, name: str, facts: dict[str, Any], step: int) -> None:
+    def _write_checkpoint(self, name: str, facts: Mapping[str, object], step: int) -> None:
         self._markdown(f"checkpoint {name}", facts, step)
 
     def _write_error(self, text: str, step: int) -> None:
         self._run.alert(title="the run failed", text=text, level=self._trackio.AlertLevel.ERROR, step=step)
 
-    def _close(self, status: Status, summary: dict[str, Any]) -> None:
+    def _close(self, status: Status, summary: Mapping[str, object]) -> None:
         try:
             self._markdown("summary", summary, max(0, self._steps_done - 1))
             self._run.finish()
         finally:
             _FOLDER.leave()
 
-    def _markdown(self, name: str, facts: dict[str, Any], step: int) -> None:
+    def _markdown(self, name: str, facts: Mapping[str, object], step: int) -> None:
         text = "\n".join(f"    {line}" for line in json_text(facts).splitlines())
         self._run.log({name: self._trackio.Markdown(text)}, step=step)
 

@@ -12,7 +12,7 @@ from ..data.results import Status
 from ..errors import CallbackConfigError
 from ..private_files import write_private
 from .destination import Destination, library, new_id
-from .logged_values import Table
+from .logged_values import Plain, Table
 from .run_logger import RunLogger
 
 STEP = "step"
@@ -77,7 +77,7 @@ class WandbLogger(RunLogger):
         )
         self._run.define_metric(STEP, hidden=True)
         self._run.define_metric("*", step_metric=STEP)
-        self._checkpoints: dict[str, Any] = {}
+        self._checkpoints: dict[str, Mapping[str, object]] = {}
         return run_id
 
     def _settings(self, wandb: Any) -> Any:
@@ -89,21 +89,21 @@ class WandbLogger(RunLogger):
         known = wandb.Settings.model_fields  # older versions lack some
         return wandb.Settings(**{name: value for name, value in wanted.items() if name in known})
 
-    def _write(self, values: dict[str, Any], step: int) -> None:
+    def _write(self, values: dict[str, Plain], step: int) -> None:
         self._run.log({**values, STEP: step})
 
     def _write_table(self, name: str, table: Table, step: int) -> None:
         shown = self._wandb.Table(columns=table.columns, data=table.rows, allow_mixed_types=True)
         self._run.log({name: shown, STEP: step})
 
-    def _write_checkpoint(self, name: str, facts: dict[str, Any], step: int) -> None:
+    def _write_checkpoint(self, name: str, facts: Mapping[str, object], step: int) -> None:
         self._checkpoints[name] = facts
         self._run.summary["checkpoints"] = dict(self._checkpoints)
 
     def _write_error(self, text: str, step: int) -> None:
         self._run.summary["error"] = text
 
-    def _close(self, status: Status, summary: dict[str, Any]) -> None:
+    def _close(self, status: Status, summary: Mapping[str, object]) -> None:
         self._run.summary.update(summary)
         self._run.finish(exit_code=EXIT_CODES.get(status, 1))
 

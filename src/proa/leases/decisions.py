@@ -8,13 +8,14 @@ from dataclasses import replace
 from typing import Any
 
 from ..data.experience import BufferItem
+from ..record.journal import JournalEntry
 
 
 class Decisions:
     """Notes what was decided, for the journal; and decides as another run of the same plan did, where one is given."""
 
     def __init__(self) -> None:
-        self._noted: list[dict[str, Any]] = []
+        self._noted: list[JournalEntry] = []
         self._script: deque[int] = deque()  # leases to be taken in this order
         self._failed_rewards: Mapping[str, str] = {}  # by uid: samples that had none when the run was first made
 
@@ -22,7 +23,7 @@ class Decisions:
         self._script = deque(entry["lease"] for entry in entries if entry["kind"] == "lease")
         self._failed_rewards = {entry["uid"]: entry["error"] for entry in entries if entry["kind"] == "reward"}
 
-    def take(self) -> list[dict[str, Any]]:
+    def take(self) -> list[JournalEntry]:
         """What was decided since this was last asked."""
         taken, self._noted = self._noted, []
         return taken

@@ -8,6 +8,7 @@ import os
 import platform
 import shutil
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -130,7 +131,7 @@ def json_text(content: dict[str, Any], *, stringify: bool = False) -> str:
     return json.dumps(encode_numbers(_redact_sections(content)), indent=2, allow_nan=False, default=default) + "\n"
 
 
-def json_line(content: dict[str, Any]) -> str:
+def json_line(content: Mapping[str, object]) -> str:
     """The JSON of one line of a record, without secrets."""
     return json.dumps(encode_numbers(redact(content)), allow_nan=False) + "\n"
 
