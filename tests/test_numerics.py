@@ -28,7 +28,7 @@ CANNOT = set() if torch.set_flush_denormal(False) else {"torch.set_flush_denorma
 
 @pytest.fixture(autouse=True)
 def nothing_told_yet(monkeypatch):
-    monkeypatch.setattr(numerics, "_told", set())
+    monkeypatch.setattr(numerics, "_warned", set())
 
 
 def read():
@@ -84,6 +84,6 @@ def test_a_reward_in_a_thread_that_sets_threads_changes_them_for_nobody(caplog):
 def test_a_look_from_the_start_finds_what_was_changed_since(caplog):
     at_first = Numerics()
     torch.set_default_dtype(torch.float64)
-    at_first.put_back("a callback")
+    at_first.restore("a callback")
     assert torch.get_default_dtype() == torch.float32
     assert "a callback called torch.set_default_dtype (torch.float32 became torch.float64)" in caplog.text

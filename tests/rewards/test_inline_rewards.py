@@ -143,9 +143,8 @@ def test_a_value_that_cannot_be_a_reward_is_marked_on_its_sample_with_the_value_
         (-math.inf, "gave -inf, not a finite number"), (np.float32("nan"), "gave nan, not a finite number"),
         (1e39, f"gave 1e+39, {limit}"), (-1e39, f"gave -1e+39, {limit}"), (1e30, f"gave 1e+30, {limit}"),
         (np.float64(1e300), f"gave 1e+300, {limit}"), (10**40, f"gave 1e+40, {limit}"),
-        (10**400, f"gave a whole number {limit}"), (-(10**5000), f"gave a whole number {limit}"),
         ("1.0", "gave '1.0', which is not a number"), (1j, "gave 1j, which is not a number"),
-        ([1.0, 2.0], "is not a number"), ({"a": 10**5000}, "gave a dict, which is not a number"),
+        ([1.0, 2.0], "is not a number"),
         (Unprintable(), "gave a Unprintable, which is not a number"),
         (torch.tensor(math.inf), "gave inf, not a finite number"), (torch.ones(2), "is not a number"),
     ]  # fmt: skip

@@ -29,7 +29,7 @@ from ..spelling import did_you_mean
 from ..tasks.builtin import BUILTIN
 from ..tasks.template_date import pinned_to
 from ..terminal import Console
-from ..visible import in_one_line, print_visible
+from ..visible import print_visible, single_line
 from .endings import ending
 from .words import counted
 
@@ -192,7 +192,7 @@ def _show(scored: Scored, folder: Path, as_json: bool) -> None:
     if first_error is not None:
         count = counted(len(scored.predictions), "completion")
         print_visible(
-            f"{_unscored(scored)} of {count} could not be scored; the first: {in_one_line(str(first_error))}",
+            f"{_unscored(scored)} of {count} could not be scored; the first: {single_line(str(first_error))}",
             file=sys.stderr,
         )
     if as_json:

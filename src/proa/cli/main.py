@@ -277,12 +277,12 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _moments(options: argparse.Namespace) -> int:
-    from ..lifecycle.table import describe, hooks_by_moment
+    from ..lifecycle.table import describe, moment_table
 
-    rows = hooks_by_moment()
+    rows = moment_table()
     if options.event is not None:
         if options.event not in rows:
-            print_visible(f"no moment is called {options.event!r}{did_you_mean(options.event, rows)}", file=sys.stderr)
+            print_visible(f"unknown moment {options.event!r}{did_you_mean(options.event, rows)}", file=sys.stderr)
             return 2
         rows = {options.event: rows[options.event]}
     if options.json:

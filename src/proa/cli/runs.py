@@ -19,7 +19,7 @@ from ..record.run_folder import read_json
 from ..record.times import is_time
 from ..statistics.conclusions import FOUND_BEST, parse_finding
 from ..terminal import Console
-from ..visible import in_one_line, print_visible, visible
+from ..visible import print_visible, single_line, visible
 from .endings import told
 from .show_experiment import standing_of
 from .words import counted, day, number, written
@@ -151,7 +151,7 @@ def _show(rows: list[dict[str, Any]]) -> None:
     console.print(table)
     for row in rows:
         if "error" in row:
-            console.print(Text(in_one_line(f"{row['name']}: {row['error']}")), soft_wrap=True)
+            console.print(Text(single_line(f"{row['name']}: {row['error']}")), soft_wrap=True)
 
 
 GAP = 2

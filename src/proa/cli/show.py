@@ -24,7 +24,7 @@ from ..record.reading import QUIET_SECONDS, Process, RunSummary, read_run
 from ..record.run_folder import BrokenRecordError
 from ..record.spans import SpanRecord, chrome_trace
 from ..terminal import Console
-from ..visible import in_one_line, print_visible
+from ..visible import print_visible, single_line
 from .endings import ending
 from .show_experiment import show_experiment
 from .words import STYLES, counted, counted_of, curve, day, duration, ledger_line, number, ran, values_line, written
@@ -96,16 +96,16 @@ def parts_of(record: RunSummary) -> list[RenderableType]:
         parts += [
             Text(_standing(record, record.live)),
             _actors(record.live),
-            *(Text(in_one_line(line)) for line in _remarks(record.live)),
+            *(Text(single_line(line)) for line in _remarks(record.live)),
         ]
         ledger = record.live.ledger
     if ledger:
         parts.append(Text(ledger_line(ledger)))
-    parts += [Text(f"eval {in_one_line(name)}: {values_line(scores)}") for name, scores in record.evals.items()]
-    parts += [Text(in_one_line(line)) for line in _checkpoints(record)]
+    parts += [Text(f"eval {single_line(name)}: {values_line(scores)}") for name, scores in record.evals.items()]
+    parts += [Text(single_line(line)) for line in _checkpoints(record)]
     if failures := header.get("reward_failures"):
         words = f"{counted(failures.get('samples', 0), 'sample')} had no reward; the first: {failures.get('first', '')}"
-        parts.append(Text(in_one_line(words), style="red"))
+        parts.append(Text(single_line(words), style="red"))
     if header.get("callback_errors"):
         parts.append(Text(f"callback errors: {values_line(header['callback_errors'])}", style="red"))
     return [*parts, *_metrics(record)]
@@ -145,7 +145,7 @@ def _headline(record: RunSummary) -> Text:
     reason = str(header.get("stop_reason") or "").replace("\n", "\n  ")  # it may be an error of many lines
     by = f" (by {header['stopped_by']})" if header.get("stopped_by") else ""
     return Text.assemble(
-        (f"{in_one_line(record.folder.resolve().name)}: ", "bold"),
+        (f"{single_line(record.folder.resolve().name)}: ", "bold"),
         (status, STYLES["failed"] if record.cut_off else STYLES.get(status, "")),
         f", {', '.join(words)}",
         f"\n{reason}{by}" if reason else "",
@@ -245,7 +245,7 @@ def _metrics(record: RunSummary) -> Iterator[RenderableType]:
     of_evals = tuple(f"{name}." for name in record.eval_names)
     shown = [name for name in last if name not in ROW_KEYS and not name.startswith(of_evals)]
     yield Text(f"step {last['step']}:")
-    yield Columns([Text(in_one_line(f"  {name} {number(last[name])}")) for name in shown], column_first=True)
+    yield Columns([Text(single_line(f"  {name} {number(last[name])}")) for name in shown], column_first=True)
     name = "reward" if any("reward" in row for row in record.rows) else "loss"
     values = curve(record.rows, name)
     if len(values) > 1:

@@ -22,7 +22,7 @@ from ..lifecycle.policy import ErrorPolicy, Priority
 from ..recipes import run
 from ..record.checkpoints import CheckpointManager
 from ..record.run_folder import read_json
-from ..terminal import JobConsole, output_may_be_lost
+from ..terminal import JobConsole, tolerate_lost_output
 from ..visible import print_visible
 from .endings import ending
 from .words import counted, curve, ledger_line, values_of
@@ -33,7 +33,7 @@ def train(config: RunConfig) -> int:
     return carry_through(config)
 
 
-@output_may_be_lost()
+@tolerate_lost_output()
 def carry_through(config: RunConfig, resume: str | None = None, *, allow_changes: bool = False) -> int:
     """Begin a run, or go on with one, and show what comes of it."""
     # A progress bar for writing one file would stand among the results.

@@ -12,7 +12,7 @@ from ..callbacks.console import sparkline
 from ..record.run_folder import encode_numbers
 from ..report.metrics import number_in
 from ..report.text import duration, ran
-from ..visible import in_one_line
+from ..visible import single_line
 
 __all__ = [
     "STYLES", "counted", "counted_of", "curve", "day", "duration", "interval", "ledger_line", "number", "ran",
@@ -30,7 +30,7 @@ def ledger_line(ledger: Mapping[str, Any]) -> str:
     """Where every sample is, as a sum."""
     reasons = ledger.get("dropped")
     told = reasons.items() if isinstance(reasons, Mapping) else ()
-    dropped = ", ".join(f"{count} {in_one_line(str(reason))}" for reason, count in told) or "none"
+    dropped = ", ".join(f"{count} {single_line(str(reason))}" for reason, count in told) or "none"
     return (
         f"samples: {ledger.get('leased', 0)} leased = {ledger.get('trained', 0)} trained "
         f"+ {ledger.get('buffered', 0)} buffered + {ledger.get('in_flight', 0)} in flight + dropped ({dropped})"
@@ -94,7 +94,7 @@ def written(content: Any) -> str:
 
 
 def values_line(metrics: Mapping[str, Any]) -> str:
-    return in_one_line("  ".join(f"{name} {number(value)}" for name, value in metrics.items()))
+    return single_line("  ".join(f"{name} {number(value)}" for name, value in metrics.items()))
 
 
 def values_of(rows: Iterable[Mapping[str, Any]], name: str) -> list[float]:

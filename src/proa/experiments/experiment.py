@@ -17,15 +17,15 @@ from ..lifecycle.failures import note_failure
 from ..lifecycle.hooks import BaseCallback, Callback
 from ..lifecycle.manager import CallbackManager, Callbacks
 from ..lifecycle.moments import EventName
-from ..lifecycle.placement import refuse_unportable
-from ..lifecycle.roles import callbacks_in
+from ..lifecycle.placement import check_portable
+from ..lifecycle.roles import callback_list
 from ..record.checkpoints import CheckpointManager
 from ..record.durable import Disk
 from ..record.run_folder import RunFolderError, json_text, read_json
 from ..record.run_lock import lock
 from ..record.secrets import remember
 from ..resume.resuming import config_changes, saved_config
-from ..terminal import output_may_be_lost
+from ..terminal import tolerate_lost_output
 from .arm_run import ArmRun, unreached
 from .checking import check_arms
 from .concurrent import run_concurrently
@@ -62,7 +62,7 @@ class Experiment:
         remember(config.model_dump(mode="json"))
         self.config = config
         self.plan = plan(config)
-        self._given = callbacks if isinstance(callbacks, CallbackManager) else tuple(callbacks_in(callbacks or ()))
+        self._given = callbacks if isinstance(callbacks, CallbackManager) else tuple(callback_list(callbacks or ()))
         self._tell = tell or (lambda _: None)
         self._managers: list[CallbackManager] = []
         self._arms: dict[str, ArmResult] = {}
@@ -78,7 +78,7 @@ class Experiment:
         self._arms, self._groups_told = {}, set()
         self._result = ExperimentResult(config.name, "running", hypothesis=config.metadata.hypothesis)
         interruption = Interruption(grace=float("inf"))  # each run has a grace period of its own
-        with lock(config.folder, LOOKED_AT_SECONDS), output_may_be_lost(), interruption.listening():
+        with lock(config.folder, LOOKED_AT_SECONDS), tolerate_lost_output(), interruption.listening():
             _refuse_a_runs(config.folder)
             for chain in self.plan:
                 self._skip_complete(chain)
@@ -259,7 +259,7 @@ def _refuse_what_stays(given: Sequence[Any] | CallbackManager) -> None:
             "with max_concurrent_arms above 1 each run has a process of its own, where a callback's instance is not: "
             "give a factory, e.g. the class itself, which makes one for each run"
         )
-    refuse_unportable(given)
+    check_portable(given)
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise ConfigError(
             "with max_concurrent_arms above 1 each run's process imports this script again: put what runs the "

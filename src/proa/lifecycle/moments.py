@@ -242,6 +242,6 @@ class Moments:
         """A benchmark was scored: in the loop (`step` is the step) or after training (`step` is None)."""
 
 
-def defaults_from_state(payload_item: str) -> str | None:
+def state_default(payload_item: str) -> str | None:
     """The expression for an item that `fire(event, state)` left out; None leaves it None."""
     return {"metrics": "state.metrics", "step_idx": "state.global_step - 1"}.get(payload_item)

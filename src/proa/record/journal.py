@@ -12,13 +12,28 @@ import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Literal, TypeAlias, TypedDict
 
 from .durable import Disk, open_writable
 from .patient_writes import LineFile
 from .run_folder import BrokenRecordError, check_regular_file, json_line
 
 JOURNAL_NAME = "journal.jsonl"
+
+
+class LeaseChoice(TypedDict):
+    kind: Literal["lease"]
+    step: int
+    lease: int
+
+
+class RewardFailure(TypedDict):
+    kind: Literal["reward"]
+    uid: str
+    error: str
+
+
+JournalEntry: TypeAlias = LeaseChoice | RewardFailure
 
 
 class Journal:
@@ -28,14 +43,14 @@ class Journal:
         self.path = folder / JOURNAL_NAME
         self._lines = LineFile(disk)
 
-    def append(self, entries: Iterable[dict[str, Any]]) -> None:
+    def append(self, entries: Iterable[JournalEntry]) -> None:
         """Append entries, all or none. The next checkpoint syncs them to the disk."""
         data = "".join(map(json_line, entries)).encode("utf-8")
         if data:
             with open_writable(self.path, os.O_CREAT | os.O_APPEND) as descriptor:
                 self._lines.append(descriptor, data)
 
-    def read(self) -> list[dict[str, Any]]:
+    def read(self) -> list[JournalEntry]:
         """All entries, without an incomplete last line."""
         try:
             check_regular_file(self.path)
@@ -46,13 +61,15 @@ class Journal:
         return [_entry(line, number, self.path) for number, line in enumerate(lines, start=1)]
 
 
-def _entry(line: str, number: int, path: Path) -> dict[str, Any]:
+def _entry(line: str, number: int, path: Path) -> JournalEntry:
     try:
-        entry: dict[str, Any] = json.loads(line)
-        kind = entry["kind"]
-        complete = (kind == "lease" and type(entry["lease"]) is int) or (kind == "reward" and type(entry["uid"]) is str)
+        entry: JournalEntry = json.loads(line)
+        if entry["kind"] == "lease":
+            is_valid = type(entry["lease"]) is int
+        else:
+            is_valid = entry["kind"] == "reward" and type(entry["uid"]) is str
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise BrokenRecordError(f"{path} is broken at line {number}: {error!r}") from error
-    if not complete:
+    if not is_valid:
         raise BrokenRecordError(f"{path} is broken at line {number}: {line}")
     return entry

@@ -8,6 +8,7 @@ import os
 import platform
 import shutil
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ProaError
-from ..private_files import keep_others_out, make_private_folder
+from ..private_files import make_private_folder, restrict_folder
 from .durable import Disk
 from .secrets import redact, redact_values, remember
 from .times import previous_process
@@ -54,7 +55,7 @@ class RunFolder:
         check_unused(path)
         path.parent.mkdir(parents=True, exist_ok=True)  # whether the folder of all runs is shared is up to the user
         make_private_folder(path)
-        keep_others_out(path)  # an empty one may have existed
+        restrict_folder(path)  # an empty one may have existed
         remember(config)
         folder = cls(path)
         folder.write_json("config.json", config)
@@ -130,7 +131,7 @@ def json_text(content: dict[str, Any], *, stringify: bool = False) -> str:
     return json.dumps(encode_numbers(_redact_sections(content)), indent=2, allow_nan=False, default=default) + "\n"
 
 
-def json_line(content: dict[str, Any]) -> str:
+def json_line(content: Mapping[str, object]) -> str:
     """The JSON of one line of a record, without secrets."""
     return json.dumps(encode_numbers(redact(content)), allow_nan=False) + "\n"
 

@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 from ..data.results import EvalResult
 from .evals import EVALS_NAME
-from .journal import JOURNAL_NAME
-from .spans import SPANS_NAME
+from .journal import JOURNAL_NAME, JournalEntry
+from .spans import SPANS_NAME, Span
 
 RECORD_FILES = ("metrics.jsonl", JOURNAL_NAME, EVALS_NAME, SPANS_NAME)
 """The files that are appended to; a resumed run truncates them to their length at its checkpoint."""
@@ -19,9 +19,9 @@ class StepRecord:
     """The record of one step, beside its metrics."""
 
     step: int
-    journal: list[dict[str, Any]]
+    journal: list[JournalEntry]
     """Decisions that the seed does not determine."""
-    spans: list[dict[str, Any]]
+    spans: list[Span]
     rollouts: list[dict[str, Any]]
 
 

@@ -16,8 +16,10 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar, cast
 from urllib.parse import quote, unquote
+
+Value = TypeVar("Value")
 
 REDACTED = "REDACTED"
 MIN_ENVIRONMENT_LENGTH = 8
@@ -47,22 +49,22 @@ class Redactor:
         """Remember a configuration's secrets, so that they are known by value from now on."""
         self._add(value for value in _find_secrets(config) if len(value) >= MIN_CONFIG_LENGTH)
 
-    def redact(self, value: Any) -> Any:
+    def redact(self, value: Value) -> Value:
         """A copy of the value without secrets, known by key or by value."""
-        return _redacted(value, self._current(), by_key=True)
+        return cast("Value", _redacted(value, self._current(), by_key=True))
 
     def redact_metrics(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """The same for metrics, whose numbers stay under any name: a count may be called `pass`."""
         if all(type(value) in _NUMBERS for value in row.values()):
             # As steps write them: numbers cannot quote an environment variable, so these are not searched.
-            return {_redacted(name, self._forms_known, by_key=False): value for name, value in row.items()}
+            return {_redact_text(name, self._forms_known): value for name, value in row.items()}
         clean = self.redact({name: value for name, value in row.items() if type(value) not in _NUMBERS})
-        names = {name: _redacted(name, self._forms_known, by_key=False) for name in row}
+        names = {name: _redact_text(name, self._forms_known) for name in row}
         return {names[name]: clean.get(names[name], value) for name, value in row.items()}
 
-    def redact_values(self, value: Any) -> Any:
+    def redact_values(self, value: Value) -> Value:
         """A copy without secrets known by value: for data, where a key `token` means something else."""
-        return _redacted(value, self._current(), by_key=False)
+        return cast("Value", _redacted(value, self._current(), by_key=False))
 
     def _current(self) -> Forms:
         # Read each time: a login during the run may set a variable.
@@ -261,7 +263,7 @@ def _redacted(value: Any, secrets: Forms, by_key: bool) -> Any:
     return [_redacted(inner, secrets, by_key) for inner in value] if isinstance(value, list | tuple) else value
 
 
-def _names_secret(key: Any, mapping: Mapping[Any, Any]) -> bool:
+def _names_secret(key: object, mapping: Mapping[Any, Any]) -> bool:
     """Whether the value of a key is a secret: by the key, or for `value` by the `name` beside it."""
     if key == "value" and isinstance(name := mapping.get("name", mapping.get("key")), str):
         return is_secret_key(name)
@@ -308,7 +310,7 @@ def _redact_assignment(found: re.Match[str]) -> str:
     return f"{found['before']}{REDACTED}" if certain else found[0]
 
 
-def _masked(value: Any) -> Any:
+def _masked(value: object) -> object:
     """The masked value of a secret key. Its structure stays, and so do switches, numbers and empty text."""
     if isinstance(value, Mapping):
         return {key: _masked(inner) for key, inner in value.items()}
@@ -318,7 +320,7 @@ def _masked(value: Any) -> Any:
     return value if is_harmless else REDACTED
 
 
-def _find_secrets(value: Any, named: str = "") -> Iterator[str]:
+def _find_secrets(value: object, named: str = "") -> Iterator[str]:
     """The secrets of a configuration; `named` is the secret key that a value is under, if any."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
@@ -347,8 +349,8 @@ def _forms(secret: str) -> set[str]:
     return {form for form in forms if len(form) >= MIN_CONFIG_LENGTH and form not in REDACTED}
 
 
-def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    inner: Iterable[tuple[Any, Any]]
+def _leaves(value: object, path: str = "") -> Iterator[tuple[str, object]]:
+    inner: Iterable[tuple[object, object]]
     if isinstance(value, Mapping):
         inner = value.items()
     elif isinstance(value, list | tuple):

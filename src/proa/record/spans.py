@@ -7,13 +7,25 @@ import math
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from .durable import Disk, open_writable
 from .patient_writes import LineFile
 from .run_folder import BrokenRecordError, check_regular_file
 
 SPANS_NAME = "spans.jsonl"
+
+
+class Span(TypedDict):
+    """What one actor did from `start` (seconds since the epoch) on."""
+
+    actor: str
+    kind: str
+    start: float
+    seconds: float
+    step: NotRequired[int | None]
+    lease: NotRequired[int | None]
+    version: NotRequired[int | None]
 
 
 class SpanRecord:
@@ -23,7 +35,7 @@ class SpanRecord:
         self.path = folder / SPANS_NAME
         self._lines = LineFile(disk)
 
-    def append(self, spans: Iterable[dict[str, Any]]) -> None:
+    def append(self, spans: Iterable[Span]) -> None:
         """Append spans, all or none."""
         rounded = ({**span, "start": round(span["start"], 6), "seconds": round(span["seconds"], 6)} for span in spans)
         data = "".join(json.dumps(span) + "\n" for span in rounded).encode("ascii")
@@ -31,7 +43,7 @@ class SpanRecord:
             with open_writable(self.path, os.O_CREAT | os.O_APPEND) as descriptor:
                 self._lines.append(descriptor, data)
 
-    def read(self) -> Iterator[dict[str, Any]]:
+    def read(self) -> Iterator[Span]:
         """One span after the other, without an incomplete last line."""
         try:
             check_regular_file(self.path)
@@ -43,7 +55,7 @@ class SpanRecord:
             return
 
 
-def chrome_trace(spans: Iterable[dict[str, Any]]) -> dict[str, Any]:
+def chrome_trace(spans: Iterable[Span]) -> dict[str, Any]:
     """A trace in Chrome's format for https://ui.perfetto.dev, with one row per actor.
 
     >>> span = {"actor": "maker_0", "kind": "generate", "start": 5.0, "seconds": 0.5, "lease": 3}
@@ -59,7 +71,9 @@ def chrome_trace(spans: Iterable[dict[str, Any]]) -> dict[str, Any]:
             events.append(
                 {"name": "thread_name", "ph": "M", "pid": 1, "tid": threads[actor], "args": {"name": actor}}
             )  # fmt: skip
-        arguments = {key: span[key] for key in ("step", "lease", "version") if span.get(key) is not None}
+        arguments = {
+            key: value for key, value in span.items() if key in ("step", "lease", "version") and value is not None
+        }
         events.append(
             {
                 "name": span["kind"], "ph": "X", "ts": span["start"] * 1e6, "dur": span["seconds"] * 1e6, "pid": 1,
@@ -69,9 +83,9 @@ def chrome_trace(spans: Iterable[dict[str, Any]]) -> dict[str, Any]:
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
-def _span(line: bytes, number: int, path: Path) -> dict[str, Any]:
+def _span(line: bytes, number: int, path: Path) -> Span:
     try:
-        span: dict[str, Any] = json.loads(line.decode("utf-8"))
+        span: Span = json.loads(line.decode("utf-8"))
         if not all(isinstance(span[key], str) for key in ("actor", "kind")):
             raise TypeError("a span has an actor and a kind")
         if not all(math.isfinite(span[key]) for key in ("start", "seconds")):

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-from ..data.reward_limits import LARGEST, fault_of
+from ..data.reward_limits import fault_of
 from .function import RewardFunction
 from .samples import Samples
 from .score import Outcome
@@ -102,8 +102,6 @@ def _outcome(name: str, value: object) -> Outcome:
         if not isinstance(number, numbers.Real):
             raise TypeError
         number = float(number)
-    except OverflowError:  # an integer too large for a float
-        return Outcome(error=f"reward {name!r} gave a whole number {fault_of(2 * LARGEST)}")
     except Exception:  # a user's __float__ may raise anything
         return Outcome(error=f"reward {name!r} gave {_short(value)}, which is not a number")
     if fault := fault_of(number):

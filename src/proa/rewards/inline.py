@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from ..data.messages import Messages
 from ..numerics import preserved_settings
 from .calling import call
 from .function import GivenReward, RewardFunction, check_columns, load_rewards
@@ -33,7 +34,10 @@ class InlineRewards:
         check_columns(self.functions, columns)
 
     def score(
-        self, prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping[str, Sequence[Any]] | None = None
+        self,
+        prompts: Sequence[str | Messages],
+        completions: Sequence[str | Messages],
+        columns: Mapping[str, Sequence[Any]] | None = None,
     ) -> list[Score]:
         """One score per sample, in their order."""
         samples = Samples.collect(prompts, completions, columns)

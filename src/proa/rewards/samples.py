@@ -6,18 +6,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..data.messages import Messages
+
 
 @dataclass(frozen=True, slots=True)
 class Samples:
     """Prompts, completions and columns of equal length."""
 
-    prompts: list[Any]
-    completions: list[Any]
+    prompts: list[str | Messages]
+    completions: list[str | Messages]
     columns: dict[str, list[Any]]
 
     @classmethod
     def collect(
-        cls, prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping[str, Sequence[Any]] | None = None
+        cls,
+        prompts: Sequence[str | Messages],
+        completions: Sequence[str | Messages],
+        columns: Mapping[str, Sequence[Any]] | None = None,
     ) -> Samples:
         """Check the lengths, and turn the completions of chat prompts into messages of the assistant.
 

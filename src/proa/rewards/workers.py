@@ -11,6 +11,7 @@ from queue import LifoQueue
 from types import TracebackType
 from typing import Any
 
+from ..data.messages import Messages
 from .function import GivenReward, RewardError, RewardFunction, check_columns, load_rewards
 from .in_thread import ThreadCaller
 from .judging import judge
@@ -60,7 +61,10 @@ class RewardWorkers:
         check_columns(self.functions, columns)
 
     def score(
-        self, prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping[str, Sequence[Any]] | None = None
+        self,
+        prompts: Sequence[str | Messages],
+        completions: Sequence[str | Messages],
+        columns: Mapping[str, Sequence[Any]] | None = None,
     ) -> list[Score]:
         """One score per sample, in order. Waits for a free worker."""
         samples = Samples.collect(prompts, completions, columns)

@@ -91,7 +91,7 @@ class DetachedTrainer(ABC):
         self.activity = Activity()
         self.replicas: Replicas = replicas or Alone()
         self.maker_names = list(experience_maker_holder_name_list)  # resolved at the first push, not here
-        self.manager = CallbackManager.of(callbacks, role=Role.TRAINER)
+        self.manager = CallbackManager.create(callbacks, role=Role.TRAINER)
         self.state = self._first_state(output_dir)
         self.seed = seed
         self.evaluators = evaluators
@@ -272,7 +272,7 @@ class DetachedTrainer(ABC):
     ) -> None:
         with life.step() as step:
             if self._numerics is not None:
-                self._numerics.put_back("a callback or an evaluator")
+                self._numerics.restore("a callback or an evaluator")
             self.batch_in_step = step.experience = experience
             step.batch = TrainingBatch(experience)
             step.metrics = self.training_step(experience)

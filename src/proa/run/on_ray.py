@@ -21,7 +21,7 @@ from ..data.state import TrainState
 from ..errors import SettingError
 from ..lifecycle.hooks import BaseCallback
 from ..lifecycle.manager import CallbackManager
-from ..lifecycle.placement import refuse_unportable, refuse_unportable_part
+from ..lifecycle.placement import check_portable, check_portable_part
 from ..policy.policy import Policy, Receiver
 from ..record.checkpoints import CheckpointManager
 from ..record.live import LiveFile
@@ -76,7 +76,7 @@ class RayRun:
         makers = MakerSide(here, given, task=side.task, policy=side.policy, longest_prompt=side.prompts.longest)
         self.inputs = replace(makers.add_to(side.inputs), hooks=listeners.experience_hooks())
         travelling = [*self.listeners.makers, *self.listeners.trainer, *self.listeners.every_trainer]
-        refuse_unportable(travelling, pickled)
+        check_portable(travelling, pickled)
         self._runtime: RayRuntime | None = None
         self._record: DriverRecord | None = None
 
@@ -198,7 +198,7 @@ def _check_algorithm(config: DetachedConfig) -> None:
     """An object travels to the trainers."""
     if config.algorithm.given is not None:
         name_it = "name the class instead, as algorithm: package.module:Class"
-        refuse_unportable_part(config.algorithm.given, pickled, f"make that in a method, or {name_it}", name_it)
+        check_portable_part(config.algorithm.given, pickled, f"make that in a method, or {name_it}", name_it)
 
 
 def _backend(config: DetachedConfig) -> str:

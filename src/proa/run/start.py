@@ -32,7 +32,7 @@ from ..resume.resuming import (
     warn_changed_libraries,
 )
 from ..tasks.template_date import pinned, pinned_to
-from ..terminal import output_may_be_lost
+from ..terminal import tolerate_lost_output
 from .given import Given, configured
 from .job import Job
 from .local import DetachedRun
@@ -112,7 +112,7 @@ def carry_out(
     interruption.grace = config.checkpoint.grace
     with (
         lock(config.folder, patience),
-        output_may_be_lost(),
+        tolerate_lost_output(),
         interruption.listening(),
         pinned_to(now or beginning_of(config.folder)),
     ):
