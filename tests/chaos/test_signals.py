@@ -37,7 +37,7 @@ def test_a_signal_in_a_step_is_answered_after_it(nursery, undisturbed, tmp_path)
     told = header_of(tmp_path)
     assert (told["status"], told["stop_reason"], told["steps_run"]) == ("cancelled", "interrupted", 4)
     assert newest_checkpoint(tmp_path).step == 4
-    assert "4 steps are saved: go on with proa resume run" in run.printed
+    assert "4 steps are saved: resume with proa resume run" in run.printed
     assert "Traceback" not in run.printed
     go_on(nursery, tmp_path)
     assert came_to(tmp_path) == undisturbed(DETACHED).outcome
@@ -188,7 +188,7 @@ def test_sigterm_while_the_trainer_waits_for_a_reward_that_hangs_saves_and_leave
     run.wait_until(lambda: trainer_waits_after(2, tmp_path / "run"))
     run.send(signal.SIGTERM)
     assert run.wait() == 130, run.printed
-    assert "2 steps are saved: go on with proa resume run" in run.printed
+    assert "2 steps are saved: resume with proa resume run" in run.printed
     assert not nursery.left_behind()
     told, saved = header_of(tmp_path), newest_checkpoint(tmp_path)
     assert saved.step == told["steps_run"] == 2
@@ -219,6 +219,6 @@ def test_the_command_ends_with_130_after_either_signal_and_its_reward_worker_is_
         _, told = run.communicate(timeout=30)
         steps = json.loads((tmp_path / number.name / "run.json").read_text())["steps_run"]
         assert run.returncode == 130
-        assert f"{steps} steps are saved: go on with proa resume {number.name}\ninterrupted\n" in told
+        assert f"{steps} steps are saved: resume with proa resume {number.name}\ninterrupted\n" in told
         assert "Traceback" not in told
         assert not [pid for pid in below if os.path.exists(f"/proc/{pid}")]  # noqa: PTH110

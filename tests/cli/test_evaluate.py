@@ -69,7 +69,7 @@ def test_a_function_of_ones_own_can_be_named_instead(begun_in_python, capsys):
 def test_a_task_for_an_eval_that_is_a_function_is_refused(begun_in_python, capsys):
     code, told = scores(capsys, begun_in_python, "--name", "own", "--task", "sort_digits")
     assert code == 2
-    assert "has no --task" in told
+    assert "does not take --task" in told
 
 
 @pytest.mark.parametrize(("checkpoint", "version"), [("step_1", 1), ("step_2", 2), (None, 3)])

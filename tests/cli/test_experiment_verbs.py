@@ -106,7 +106,7 @@ def test_an_experiment_that_goes_on_or_was_killed_is_told_as_that(tmp_path, caps
                 shutil.copytree(tmp_path / "e", tmp_path / "killed")
 
     Experiment(config, [Looks()]).run()
-    for name, told in {"a": "completed", "b": "running, 1 of 2 steps", "c": "not begun"}.items():
+    for name, told in {"a": "completed", "b": "running, 1 of 2 steps", "c": "not started"}.items():
         assert any(name in line and told in line for line in seen["live"].splitlines()), seen["live"]
     assert "e: running" in seen["live"]
     assert main(["show", str(tmp_path / "killed")]) == 0

@@ -10,9 +10,9 @@ import pytest
 from tests.cli.looked_at import make_run, rows
 from tests.small import MODEL
 
-from proa.cli import endings
-from proa.cli.endings import ending
-from proa.cli.main import NOBODY_READS
+from proa.cli import exit_codes
+from proa.cli.exit_codes import exit_code
+from proa.cli.main import BROKEN_PIPE
 
 BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
 
@@ -42,11 +42,11 @@ def many(tmp_path_factory):
 
 
 def test_json_is_ended_quietly(many):
-    assert read_first_line_of("show", next(many.iterdir()), "--json") == (NOBODY_READS, "")
+    assert read_first_line_of("show", next(many.iterdir()), "--json") == (BROKEN_PIPE, "")
 
 
 def test_a_table_is_ended_quietly(many):
-    assert read_first_line_of("show", next(many.iterdir())) == (NOBODY_READS, "")
+    assert read_first_line_of("show", next(many.iterdir())) == (BROKEN_PIPE, "")
 
 
 def run_without_a_reader(*arguments, **settings):
@@ -66,7 +66,7 @@ def run_without_a_reader(*arguments, **settings):
 def test_what_is_printed_at_the_end_is_ended_quietly(many, verb):
     """A short output lies in Python's buffer until the end; nobody reads at all."""
     done = run_without_a_reader(*verb.split(), *([many] if verb.startswith("runs") else []))
-    assert (done.returncode, done.stderr) == (NOBODY_READS, "")
+    assert (done.returncode, done.stderr) == (BROKEN_PIPE, "")
 
 
 RUN = """
@@ -84,7 +84,7 @@ def test_a_run_without_a_reader_goes_on_to_its_end(tmp_path):
     """Which prints a line for each step."""
     (tmp_path / "run.yaml").write_text(RUN)
     done = run_without_a_reader("train", "run.yaml", cwd=tmp_path)
-    assert done.returncode == NOBODY_READS
+    assert done.returncode == BROKEN_PIPE
     assert "Traceback" not in done.stderr
     header = json.loads((tmp_path / "runs" / "run" / "run.json").read_text())
     assert (header["status"], header["steps_run"], header["callback_errors"]) == ("completed", 4, {})
@@ -101,9 +101,9 @@ def test_a_pipe_of_somebody_else_is_not_taken_for_the_output(capsys):
     def work():
         raise BrokenPipeError(errno.EPIPE, "a worker is gone")
 
-    assert ending(work) == 1
+    assert exit_code(work) == 1
     assert "a worker is gone" in capsys.readouterr().err
 
 
-def test_where_somebody_reads_nothing_is_let_go():
-    assert not endings.let_go()
+def test_open_streams_are_not_silenced():
+    assert not exit_codes.silence_closed_streams()

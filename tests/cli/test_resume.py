@@ -73,7 +73,7 @@ def test_a_complete_run_is_told_to_be_and_shown(finished, capsys):
     before = sorted((path, path.stat().st_mtime_ns) for path in finished.rglob("*"))
     assert main(["resume", str(finished)]) == 0
     said = capsys.readouterr()
-    assert said.err == f"{finished} is complete: there is nothing to go on with\n"
+    assert said.err == f"{finished} is complete: there is nothing to resume\n"
     assert "weights" in said.out
     assert sorted((path, path.stat().st_mtime_ns) for path in finished.rglob("*")) == before
 
@@ -108,9 +108,21 @@ def test_what_cannot_change_is_wrong_use(run, flags, words, capsys):
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"} == before
 
 
-def test_a_checkpoint_that_there_is_not_is_told_with_a_near_one(run, capsys):
-    assert main(["resume", str(run), "--checkpoint", "step2"]) == 1
-    assert f"{run} has no checkpoint step2; did you mean 'step_2'" in capsys.readouterr().err
+@pytest.mark.parametrize(("name", "hint"), [("step2", "; did you mean 'step_2'?"), ("nosuch", "")])
+def test_an_unknown_checkpoint_is_wrong_use_with_the_known_ones_and_the_nearest(run, capsys, name, hint):
+    before = header(run)
+    assert main(["resume", str(run), "--checkpoint", name]) == 2
+    assert capsys.readouterr().err == f"{run} has no checkpoint {name}{hint} (known: step_1, step_2, step_3)\n"
+    assert header(run) == before
+
+
+@pytest.mark.parametrize("entries", [{"resumed": 5}, {"evals": 5}, {"ledger": []}, {"weights_digest": 5}], ids=str)
+@pytest.mark.parametrize("flags", [[], ["--checkpoint", "step_2"]], ids=str)
+def test_a_wrong_type_in_the_header_is_reported_in_a_sentence(run, capsys, entries, flags):
+    change(run / "run.json", **entries)
+    assert main(["resume", str(run), *flags]) == 2
+    ((key, value),) = entries.items()
+    assert capsys.readouterr().err == f"{run / 'run.json'} is broken: {key} cannot be {value}\n"
 
 
 def test_a_broken_checkpoint_is_told_with_the_newest_good_one(run, capsys):

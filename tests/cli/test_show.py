@@ -125,7 +125,7 @@ def test_a_run_that_goes_on_shows_its_fleet_its_waits_and_its_rate(tmp_path, cap
         ["maker_0+1", "healthy", "generating lease 17", "7.0 s", "2", "5", "1,234", "1"],
     ]
     assert "the trainer has waited 4.0 s for lease 17, which maker_0+1 has" in out
-    assert "the one before maker_0+1 was lost: it hung" in out
+    assert "the previous maker_0+1 was lost: it hung" in out
     assert "24 leased = 16 trained + 6 buffered + 2 in flight" in out
     assert "eval sorting: exact 0.75" in out
     assert "sign of life" not in out
@@ -138,12 +138,12 @@ def test_a_rate_is_that_of_the_last_steps(tmp_path, capsys):
     assert "160 of 20 steps, 2 steps/s" in shown(capsys, run.path).out
 
 
-def test_a_run_that_has_written_nothing_yet_is_getting_ready(tmp_path, capsys):
+def test_a_run_that_has_written_nothing_yet_is_starting_up(tmp_path, capsys):
     run = make_run(tmp_path)
     (run.path / "metrics.jsonl").unlink()
     out = shown(capsys, run.path).out
     assert "demo: running, 0 of 20 steps" in out
-    assert "getting ready" in out
+    assert "starting up" in out
 
 
 def test_a_line_that_is_still_being_written_is_not_read(tmp_path, capsys):
@@ -194,7 +194,7 @@ def test_one_on_another_machine_is_judged_by_its_view(tmp_path, capsys):
 def test_one_whose_process_is_there_may_hang(tmp_path, capsys):
     run = make_run(tmp_path, started=1000.0)
     LiveFile(run.path).look(lambda: a_view(age=200))
-    assert f"no sign of life for 3 min, but process {os.getpid()} is there" in shown(capsys, run.path).out
+    assert f"no sign of life for 3 min, but process {os.getpid()} exists" in shown(capsys, run.path).out
 
 
 def test_a_run_that_ends_while_it_is_looked_at_was_not_cut_off(tmp_path, capsys, monkeypatch):

@@ -18,7 +18,7 @@ from tests.experiments.small_experiment import MODEL
 
 import proa
 from proa.callbacks import ConsoleProgress, EventTracer
-from proa.cli.endings import ending
+from proa.cli.exit_codes import exit_code
 from proa.cli.main import main
 from proa.data.state import LoopState
 from proa.terminal import Console
@@ -111,7 +111,7 @@ def test_a_traceback_is_printed_visibly(capsys):
         error.add_note(NASTY)
         raise error
 
-    assert ending(work) == 1
+    assert exit_code(work) == 1
     assert "ValueError: ⟨U+001B⟩]0;mine" in shown(capsys)
 
 

@@ -13,7 +13,7 @@ import torch
 import yaml
 from tests.small import MODEL
 
-from proa.cli.endings import ending
+from proa.cli.exit_codes import exit_code
 from proa.cli.main import main
 from proa.record.run_folder import RunFolder
 from proa.tasks.builtin.characters import tokenizer
@@ -151,7 +151,7 @@ def test_resume_says_where_it_goes_on(here, tmp_path, capsys):
     header = tmp_path / "run" / "run.json"
     header.write_text(json.dumps(json.loads(header.read_text()) | {"status": "running"}))
     assert main(["resume", str(tmp_path / "run")]) == 0
-    assert "going on from checkpoint final, after 2 steps" in capsys.readouterr().out
+    assert "resuming from checkpoint final, after 2 steps" in capsys.readouterr().out
 
 
 # -- files that cannot be used -----------------------------------------------------------------------
@@ -189,11 +189,11 @@ def test_a_full_disk_is_no_wrong_use_and_what_has_no_file_is_ours(capsys):
     def full_there():
         raise OSError(errno.ENOSPC, "No space left on device", "runs/x")
 
-    assert ending(full_there, given=["runs"]) == 1
+    assert exit_code(full_there, paths=["runs"]) == 1
     assert capsys.readouterr().err == "runs/x cannot be written: no space left on device\n"
-    assert ending(full) == 1
-    assert capsys.readouterr().err == "something cannot be written: no space left on device\n"
-    assert ending(reset) == 1
+    assert exit_code(full) == 1
+    assert capsys.readouterr().err == "a file cannot be written: no space left on device\n"
+    assert exit_code(reset) == 1
     assert "Traceback" in capsys.readouterr().err
 
 
@@ -357,5 +357,5 @@ def test_a_callback_that_calls_sys_exit_does_not_make_a_run_that_is_done(tmp_pat
     }  # fmt: skip
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(config))
     assert main(["train", "run.yaml"]) == 1
-    assert "called sys.exit(0) before all was done" in capsys.readouterr().err
+    assert "sys.exit(0) was called before the work was complete" in capsys.readouterr().err
     assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "cancelled"

@@ -24,7 +24,7 @@ def judged(**section):
         ({"run": RUN, **judged(metric="nowhere:f")}, "arm e: .*nowhere"),
         ({"run": RUN, "metadata": {"benchmark": [{"name": "own", "evaluator": "math:pi"}]}}, "is not a function"),
         ({"run": RUN, "metadata": {"success_metric": "held_ut.exact"}}, "no eval 'held_ut'.*held_out"),
-        ({"run": RUN, "metadata": {"success_metric": "zebra.exact"}}, "no eval .zebra.: there are held_out"),
+        ({"run": RUN, "metadata": {"success_metric": "zebra.exact"}}, "no eval .zebra.: it has held_out"),
         ({"run": RUN, "metadata": {"success_metric": "held_out.exct"}}, "has no 'exct'.*exact"),
     ],
 )  # fmt: skip

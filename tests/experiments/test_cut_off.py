@@ -165,7 +165,7 @@ def test_a_moved_stage_that_went_on_from_other_weights_is_refused(tmp_path):
     (tmp_path / "first").rename(tmp_path / "moved")
     config = tmp_path / "moved" / "e" / "a_stage1" / "config.json"
     config.write_text(config.read_text().replace("a_stage0/model", "b_stage0/model"))
-    with pytest.raises(ConfigError, match=r"is of another experiment: .*model\.path was '.*b_stage0/model'"):
+    with pytest.raises(ConfigError, match=r"belongs to another experiment: .*model\.path was '.*b_stage0/model'"):
         run(tmp_path / "moved", **stages)
 
 

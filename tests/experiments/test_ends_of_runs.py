@@ -181,7 +181,7 @@ def test_every_manager_hears_of_the_end_also_when_a_function_of_one_fails(tmp_pa
 
     heard = []
     one = experiment(tmp_path, manager)
-    one._listening = lambda: [manager, CallbackManager([Hears(heard)])]
+    one._build_managers = lambda: [manager, CallbackManager([Hears(heard)])]
     with pytest.raises(LookupError):
         one.run()
     assert heard == ["completed"]
@@ -197,7 +197,7 @@ def test_a_callback_that_cannot_be_placed_fails_its_run_alone(tmp_path):
         return Hears([])
 
     one = experiment(tmp_path, [factory])
-    one._listening = list
+    one._build_managers = list
     result = one.run()
     assert [arm.status for arm in result.arms] == ["failed", "completed"]
     assert "not now" in result.arms[0].error

@@ -94,7 +94,7 @@ def test_an_adapters_base_that_the_first_stage_makes_is_in_its_folder(made_here)
 
 def test_two_runs_of_one_name_are_refused():
     cut_to_a_letter = {"datasets": ["copy"], "name_template": "{arm:.1}{stage}"}
-    with pytest.raises(ConfigError, match="two runs would be called b0: name arms otherwise"):
+    with pytest.raises(ConfigError, match="two runs would be called b0: give the arms other names"):
         planned(runs={"b": RUN, "bold": RUN}, continual=cut_to_a_letter)
 
 

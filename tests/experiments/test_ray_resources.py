@@ -12,14 +12,14 @@ pytest.importorskip("ray")
 
 from proa.experiments.arm_run import ArmRun
 from proa.experiments.plan import plan
-from proa.experiments.ray_tasks import arm_tasks, resources_of
+from proa.experiments.ray_tasks import arm_tasks, task_resources
 from proa.runtime.ray import tasks
 
 GRPO = {**RUN, "algorithm": "grpo", "eval": [], "sampling": {"group_size": 2, "max_new_tokens": 7}}
 
 
 def asked(run, *, cpus=8, gpus=2, **changes):
-    return resources_of(load_run_config(None, **{**run, **changes}), cpus, gpus)
+    return task_resources(load_run_config(None, **{**run, **changes}), cpus, gpus)
 
 
 def test_a_run_on_the_cpu_asks_for_its_threads_and_no_gpu():

@@ -16,12 +16,12 @@ from proa.errors import ProaError
 from proa.experiments import Experiment, concurrent, processes
 from proa.experiments.arm_run import ArmRun
 from proa.experiments.plan import plan
-from proa.experiments.processes import ArmProcess, carried_out
+from proa.experiments.processes import ArmProcess, run_arm
 
 TWO_OF_EACH = {"name": "e", "runs": {"a": RUN, "b": RUN}, "n_repeats": 2, "max_concurrent_arms": 2, "base_seed": 0}
 
 
-class Elsewhere:
+class FakeRun:
     """A run in no process at all: it ends when it is let, or interrupted."""
 
     started: ClassVar[list] = []
@@ -29,7 +29,7 @@ class Elsewhere:
     def __init__(self, work, statuses, let):
         self.work, self.status, self.let = work, statuses.get(work.run.key, "completed"), let
         self.interrupts = 0
-        Elsewhere.started.append(self)
+        FakeRun.started.append(self)
 
     def ended(self, seconds):
         return self.interrupts > 0 or self.let(self)
@@ -44,11 +44,11 @@ class Elsewhere:
 
 @pytest.fixture
 def at_once(tmp_path, monkeypatch):
-    """Runs an experiment whose runs are `Elsewhere`."""
+    """Runs an experiment whose runs are `FakeRun`."""
 
     def run(let=lambda _: True, statuses=None, callbacks=(), **changes):
-        Elsewhere.started = []
-        monkeypatch.setattr(concurrent, "ArmProcess", lambda work: Elsewhere(work, statuses or {}, let))
+        FakeRun.started = []
+        monkeypatch.setattr(concurrent, "ArmProcess", lambda work: FakeRun(work, statuses or {}, let))
         one = Experiment(TWO_OF_EACH | {"output_dir": str(tmp_path)} | changes)
         one._given = tuple(callbacks)
         return one
@@ -57,7 +57,7 @@ def at_once(tmp_path, monkeypatch):
 
 
 def keys():
-    return [one.work.run.key for one in Elsewhere.started]
+    return [one.work.run.key for one in FakeRun.started]
 
 
 def test_groups_are_told_once_and_ids_travel(at_once):
@@ -66,8 +66,8 @@ def test_groups_are_told_once_and_ids_travel(at_once):
     one.run()
     assert sorted(line for line in listener.heard if "group" in line) == ["group_start a", "group_start b"]
     assert sorted(keys()) == ["a__s0", "a__s1", "b__s0", "b__s1"]
-    assert all(one.work.ids["experiment_id"] == "e1" for one in Elsewhere.started)
-    assert "seen" in Elsewhere.started[-1].work.ids
+    assert all(one.work.ids["experiment_id"] == "e1" for one in FakeRun.started)
+    assert "seen" in FakeRun.started[-1].work.ids
 
 
 @pytest.mark.parametrize("at_a_time", [2, 3])
@@ -77,14 +77,14 @@ def test_so_many_run_at_once_and_no_more(at_once, at_a_time):
     def let(one):
         going_on.add(one)
         most.append(len(going_on))
-        if len(going_on) < at_a_time and len(Elsewhere.started) < 4 and time.monotonic() < until:
+        if len(going_on) < at_a_time and len(FakeRun.started) < 4 and time.monotonic() < until:
             return False
         time.sleep(0.1)  # in which one more that may not run would show itself
         going_on.discard(one)
         return True
 
     at_once(let=let, max_concurrent_arms=at_a_time).run()
-    assert len(Elsewhere.started) == 4
+    assert len(FakeRun.started) == 4
     assert max(most) == at_a_time
 
 
@@ -119,14 +119,14 @@ def test_a_signal_is_passed_on_once_and_nothing_new_begins(at_once):
     sent = []
 
     def let(one):
-        if len(Elsewhere.started) == 2 and not sent:
+        if len(FakeRun.started) == 2 and not sent:
             sent.append(os.kill(os.getpid(), signal.SIGINT))
         return False
 
     with pytest.raises(KeyboardInterrupt):
         at_once(let=let).run()
-    assert len(Elsewhere.started) == 2
-    assert all(one.interrupts == 1 for one in Elsewhere.started)
+    assert len(FakeRun.started) == 2
+    assert all(one.interrupts == 1 for one in FakeRun.started)
 
 
 def test_the_second_signal_is_passed_on_too(at_once):
@@ -149,7 +149,7 @@ def test_the_second_signal_is_passed_on_too(at_once):
             return None, {}
 
     one = Stubborn()
-    chains._outcome(one)
+    chains._wait_for_outcome(one)
     assert one.interrupts == 2
 
 
@@ -163,7 +163,7 @@ def test_a_hook_that_fails_ends_all_of_it(at_once):
     with pytest.raises(LookupError, match="no such group"):
         at_once(let=lambda _: time.monotonic() > until, callbacks=[Fails()], max_concurrent_arms=3).run()
     assert not any("b" in key for key in keys())
-    assert all(one.interrupts for one in Elsewhere.started)
+    assert all(one.interrupts for one in FakeRun.started)
 
 
 def test_no_room_for_a_process_fails_that_run(at_once, monkeypatch):
@@ -172,7 +172,7 @@ def test_no_room_for_a_process_fails_that_run(at_once, monkeypatch):
     def start(work):
         if work.run.key == "a__s0":
             raise OSError("cannot allocate memory")
-        return Elsewhere(work, {}, lambda _: True)
+        return FakeRun(work, {}, lambda _: True)
 
     monkeypatch.setattr(concurrent, "ArmProcess", start)
     result = one.run()
@@ -193,7 +193,7 @@ def planned(tmp_path, **changes):
 
 
 def test_what_fails_before_the_run_can_tell_is_told_by_the_process(tmp_path):
-    arm, _ = carried_out(ArmRun(*planned(tmp_path), (raises,)))
+    arm, _ = run_arm(ArmRun(*planned(tmp_path), (raises,)))
     assert (arm.status, arm.error) == ("failed", "LookupError: the factory's own error")
 
 
@@ -202,7 +202,7 @@ def test_an_error_of_the_run_itself_is_told_by_the_process_too(tmp_path):
         def carry_out(self, interruption=None):
             raise LookupError("before it could tell of itself")
 
-    arm, _ = carried_out(Broken(*planned(tmp_path)))
+    arm, _ = run_arm(Broken(*planned(tmp_path)))
     assert (arm.name, arm.status, arm.error) == ("e", "failed", "LookupError: before it could tell of itself")
 
 
@@ -228,7 +228,7 @@ class Connection:
 def test_what_cannot_be_sent_stays_and_the_result_comes(tmp_path, monkeypatch):
     config, run = planned(tmp_path)
     monkeypatch.setattr(processes.os, "setsid", lambda: None)
-    monkeypatch.setattr(processes, "carried_out", lambda work: (finished(run), {"logger": object()}))
+    monkeypatch.setattr(processes, "run_arm", lambda work: (finished(run), {"logger": object()}))
     connection = Connection(fail_first=True)
     processes._child(connection, ArmRun(config, run), os.getppid())
     ((arm, ids),) = connection.sent
@@ -254,7 +254,7 @@ def test_what_was_said_just_before_the_end_counts(tmp_path):
         def recv(self):
             return ("arm", {})
 
-    process._told, process._here, process._interrupted = None, Pipe(), False
+    process._outcome, process._here, process._interrupted = None, Pipe(), False
     assert process.outcome() == ("arm", {})
 
 

@@ -282,7 +282,7 @@ def test_predictions_that_cannot_be_read_leave_the_scores_of_seeds(tmp_path, cap
     run = with_predictions(a_run("a"), tmp_path, [1, 0])
     (tmp_path / "a/evals/bench/final.jsonl").write_text("{")
     assert task_scores(run, "bench.exact") is None
-    assert "a is compared without scores of tasks" in caplog.text
+    assert "a is compared without the scores of tasks" in caplog.text
     (tmp_path / "a/evals/bench/final.jsonl").unlink()
     assert task_scores(run, "bench.exact") is None
 

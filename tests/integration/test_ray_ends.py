@@ -99,7 +99,7 @@ def test_a_signal_ends_the_run_with_130_and_no_process_is_left(tmp_path, endless
     assert nobody_is_left(below)
     saved, _ = CheckpointManager(tmp_path / "runs" / "endless").newest_good()
     assert saved.step == told["steps_run"] > 0
-    assert f"{saved.step} steps are saved: go on with proa resume runs/endless" in out
+    assert f"{saved.step} steps are saved: resume with proa resume runs/endless" in out
 
 
 @pytest.mark.prove

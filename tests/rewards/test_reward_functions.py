@@ -5,7 +5,7 @@ import functools
 import pytest
 from tests.rewards import judges
 
-from proa.cli.endings import ending
+from proa.cli.exit_codes import exit_code
 from proa.dotted import resolve
 from proa.errors import ProaError
 from proa.rewards import InlineRewards, RewardError, RewardFunction, load_rewards
@@ -94,10 +94,10 @@ def test_a_missing_column_can_be_found_before_the_run():
 
 @pytest.mark.parametrize("given", ["tests.rewards.judges:lenght", "no_such_module:reward", "reward"])
 def test_a_reward_that_is_not_there_is_wrong_use_for_the_command_line(given, capsys):
-    assert ending(lambda: load_rewards(given)) == 2
+    assert exit_code(lambda: load_rewards(given)) == 2
     assert capsys.readouterr().err.startswith("reward ")
 
 
 def test_an_evaluator_that_is_not_there_is_wrong_use_too(capsys):
-    assert ending(lambda: resolve("tests.rewards.judges:lenght")) == 2
+    assert exit_code(lambda: resolve("tests.rewards.judges:lenght")) == 2
     assert capsys.readouterr().err.startswith("'tests.rewards.judges:lenght': tests.rewards.judges has no 'lenght'")

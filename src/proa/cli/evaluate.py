@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 from rich.table import Table
 from rich.text import Text
 from transformers.utils import logging as transformers_logging
@@ -21,7 +22,8 @@ from ..evals.evaluation import weights_version
 from ..private_files import make_private_folder
 from ..record.checkpoints import CheckpointManager
 from ..record.evals import AFTER_TRAINING, write_predictions
-from ..record.run_folder import json_text, read_json
+from ..record.reading import read_header
+from ..record.run_folder import json_text
 from ..resume.resuming import saved_config_in
 from ..run.evaluate import evaluate_folder
 from ..run.start import beginning_of
@@ -30,48 +32,71 @@ from ..tasks.builtin import BUILTIN
 from ..tasks.template_date import pinned_to
 from ..terminal import Console
 from ..visible import print_visible, single_line
-from .endings import ending
-from .words import counted
+from .exit_codes import exit_code
+from .text import count
 
-_FORMS = "package.module:name"
 MODEL_NAME = "model"
-"""Where a run keeps its final weights."""
+"""The folder of a run's final weights."""
 
 
-def evaluate(
-    source: str, settings: dict[str, Any], *, checkpoint: str | None, output: str | None, as_json: bool
-) -> int:
+@dataclass(frozen=True, kw_only=True)
+class EvalFlags:
+    """The flags that change the settings of an eval; None where one was not given."""
+
+    source: str | None = None
+    """`--task`."""
+    name: str | None = None
+    metric: str | None = None
+    evaluator: str | None = None
+    count: int | None = None
+    samples: int | None = None
+    temperature: float | None = None
+    max_new_tokens: int | None = None
+    breakdown: list[str] | None = None
+
+    def section(self, base: EvalSection | None) -> EvalSection:
+        """The eval with these settings; the others are those of `base`, or the defaults."""
+        settings = {"name": AFTER_TRAINING} if base is None else base.model_dump()
+        settings |= {key: value for key, value in asdict(self).items() if value is not None}
+        try:
+            return EvalSection.model_validate(settings)
+        except ValidationError as error:
+            raise ConfigError("\n".join(map(_describe_problem, error.errors()))) from None
+
+
+def evaluate(source: str, flags: EvalFlags, *, checkpoint: str | None, output: str | None, as_json: bool) -> int:
     """Exit code: 0 done, 1 failed, 2 wrong use."""
     sys.path.insert(0, str(Path.cwd()))  # so that tasks and metrics there can be named
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
     def work() -> int:
-        found = _find(Path(source), settings, checkpoint)
-        section = _section(found, settings)
+        weights = _find_weights(Path(source), flags, checkpoint)
+        section = _settle_section(weights, flags)
         if output is not None:
-            _refuse_unwritable(Path(output))  # before the work, not after it
-        # Templates write the date that they wrote in the run, so that its evals can be repeated.
-        trained_by = found.run or found.trained_by
+            _check_writable(Path(output))  # before the work, not after it
+        # Templates write the same date as in the run, so that its evals can be repeated.
+        trained_by = weights.run or weights.trained_by
         with nullcontext() if trained_by is None else pinned_to(beginning_of(trained_by)):
             scored = evaluate_folder(
-                found.folder,
+                weights.folder,
                 section,
-                found.config,
-                version=found.version,
-                steps=found.steps,
-                any_length=found.run is None,  # a run says how long completions are
+                weights.config,
+                version=weights.version,
+                steps=weights.steps,
+                any_length=weights.run is None,  # a run's configuration says how long completions are
             )
         if output is not None:
             write_predictions(Path(output), scored.predictions)
-        _show(scored, found.folder, as_json)
-        return 1 if _unscored(scored) == len(scored.predictions) > 0 else 0
+        unscored = sum(row.get("error") is not None for row in scored.predictions)
+        _show(scored, weights.folder, unscored, as_json)
+        return 1 if unscored == len(scored.predictions) > 0 else 0
 
-    return ending(work, given=[output, source])
+    return exit_code(work, paths=[output, source])
 
 
 @dataclass(frozen=True)
-class _Found:
-    """The folder of the weights, and a configuration that says how they are used: that of their run, if it is known."""
+class _Weights:
+    """The folder of the weights, and the configuration of their run where it is known."""
 
     folder: Path
     config: RunConfig
@@ -79,102 +104,94 @@ class _Found:
     version: int = 0
     steps: int = 0
     trained_by: Path | None = None
-    """The run that they are of, also where they are scored as any other model."""
+    """The run that made them, also where they are scored like any other model."""
 
 
-def _find(source: Path, settings: dict[str, Any], checkpoint: str | None) -> _Found:
+def _find_weights(source: Path, flags: EvalFlags, checkpoint: str | None) -> _Weights:
     run = source.resolve().parent.parent
     if (run / "run.json").is_file() and source.resolve().parent == CheckpointManager(run).folder.resolve():
         rows = {CheckpointManager(run).path(row).name: row.name for row in CheckpointManager(run).rows}
-        if source.resolve().name in rows:  # one of a run's checkpoints
+        if source.resolve().name in rows:  # the folder of a checkpoint
             source, checkpoint = run, checkpoint or rows[source.resolve().name]
-    return _in_run(source, checkpoint) if (source / "run.json").is_file() else _by_itself(source, settings, checkpoint)
+    is_run = (source / "run.json").is_file()
+    return _run_weights(source, checkpoint) if is_run else _model_weights(source, flags, checkpoint)
 
 
-def _in_run(run: Path, checkpoint: str | None) -> _Found:
+def _run_weights(run: Path, checkpoint: str | None) -> _Weights:
     config = saved_config_in(run)
     manager = CheckpointManager(run)
     row = manager.row(checkpoint) if checkpoint else manager.final() or manager.latest()
     if row is None or row.sampler_path is None:
         raise ConfigError(f"{run} has no checkpoint yet: there are no weights to score")
     manager.verify(row)
-    return _Found(run / row.sampler_path, config, run, weights_version(config, row.step), row.step)
+    return _Weights(run / row.sampler_path, config, run, weights_version(config, row.step), row.step)
 
 
-def _by_itself(source: Path, settings: dict[str, Any], checkpoint: str | None) -> _Found:
-    """Of a model or an adapter that lies in a folder."""
+def _model_weights(source: Path, flags: EvalFlags, checkpoint: str | None) -> _Weights:
+    """The weights in the folder of a model or an adapter."""
     if not source.is_dir():
-        raise ConfigError(f"there is no folder {source}: give a run's folder, or one with a model or an adapter")
+        raise ConfigError(f"there is no folder {source}: give the folder of a run, a model or an adapter")
     if checkpoint is not None:
-        raise ConfigError(f"{source} is no run's folder: it has no checkpoints")
-    if settings.get("source") is None:
-        raise ConfigError("say what it is to be scored on: --task NAME, a JSONL file, or package.module:name")
-    # The rest of a run is not asked for; it only must fit together.
-    rest: dict[str, Any] = {"total_steps": 1, "train_batch_size": 2, "sampling": {"group_size": 2}}
-    config = load_run_config(None, (), model=str(source), task=settings["source"], **rest)
-    above = source.resolve().parent
-    if source.resolve().name != MODEL_NAME or not (above / "run.json").is_file():
-        return _Found(source, config)
-    steps = int(read_json(above / "run.json").get("steps_run", 0))
-    return _Found(source, config, None, weights_version(saved_config_in(above), steps), steps, above)
+        raise ConfigError(f"{source} is not a run's folder: it has no checkpoints")
+    if flags.source is None:
+        raise ConfigError("say what to score it on: --task NAME, a JSONL file, or package.module:name")
+    # The other settings of a run are not used; they only have to be consistent.
+    unused: dict[str, Any] = {"total_steps": 1, "train_batch_size": 2, "sampling": {"group_size": 2}}
+    config = load_run_config(None, (), model=str(source), task=flags.source, **unused)
+    parent = source.resolve().parent
+    if source.resolve().name != MODEL_NAME or not (parent / "run.json").is_file():
+        return _Weights(source, config)
+    steps = int(read_header(parent / "run.json").get("steps_run", 0))
+    return _Weights(source, config, None, weights_version(saved_config_in(parent), steps), steps, parent)
 
 
-def _section(found: _Found, settings: dict[str, Any]) -> EvalSection:
-    given = {key: value for key, value in settings.items() if value is not None}
-    evals = {one.name: one for one in found.config.eval}
-    says_what = "source" in given or "evaluator" in given
-    if found.run is not None:
-        _check_says_what(found.run, found.config, given.get("name"), says_what)
-    named = evals.get(given.get("name", ""))
-    base = {} if named is None else named.model_dump()
-    base.setdefault("name", AFTER_TRAINING)
-    if named is not None and named.evaluator is not None and "source" in given and "evaluator" not in given:
-        raise ConfigError(f"the eval {named.name} is the function {named.evaluator}, which has no --task: leave it out")
-    try:
-        section = EvalSection(**{**base, **given})
-    except ValidationError as error:
-        raise ConfigError("\n".join(map(_explained, error.errors()))) from None
-    _refuse_what_was_given(found, section)
+def _settle_section(weights: _Weights, flags: EvalFlags) -> EvalSection:
+    if weights.run is not None:
+        _check_flags(weights.run, weights.config, flags)
+    base = next((section for section in weights.config.eval if section.name == flags.name), None)
+    if base is not None and base.evaluator is not None and flags.source is not None and flags.evaluator is None:
+        raise ConfigError(
+            f"the eval {base.name} is the function {base.evaluator}, which does not take --task: leave it out"
+        )
+    section = flags.section(base)
+    needed = {"--task": section.source or weights.config.task.source, "--metric": section.metric}
+    for flag, value in ({"--evaluator": section.evaluator} if section.evaluator is not None else needed).items():
+        if value is not None and GIVEN in value:  # an object that only the process of the run had
+            raise ConfigError(
+                f"{weights.run}: this part of its evals was given in Python: name it here, with {flag} "
+                "package.module:name"
+            )
     return section
 
 
-def _refuse_what_was_given(found: _Found, section: EvalSection) -> None:
-    """Of a run that was begun in Python, what this eval needs and only that process had."""
-    needed = {"--evaluator": section.evaluator}
-    if section.evaluator is None:
-        needed = {"--task": section.source or found.config.task.source, "--metric": section.metric}
-    for flag, value in needed.items():
-        if value is not None and GIVEN in value:
-            raise ConfigError(f"{found.run}: what its evals use was given in Python: name it here, as {flag} {_FORMS}")
-
-
-def _check_says_what(run: Path, config: RunConfig, name: str | None, says_what: bool) -> None:
-    """A name is that of one of the run's evals; without one, something else says what the weights are scored on."""
-    evals = [one.name for one in config.eval]
-    there_are = f"its evals are {', '.join(evals)}" if evals else "it has no evals"
-    if name is not None and name not in evals:
-        slip = did_you_mean(name, evals)
-        if slip or not says_what:  # else it is what the result is to be called
-            raise ConfigError(f"{run} has no eval {name!r}{slip or f': {there_are}'}")
-    if name is None and not says_what and config.task.source not in BUILTIN:
+def _check_flags(run: Path, config: RunConfig, flags: EvalFlags) -> None:
+    """Raise unless the flags name one of the run's evals or something else to score the weights on."""
+    evals = [section.name for section in config.eval]
+    known = f"its evals are {', '.join(evals)}" if evals else "it has no evals"
+    has_subject = flags.source is not None or flags.evaluator is not None
+    if flags.name is not None and flags.name not in evals:
+        hint = did_you_mean(flags.name, evals)
+        if hint or not has_subject:  # otherwise it is a name for the result
+            raise ConfigError(f"{run} has no eval {flags.name!r}{hint or f': {known}'}")
+    if flags.name is None and not has_subject and config.task.source not in BUILTIN:
         choice = "give --name NAME for one of them, or --task" if evals else "give --task"
         raise ConfigError(
-            f"say what {run} is to be scored on: {there_are}; {choice} with what was held out of training, a JSONL "
-            "file or package.module:name"
+            f"say what to score {run} on: {known}; {choice} with data that was held out of training, a JSONL file or "
+            "package.module:name"
         )
 
 
-def _explained(problem: Any) -> str:
-    """What is wrong with a flag, as it is told of a configuration's keys."""
+def _describe_problem(problem: ErrorDetails) -> str:
+    """A validation error as a sentence about the flag."""
     message = problem["msg"].removeprefix("Value error, ")
     if not problem["loc"]:
-        return str(message)
+        return message
     key = str(problem["loc"][0])
     flag = "task" if key == "source" else key.replace("_", "-")
     return f"--{flag}: {message[:1].lower()}{message[1:]}, and is {problem['input']!r}"
 
 
-def _refuse_unwritable(output: Path) -> None:
+def _check_writable(output: Path) -> None:
     if output.is_dir():
         raise ConfigError(f"--output {output} is a folder: give a file")
     make_private_folder(output.resolve().parent)
@@ -182,17 +199,13 @@ def _refuse_unwritable(output: Path) -> None:
         raise ConfigError(f"--output {output} cannot be written: permission denied")
 
 
-def _unscored(scored: Scored) -> int:
-    return sum(row.get("error") is not None for row in scored.predictions)
-
-
-def _show(scored: Scored, folder: Path, as_json: bool) -> None:
+def _show(scored: Scored, folder: Path, unscored: int, as_json: bool) -> None:
     result = scored.result
     first_error = next((row["error"] for row in scored.predictions if row.get("error") is not None), None)
+    completions = count(len(scored.predictions), "completion")
     if first_error is not None:
-        count = counted(len(scored.predictions), "completion")
         print_visible(
-            f"{_unscored(scored)} of {count} could not be scored; the first: {single_line(str(first_error))}",
+            f"{unscored} of {completions} could not be scored; the first: {single_line(str(first_error))}",
             file=sys.stderr,
         )
     if as_json:
@@ -201,9 +214,9 @@ def _show(scored: Scored, folder: Path, as_json: bool) -> None:
         print(json_text(content), end="")
         return
     console = Console()
-    count = f", {counted(len(scored.predictions), 'completion')}" if scored.predictions else ""
-    # Not the table's title, which would be broken to the table's width.
-    console.print(Text(f"{folder}: {result.name}{count}"), soft_wrap=True)
+    counted = f", {completions}" if scored.predictions else ""
+    # Not the table's title, which would be wrapped to the table's width.
+    console.print(Text(f"{folder}: {result.name}{counted}"), soft_wrap=True)
     table = Table()
     for column in ("metric", "value"):
         table.add_column(column)

@@ -1,4 +1,4 @@
-"""`proa experiment`: carries an experiment out, a line for every run, and ends with what came of it."""
+"""`proa experiment`: runs an experiment with a line for every run, then shows the results."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from ..data.results import ArmResult, ExperimentResult
 from ..experiments import Experiment
 from ..terminal import JobConsole, tolerate_lost_output
 from ..visible import print_visible
-from .endings import ending
-from .words import counted, duration, interval
+from .exit_codes import exit_code
+from .text import count, duration, interval
 
 
 @tolerate_lost_output()
 def experiment(file: str, flags: Sequence[str]) -> int:
-    """Exit code: 0 all runs are complete, 1 one failed, 2 wrong use."""
+    """Exit code: 0 all runs are complete, 1 a run failed, 2 wrong use."""
     sys.path.insert(0, str(Path.cwd()))  # so that rewards, tasks and callbacks there can be named
     console = JobConsole()
 
     def work() -> int:
         config = load_experiment_config(file, flags)
-        planned = Experiment(config, tell=lambda arm: _tell(console, arm))
-        count = sum(len(chain) for chain in planned.plan)
-        console.print(f"{config.name}: {counted(count, 'run')} in {config.folder}", highlight=False, soft_wrap=True)
+        planned = Experiment(config, report=lambda arm: _show_arm(console, arm))
+        runs = count(sum(len(chain) for chain in planned.plan), "run")
+        console.print(f"{config.name}: {runs} in {config.folder}", highlight=False, soft_wrap=True)
         result = planned.run()
         show_result(console, result)
         return 0 if result.status == "completed" else 1
 
     try:
-        return ending(work)
+        return exit_code(work)
     except KeyboardInterrupt:
-        print_visible(f"go on with {shlex.join(['proa', 'experiment', file, *flags])}", file=sys.stderr)
+        print_visible(f"resume with {shlex.join(['proa', 'experiment', file, *flags])}", file=sys.stderr)
         raise
 
 
-def _tell(console: Console, arm: ArmResult) -> None:
+def _show_arm(console: Console, arm: ArmResult) -> None:
     scores = ", ".join(
         f"{name}.{metric} {value:.4g}"
         for name, metrics in arm.eval_metrics.items()

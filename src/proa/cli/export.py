@@ -11,7 +11,7 @@ from ..config import ConfigError
 from ..policy.adapter_folder import merge_adapter_folder
 from ..policy.saved_adapter import is_adapter_folder
 from ..visible import print_visible
-from .endings import ending
+from .exit_codes import exit_code
 
 
 def export(source: str, folder: str, base: str | None, trust_remote_code: bool) -> int:
@@ -19,23 +19,23 @@ def export(source: str, folder: str, base: str | None, trust_remote_code: bool) 
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
     def work() -> int:
-        found, target = _model_in(Path(source)), Path(folder)
-        if found is None:
+        model, target = _find_model(Path(source)), Path(folder)
+        if model is None:
             raise ConfigError(f"{source} is neither a run's folder with a model nor an adapter folder")
         if target.exists():
             raise ConfigError(f"{target} exists already: give a folder that does not")
-        if not is_adapter_folder(found):
-            shutil.copytree(found, target)
-            print_visible(f"{found} has no adapter: copied to {target} as it is")
+        if not is_adapter_folder(model):
+            shutil.copytree(model, target)
+            print_visible(f"{model} has no adapter: copied to {target} unchanged")
             return 0
-        merge_adapter_folder(found, target, base_folder=base, trust_remote_code=trust_remote_code)
+        merge_adapter_folder(model, target, base_folder=base, trust_remote_code=trust_remote_code)
         print_visible(f"merged into {target}: AutoModelForCausalLM.from_pretrained({folder!r})")
         return 0
 
-    return ending(work, given=[source, folder, base])
+    return exit_code(work, paths=[source, folder, base])
 
 
-def _model_in(source: Path) -> Path | None:
+def _find_model(source: Path) -> Path | None:
     for folder in (source / "model", source):
         is_plain = (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
         if is_adapter_folder(folder) or is_plain:

@@ -1,4 +1,4 @@
-"""`proa`: one verb for each thing to do. Verbs import what they need when they run, so help is instant."""
+"""`proa` with its verbs: arguments and dispatch. Each verb imports what it needs when it runs, so help is instant."""
 
 from __future__ import annotations
 
@@ -8,53 +8,63 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn, TypeAlias
 
 from .. import __version__
 from ..spelling import did_you_mean
 from ..visible import print_visible, visible
 
-NOBODY_READS = 141
-"""The exit code of a verb whose reader left, as `head` does: what a shell says of others that this ended."""
+BROKEN_PIPE = 141
+"""The exit code where the reader of the output left, as `head` does: what a shell reports for SIGPIPE."""
+
+Verbs: TypeAlias = "argparse._SubParsersAction[_Parser]"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one verb. Exit codes: 0 done, 1 failed, 2 wrong use, 130 interrupted, 141 whoever read the output left."""
+    """Run one verb. Exit codes: 0 done, 1 failed, 2 wrong use, 130 interrupted, 141 broken pipe."""
     try:
-        return _flushed(_run(arguments))
-    except SystemExit as leaving:  # argparse has said what there is to say
-        if _flushed(0):
-            return NOBODY_READS
-        raise leaving
+        return _flush(_run(arguments))
+    except SystemExit:  # raised by argparse, after its message
+        if _flush(0):
+            return BROKEN_PIPE
+        raise
     except KeyboardInterrupt:
-        with suppress(OSError):  # Ctrl-C ends the reader of a pipeline as well
+        with suppress(OSError):  # Ctrl-C also ends the reader of a pipeline
             print("interrupted", file=sys.stderr)
-        return _flushed(130)
+        return _flush(130)
     except BrokenPipeError:
-        from .endings import let_go
+        from .exit_codes import silence_closed_streams
 
-        if not let_go():
+        if not silence_closed_streams():
             raise
-        return NOBODY_READS
+        return BROKEN_PIPE
 
 
-def _flushed(code: int) -> int:
-    """The exit code of a verb whose output is written to its end: of `proa runs | head -1` nobody may read that."""
+def _flush(code: int) -> int:
+    """Write out all output; return `code`, or `BROKEN_PIPE` if the reader is gone, as in `proa runs | head -1`."""
     try:
         for stream in (sys.stdout, sys.stderr):
-            if stream is not None:  # it may be closed
+            if stream is not None:  # the shell may have closed it
                 stream.flush()
     except OSError:
-        from .endings import let_go
+        from .exit_codes import silence_closed_streams
 
-        if not let_go():
+        if not silence_closed_streams():
             raise
-        return code or NOBODY_READS
+        return code or BROKEN_PIPE
     return code
 
 
 def _run(arguments: Sequence[str] | None) -> int:
-    parser = _parser()
+    parser = _Parser(prog="proa", description="Detached RL post-training of language models.")
+    parser.add_argument("--version", action="version", version=f"proa {__version__}")
+    parser.set_defaults(takes_flags=False)
+    verbs: Verbs = parser.add_subparsers(title="verbs", metavar="VERB")
+    for add in (
+        _add_train, _add_resume, _add_experiment, _add_eval, _add_replay, _add_show, _add_runs, _add_report,
+        _add_export, _add_moments, _add_callbacks,
+    ):  # fmt: skip
+        add(verbs)
     options, rest = parser.parse_known_args(arguments)
     if not hasattr(options, "run"):
         parser.print_help()
@@ -66,239 +76,248 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong with the words that it was given, whatever is in them."""
+    """Escapes control characters of the user's arguments in its messages."""
 
     def error(self, message: str) -> NoReturn:
         super().error(visible(message))
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="proa", description="Detached RL post-training of language models.")
-    parser.add_argument("--version", action="version", version=f"proa {__version__}")
-    parser.set_defaults(takes_flags=False)
-    verbs = parser.add_subparsers(title="verbs", metavar="VERB")
-    train = verbs.add_parser(
+def _add_train(verbs: Verbs) -> None:
+    parser = verbs.add_parser(
         "train",
         help="run one configuration",
         usage="proa train FILE [--key value ...]",
-        epilog="Any key of the configuration is a flag, e.g. --total_steps 100 --sampling.group_size 16.",
+        epilog="Every key of the configuration is a flag, e.g. --total_steps 100 --sampling.group_size 16.",
     )
-    train.add_argument("file", help="a YAML file")
-    train.set_defaults(run=_train, takes_flags=True)
-    resume = verbs.add_parser(
+    parser.add_argument("file", help="a YAML file")
+
+    def run(options: argparse.Namespace) -> int:
+        from ..config import ConfigError, load_run_config
+
+        if _file_kind(options.file) == "experiment":
+            print_visible(f"{options.file} is an experiment: proa experiment {options.file}", file=sys.stderr)
+            return 2
+        sys.path.insert(0, str(Path.cwd()))  # so that algorithms, rewards, tasks and callbacks there can be named
+        try:
+            config = load_run_config(options.file, options.flags)
+        except ConfigError as error:
+            print_visible(error, file=sys.stderr)
+            return 2
+        from .train import train
+
+        return train(config)
+
+    parser.set_defaults(run=run, takes_flags=True)
+
+
+def _add_resume(verbs: Verbs) -> None:
+    parser = verbs.add_parser(
         "resume",
-        help="go on with a run from its newest checkpoint",
+        help="resume a run from its newest checkpoint",
         usage="proa resume RUN_DIR [--checkpoint NAME] [--allow-changes] [--key value ...]",
-        epilog="Flags may change what does not change the result, e.g. --makers 4 --runtime ray.",
+        epilog="Flags may change what does not affect the result, e.g. --makers 4 --runtime ray.",
     )
-    resume.add_argument("folder", metavar="RUN_DIR", help="a run's folder, <output_dir>/<name>")
-    resume.add_argument("--checkpoint", metavar="NAME", help="that one, e.g. step_40; what came after it is dropped")
-    resume.add_argument(
+    parser.add_argument("folder", metavar="RUN_DIR", help="a run's folder, <output_dir>/<name>")
+    parser.add_argument(
+        "--checkpoint", metavar="NAME", help="resume from this one, e.g. step_40; later steps are dropped"
+    )
+    parser.add_argument(
         "--allow-changes",
         "--allow_changes",
         action="store_true",
-        help="go on though data, rewards, tokenizer or reward model are not those that the run had",
+        help="resume even if data, rewards, tokenizer or reward model have changed",
     )
-    resume.set_defaults(run=_resume, takes_flags=True)
-    _add_experiment(verbs)
-    _add_eval(verbs)
-    _add_replay(verbs)
-    _add_looking(verbs)
-    _add_listing(verbs)
-    return parser
+
+    def run(options: argparse.Namespace) -> int:
+        from .resume import resume
+
+        return resume(options.folder, options.flags, options.checkpoint, allow_changes=options.allow_changes)
+
+    parser.set_defaults(run=run, takes_flags=True)
 
 
-def _add_experiment(verbs: Any) -> None:
-    experiment = verbs.add_parser(
+def _add_experiment(verbs: Verbs) -> None:
+    parser = verbs.add_parser(
         "experiment",
         help="run arms, repeats and stages, and compare them",
         usage="proa experiment FILE [--key value ...]",
-        epilog="Running it again skips what is complete and goes on with what was cut off.",
+        epilog="Running it again skips what is complete and resumes what was cut off.",
     )
-    experiment.add_argument("file", help="a YAML file")
-    experiment.set_defaults(run=_experiment, takes_flags=True)
+    parser.add_argument("file", help="a YAML file")
+
+    def run(options: argparse.Namespace) -> int:
+        if _file_kind(options.file) == "run":
+            print_visible(f"{options.file} is the configuration of one run: proa train {options.file}", file=sys.stderr)
+            return 2
+        from .experiment import experiment
+
+        return experiment(options.file, options.flags)
+
+    parser.set_defaults(run=run, takes_flags=True)
 
 
-def _add_replay(verbs: Any) -> None:
-    replay = verbs.add_parser(
-        "replay",
-        help="repeat a run and compare the weights at each of its checkpoints",
-        usage="proa replay RUN_DIR [--until STEP] [--into DIR] [--json] [--key value ...]",
-    )
-    replay.add_argument("folder", metavar="RUN_DIR", help="a run's folder, <output_dir>/<name>")
-    replay.add_argument("--until", type=int, metavar="STEP", help="stop after so many steps, to look at that moment")
-    replay.add_argument("--into", metavar="DIR", help="the folder of the repeated run; must not exist")
-    replay.add_argument("--json", action="store_true", help="print one JSON object: what was compared")
-    replay.set_defaults(run=_replay, takes_flags=True)
-
-
-def _add_looking(verbs: Any) -> None:
-    """Verbs that look at records."""
-    show = verbs.add_parser("show", help="show what a run has come to, also while it goes on")
-    show.add_argument("folder", metavar="RUN_DIR", help="a run's folder, <output_dir>/<name>")
-    show.add_argument("--json", action="store_true", help="print one JSON object: header, live view, last metrics")
-    show.add_argument("--follow", action="store_true", help="go on until the run ends")
-    show.add_argument("--trace", metavar="FILE", help="write its timeline there, for https://ui.perfetto.dev")
-    show.set_defaults(run=_show)
-    runs = verbs.add_parser("runs", help="list runs and experiments")
-    runs.add_argument("folder", nargs="?", default="runs", metavar="DIR", help="where they lie (default: runs)")
-    runs.add_argument("--json", action="store_true", help="print JSON")
-    runs.set_defaults(run=_runs)
-    report = verbs.add_parser("report", help="write a page about a run or an experiment")
-    report.add_argument("folder", metavar="RUN_OR_EXPERIMENT", help="the folder of a run, or of an experiment")
-    report.add_argument("--output", metavar="FILE", help="by default report.html in that folder")
-    report.set_defaults(run=_report)
-
-
-def _add_listing(verbs: Any) -> None:
-    """What can be exported, and what there is to hook."""
-    export = verbs.add_parser("export", help="write a model with its adapter merged in, as a plain Hugging Face folder")
-    export.add_argument("source", help="a run's folder, or an adapter folder")
-    export.add_argument("folder", help="where to write; must not exist")
-    export.add_argument("--base", help="the base model's folder, if it is not where the adapter says")
-    export.add_argument("--trust-remote-code", action="store_true", help="run code that the base model's folder brings")
-    export.set_defaults(run=_export)
-    moments = verbs.add_parser("moments", help="list the moments of a run: payload, hooks, when each fires")
-    moments.add_argument("event", nargs="?", help="show this one in full")
-    moments.add_argument("--json", action="store_true", help="print JSON")
-    moments.set_defaults(run=_moments)
-    callbacks = verbs.add_parser("callbacks", help="list the kinds of callbacks that a configuration can name")
-    callbacks.add_argument("--json", action="store_true", help="print JSON")
-    callbacks.set_defaults(run=_callbacks)
-
-
-def _add_eval(verbs: Any) -> None:
-    evaluate = verbs.add_parser("eval", help="score a model, or a run's weights, on a task")
-    evaluate.add_argument("source", metavar="MODEL_OR_RUN", help="a run's folder, or one with a model or an adapter")
-    evaluate.add_argument("--task", dest="task", help="a built-in task, a JSONL file, or package.module:name")
-    evaluate.add_argument("--name", help="of the run's eval that says the rest")
-    evaluate.add_argument("--metric", help="package.module:name of a scoring function; by default the task's own")
-    evaluate.add_argument("--evaluator", help="package.module:name of a function that is given the policy")
-    evaluate.add_argument("--count", type=int, help="so many prompts at most")
-    evaluate.add_argument("--samples", type=int, help="completions of each; with several, pass@k and mean@k")
-    evaluate.add_argument("--temperature", type=float)
-    evaluate.add_argument("--max-new-tokens", type=int)
-    evaluate.add_argument("--breakdown", action="append", metavar="COLUMN", help="break scores down by its values")
-    evaluate.add_argument("--checkpoint", metavar="NAME", help="of a run; by default its last")
-    evaluate.add_argument("--output", metavar="FILE", help="write the predictions there, as JSON lines")
-    evaluate.add_argument("--json", action="store_true", help="print one JSON object")
-    evaluate.set_defaults(run=_eval)
-
-
-def _eval(options: argparse.Namespace) -> int:
-    from .evaluate import evaluate
-
-    keys = ("name", "metric", "evaluator", "count", "samples", "temperature", "max_new_tokens", "breakdown")
-    settings = {key: getattr(options, key) for key in keys} | {"source": options.task}
-    return evaluate(
-        options.source, settings, checkpoint=options.checkpoint, output=options.output, as_json=options.json
-    )  # fmt: skip
-
-
-def _experiment(options: argparse.Namespace) -> int:
-    if _holds(options.file) == "run":
-        print_visible(f"{options.file} is the configuration of one run: proa train {options.file}", file=sys.stderr)
-        return 2
-    from .experiment import experiment
-
-    return experiment(options.file, options.flags)
-
-
-def _report(options: argparse.Namespace) -> int:
-    from .report import report
-
-    return report(options.folder, options.output)
-
-
-def _train(options: argparse.Namespace) -> int:
-    from ..config import ConfigError, load_run_config
-
-    if _holds(options.file) == "experiment":
-        print_visible(f"{options.file} is an experiment: proa experiment {options.file}", file=sys.stderr)
-        return 2
-    sys.path.insert(0, str(Path.cwd()))  # so that algorithms, rewards, tasks and callbacks there can be named
-    try:
-        config = load_run_config(options.file, options.flags)
-    except ConfigError as error:
-        print_visible(error, file=sys.stderr)
-        return 2
-    from .train import train
-
-    return train(config)
-
-
-def _holds(file: str) -> str:
-    """Whether a file is a `run` or an `experiment`, by keys that only one of them has; empty if it cannot be told."""
+def _file_kind(file: str) -> str:
+    """`run` or `experiment`, by keys that only one of them has; empty if that is not clear."""
     from ..config import ConfigError, DetachedConfig, ExperimentConfig
     from ..config.yaml_text import load, read_text
 
     try:
         content, _ = load(read_text(Path(file)))
     except ConfigError:
-        return ""  # whoever reads it in earnest says what is wrong
+        return ""  # the verb reports it
     keys = set(content) if isinstance(content, dict) else set()
-    of_run, of_experiment = set(DetachedConfig.model_fields), set(ExperimentConfig.model_fields)
-    has_run, has_experiment = keys & (of_run - of_experiment), keys & (of_experiment - of_run)
+    run_keys, experiment_keys = set(DetachedConfig.model_fields), set(ExperimentConfig.model_fields)
+    has_run, has_experiment = keys & (run_keys - experiment_keys), keys & (experiment_keys - run_keys)
     if has_run and has_experiment:
         return ""
     return "run" if has_run else "experiment" if has_experiment else ""
 
 
-def _resume(options: argparse.Namespace) -> int:
-    from .resume import resume
+def _add_eval(verbs: Verbs) -> None:
+    parser = verbs.add_parser("eval", help="score a model, or a run's weights, on a task")
+    parser.add_argument("source", metavar="MODEL_OR_RUN", help="the folder of a run, a model or an adapter")
+    parser.add_argument("--task", help="a built-in task, a JSONL file, or package.module:name")
+    parser.add_argument("--name", help="an eval of the run, which gives the other settings")
+    parser.add_argument("--metric", help="package.module:name of a scoring function; by default the task's own")
+    parser.add_argument("--evaluator", help="package.module:name of a function that is called with the policy")
+    parser.add_argument("--count", type=int, help="the most prompts to use")
+    parser.add_argument("--samples", type=int, help="completions of each prompt; with several, pass@k and mean@k")
+    parser.add_argument("--temperature", type=float)
+    parser.add_argument("--max-new-tokens", type=int)
+    parser.add_argument("--breakdown", action="append", metavar="COLUMN", help="break scores down by its values")
+    parser.add_argument("--checkpoint", metavar="NAME", help="a checkpoint of the run; by default its last")
+    parser.add_argument("--output", metavar="FILE", help="write the predictions to this file, as JSON lines")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
 
-    return resume(options.folder, options.flags, options.checkpoint, allow_changes=options.allow_changes)
+    def run(options: argparse.Namespace) -> int:
+        from .evaluate import EvalFlags, evaluate
 
+        flags = EvalFlags(
+            source=options.task, name=options.name, metric=options.metric, evaluator=options.evaluator,
+            count=options.count, samples=options.samples, temperature=options.temperature,
+            max_new_tokens=options.max_new_tokens, breakdown=options.breakdown,
+        )  # fmt: skip
+        return evaluate(
+            options.source, flags, checkpoint=options.checkpoint, output=options.output, as_json=options.json
+        )  # fmt: skip
 
-def _replay(options: argparse.Namespace) -> int:
-    from .replay import run_replay
-
-    return run_replay(
-        options.folder, until=options.until, into=options.into, as_json=options.json, flags=options.flags
-    )  # fmt: skip
-
-
-def _show(options: argparse.Namespace) -> int:
-    from .show import show
-
-    return show(options.folder, as_json=options.json, follow=options.follow, trace=options.trace)
-
-
-def _runs(options: argparse.Namespace) -> int:
-    from .runs import runs
-
-    return runs(options.folder, as_json=options.json)
-
-
-def _export(options: argparse.Namespace) -> int:
-    from .export import export
-
-    return export(options.source, options.folder, options.base, options.trust_remote_code)
-
-
-def _moments(options: argparse.Namespace) -> int:
-    from ..lifecycle.table import describe, moment_table
-
-    rows = moment_table()
-    if options.event is not None:
-        if options.event not in rows:
-            print_visible(f"unknown moment {options.event!r}{did_you_mean(options.event, rows)}", file=sys.stderr)
-            return 2
-        rows = {options.event: rows[options.event]}
-    if options.json:
-        print(json.dumps([row.as_dict() for row in rows.values()], indent=2))
-    else:
-        print("\n".join(describe(row) for row in rows.values()))
-    return 0
+    parser.set_defaults(run=run)
 
 
-def _callbacks(options: argparse.Namespace) -> int:
-    from ..callbacks.registry import callback_kinds
+def _add_replay(verbs: Verbs) -> None:
+    parser = verbs.add_parser(
+        "replay",
+        help="repeat a run and compare the weights at each of its checkpoints",
+        usage="proa replay RUN_DIR [--until STEP] [--into DIR] [--json] [--key value ...]",
+    )
+    parser.add_argument("folder", metavar="RUN_DIR", help="a run's folder, <output_dir>/<name>")
+    parser.add_argument("--until", type=int, metavar="STEP", help="stop after this many steps")
+    parser.add_argument("--into", metavar="DIR", help="the folder of the replay; must not exist")
+    parser.add_argument("--json", action="store_true", help="print the comparison as one JSON object")
 
-    kinds = callback_kinds()
-    if options.json:
-        print(json.dumps(kinds, indent=2, sort_keys=True))
-    else:
-        for kind, home in sorted(kinds.items()):
-            print(f"{kind:22} {home}")
-    return 0
+    def run(options: argparse.Namespace) -> int:
+        from .replay import run_replay
+
+        return run_replay(
+            options.folder, until=options.until, into=options.into, as_json=options.json, flags=options.flags
+        )  # fmt: skip
+
+    parser.set_defaults(run=run, takes_flags=True)
+
+
+def _add_show(verbs: Verbs) -> None:
+    parser = verbs.add_parser("show", help="show a run, also while it is running, or an experiment")
+    parser.add_argument("folder", metavar="RUN_DIR", help="a run's folder, <output_dir>/<name>")
+    parser.add_argument("--json", action="store_true", help="print one JSON object: header, live view, last metrics")
+    parser.add_argument("--follow", action="store_true", help="keep showing until the run ends")
+    parser.add_argument("--trace", metavar="FILE", help="write its timeline to this file, for https://ui.perfetto.dev")
+
+    def run(options: argparse.Namespace) -> int:
+        from .show import show
+
+        return show(options.folder, as_json=options.json, follow=options.follow, trace=options.trace)
+
+    parser.set_defaults(run=run)
+
+
+def _add_runs(verbs: Verbs) -> None:
+    parser = verbs.add_parser("runs", help="list runs and experiments")
+    parser.add_argument("folder", nargs="?", default="runs", metavar="DIR", help="where to look (default: runs)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+    def run(options: argparse.Namespace) -> int:
+        from .runs import runs
+
+        return runs(options.folder, as_json=options.json)
+
+    parser.set_defaults(run=run)
+
+
+def _add_report(verbs: Verbs) -> None:
+    parser = verbs.add_parser("report", help="write a page about a run or an experiment")
+    parser.add_argument("folder", metavar="RUN_OR_EXPERIMENT", help="the folder of a run, or of an experiment")
+    parser.add_argument("--output", metavar="FILE", help="by default report.html in that folder")
+
+    def run(options: argparse.Namespace) -> int:
+        from .report import report
+
+        return report(options.folder, options.output)
+
+    parser.set_defaults(run=run)
+
+
+def _add_export(verbs: Verbs) -> None:
+    parser = verbs.add_parser("export", help="write a model with its adapter merged in, as a plain Hugging Face folder")
+    parser.add_argument("source", help="a run's folder, or an adapter folder")
+    parser.add_argument("folder", help="where to write; must not exist")
+    parser.add_argument("--base", help="the base model's folder, if it is not where the adapter says")
+    parser.add_argument("--trust-remote-code", action="store_true", help="run code from the base model's folder")
+
+    def run(options: argparse.Namespace) -> int:
+        from .export import export
+
+        return export(options.source, options.folder, options.base, options.trust_remote_code)
+
+    parser.set_defaults(run=run)
+
+
+def _add_moments(verbs: Verbs) -> None:
+    parser = verbs.add_parser("moments", help="list the moments of a run: payload, hooks, when each fires")
+    parser.add_argument("event", nargs="?", help="show only this one, in full")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+    def run(options: argparse.Namespace) -> int:
+        from ..lifecycle.table import describe, moment_table
+
+        rows = moment_table()
+        if options.event is not None:
+            if options.event not in rows:
+                hint = did_you_mean(options.event, rows)
+                print_visible(f"unknown moment {options.event!r}{hint}", file=sys.stderr)
+                return 2
+            rows = {options.event: rows[options.event]}
+        if options.json:
+            print(json.dumps([row.as_dict() for row in rows.values()], indent=2))
+        else:
+            print("\n".join(describe(row) for row in rows.values()))
+        return 0
+
+    parser.set_defaults(run=run)
+
+
+def _add_callbacks(verbs: Verbs) -> None:
+    parser = verbs.add_parser("callbacks", help="list the kinds of callbacks that a configuration can name")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+    def run(options: argparse.Namespace) -> int:
+        from ..callbacks.registry import callback_kinds
+
+        kinds = callback_kinds()
+        if options.json:
+            print(json.dumps(kinds, indent=2, sort_keys=True))
+        else:
+            for kind, location in sorted(kinds.items()):
+                print(f"{kind:22} {location}")
+        return 0
+
+    parser.set_defaults(run=run)

@@ -1,4 +1,4 @@
-"""`proa resume`: goes on with a run from its newest checkpoint that is whole."""
+"""`proa resume`: resumes a run from its newest intact checkpoint."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import ProaError
-from ..record.reading import RunNotFoundError
-from ..record.run_folder import read_json
+from ..record.reading import RunNotFoundError, read_header
 from ..resume.resuming import AUTO, config_in
 from ..visible import print_visible
-from .endings import told
-from .train import carry_through
+from .exit_codes import describe_os_error
+from .train import run_to_end
 
 
 def resume(folder: str, flags: Sequence[str], checkpoint: str | None, *, allow_changes: bool = False) -> int:
@@ -20,9 +19,9 @@ def resume(folder: str, flags: Sequence[str], checkpoint: str | None, *, allow_c
     sys.path.insert(0, str(Path.cwd()))  # so that rewards, tasks and callbacks there can be named
     path = Path(folder)
     try:
-        _refuse_what_is_no_run(path)
+        _check_run_folder(path)
         config = config_in(path, flags)
-        header = read_json(path / "run.json")
+        header = read_header(path / "run.json")
     except FileNotFoundError:
         print_visible(f"{path} is not a run's folder: there is no run.json in it", file=sys.stderr)
         return 2
@@ -30,18 +29,17 @@ def resume(folder: str, flags: Sequence[str], checkpoint: str | None, *, allow_c
         print_visible(error, file=sys.stderr)
         return 2
     except OSError as error:
-        print_visible(told(error), file=sys.stderr)
+        print_visible(describe_os_error(error), file=sys.stderr)
         return 2
-    if header.get("status") == "completed" and checkpoint is None:
-        print_visible(f"{path} is complete: there is nothing to go on with", file=sys.stderr)
-    return carry_through(config, resume=checkpoint or AUTO, allow_changes=allow_changes)
+    if header["status"] == "completed" and checkpoint is None:
+        print_visible(f"{path} is complete: there is nothing to resume", file=sys.stderr)
+    return run_to_end(config, resume=checkpoint or AUTO, allow_changes=allow_changes)
 
 
-def _refuse_what_is_no_run(path: Path) -> None:
-    """Where it can be told what was given instead."""
+def _check_run_folder(path: Path) -> None:
     if path.is_file():
         raise RunNotFoundError(f"{path} is a file: give the folder of a run")
     if not (path / "run.json").exists() and (path / "experiment.json").is_file():
         raise RunNotFoundError(
-            f"{path} is an experiment's folder: go on with it by proa experiment FILE, the file that it began with"
+            f"{path} is an experiment's folder: resume it with proa experiment FILE, with the file it was started with"
         )

@@ -1,4 +1,4 @@
-"""`proa runs`: the runs and experiments below a folder, what each has come to."""
+"""`proa runs`: the runs and experiments below a folder, with their status and scores."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NotRequired, TypedDict
 
 from rich import box
 from rich.table import Table
@@ -17,18 +17,39 @@ from ..errors import ProaError
 from ..record.reading import RunSummary, read_run
 from ..record.run_folder import read_json
 from ..record.times import is_time
+from ..report.text import ended, squeezed
 from ..statistics.conclusions import FOUND_BEST, parse_finding
 from ..terminal import Console
 from ..visible import print_visible, single_line, visible
-from .endings import told
-from .show_experiment import standing_of
-from .words import counted, day, number, written
+from .exit_codes import describe_os_error
+from .show_experiment import experiment_status
+from .text import count, day, json_text, number
 
 DEEPEST = 4
-"""Runs lie in experiments, which lie in a folder of them: further down nobody looks."""
-
+"""Levels of folders to search: runs are in experiments, which are in a folder of them."""
 WIDE = 100
-"""Columns of a terminal, from which on there is room for more."""
+"""Columns that a terminal needs for long dates."""
+GAP = 2
+"""Columns of the terminal between two columns of the table."""
+LEAST_OF_NAME = 24
+LEAST_OF_SCORES = len("no difference seen")
+
+
+class Row(TypedDict):
+    """A run or an experiment, as `--json` prints it; one that cannot be read has an `error` and no numbers."""
+
+    name: str
+    kind: Literal["run", "experiment"]
+    status: str
+    algorithm: NotRequired[Any]
+    steps: NotRequired[int]
+    """Steps of a run, runs of an experiment."""
+    of: NotRequired[int]
+    started: NotRequired[float | None]
+    scores: NotRequired[dict[str, Any]]
+    finding: NotRequired[str]
+    """Of an experiment: whether an arm was found to be best."""
+    error: NotRequired[str]
 
 
 def runs(folder: str, *, as_json: bool) -> int:
@@ -37,10 +58,11 @@ def runs(folder: str, *, as_json: bool) -> int:
     if not root.is_dir():
         print_visible(f"there is no folder {root}: give the output_dir of your runs", file=sys.stderr)
         return 2
-    # The newest last, where one looks: by when it began, which no report and no look at it changes.
-    rows = sorted((_described(root, *found) for found in _found(root, DEEPEST)), key=_order)
+    # The newest last, next to the prompt; by when it started, which reports and other readers do not change.
+    rows = [_read_row(root, *found) for found in _find_folders(root, DEEPEST)]
+    rows.sort(key=lambda row: (float(row.get("started") or 0.0), row["name"]))
     if as_json:
-        print(written(rows))
+        print(json_text(rows))
     elif not rows:
         print_visible(f"there is no run in {root}")
     else:
@@ -48,49 +70,47 @@ def runs(folder: str, *, as_json: bool) -> int:
     return 0
 
 
-def _order(row: dict[str, Any]) -> tuple[float, str]:
-    return float(row.get("started") or 0.0), row["name"]
-
-
-def _found(folder: Path, depth: int) -> Iterator[tuple[Path, OSError | None]]:
-    """Folders with a run's or an experiment's header, and those that cannot be looked into, with the reason; below a
-    run's own folder there is none."""
+def _find_folders(folder: Path, depth: int) -> Iterator[tuple[Path, OSError | None]]:
+    """Folders with the header of a run or an experiment, and unreadable ones with the error. A run's own folder is not
+    searched."""
     try:
         is_run = (folder / "run.json").is_file()
         is_experiment = (folder / "experiment.json").is_file()
-        inside = [inner for inner in folder.iterdir() if _may_hold_runs(inner)] if depth and not is_run else []
+        inside = [
+            inner
+            for inner in (folder.iterdir() if depth and not is_run else ())
+            if inner.is_dir() and not inner.is_symlink() and not inner.name.startswith(".")
+        ]
     except OSError as error:
         yield folder, error
         return
     if is_run or is_experiment:
         yield folder, None
     for inner in inside:
-        yield from _found(inner, depth - 1)
+        yield from _find_folders(inner, depth - 1)
 
 
-def _may_hold_runs(folder: Path) -> bool:
-    return folder.is_dir() and not folder.is_symlink() and not folder.name.startswith(".")
-
-
-def _described(root: Path, folder: Path, unreadable: OSError | None) -> dict[str, Any]:
+def _read_row(root: Path, folder: Path, unreadable: OSError | None) -> Row:
     name = str(folder.relative_to(root)) if folder != root else folder.resolve().name
     try:
         if unreadable is not None:
             raise unreadable
-        if not (folder / "run.json").is_file():
-            return {"name": name, "kind": "experiment", **_experiment(folder)}
-        return {"name": name, "kind": "run", **_run(read_run(folder))}
+        is_run = (folder / "run.json").is_file()
+        return _run_row(name, read_run(folder)) if is_run else _experiment_row(name, folder)
     except OSError as error:
-        return {"name": name, "kind": "run", "status": "unreadable", "error": told(error)}
+        return {"name": name, "kind": "run", "status": "unreadable", "error": describe_os_error(error)}
     except (ProaError, ValueError, KeyError, TypeError, AttributeError) as error:
         return {"name": name, "kind": "run", "status": "broken", "error": str(error)}
 
 
-def _run(record: RunSummary) -> dict[str, Any]:
-    scores = {f"{name}.{metric}": value for name, metrics in record.evals.items() for metric, value in metrics.items()}
+def _run_row(name: str, record: RunSummary) -> Row:
+    scores = {f"{one}.{metric}": value for one, metrics in record.evals.items() for metric, value in metrics.items()}
+    algorithm = record.config.get("algorithm")
     return {
+        "name": name,
+        "kind": "run",
         "status": "cut off" if record.cut_off else record.header["status"],
-        "algorithm": _algorithm(record),
+        "algorithm": algorithm.get("name") if isinstance(algorithm, Mapping) else algorithm,
         "steps": record.steps_done,
         "of": record.total_steps,
         "started": record.header.get("started"),
@@ -98,51 +118,44 @@ def _run(record: RunSummary) -> dict[str, Any]:
     }
 
 
-def _algorithm(record: RunSummary) -> Any:
-    section = record.config.get("algorithm")
-    return section.get("name") if isinstance(section, Mapping) else section
-
-
-def _experiment(folder: Path) -> dict[str, Any]:
+def _experiment_row(name: str, folder: Path) -> Row:
     content = read_json(folder / "experiment.json")
-    done = sum(arm.get("status") == "completed" for arm in content.get("arms", []))
+    completed = sum(arm.get("status") == "completed" for arm in content.get("arms", []))
     finding = parse_finding(str(content.get("conclusion") or ""), content.get("best_arm"))
+    starts = []
+    for header in folder.glob("*/run.json"):
+        with suppress(ProaError, OSError):  # reported in the run's own row
+            starts.append(read_json(header).get("started"))
+    created = (folder / "experiment.json").stat().st_mtime
     return {
-        "status": standing_of(folder, content),
-        "steps": done,
+        "name": name,
+        "kind": "experiment",
+        "status": experiment_status(folder, content),
+        "steps": completed,
         "of": len(content.get("runs", [])),
-        "started": _began(folder),
+        "started": min((float(start) for start in starts if is_time(start)), default=created),
         "scores": {"best": content["best_arm"]} if finding == FOUND_BEST else {},
         "finding": finding,
     }
 
 
-def _began(experiment: Path) -> float:
-    """When the first of its runs did; before there is one, when the experiment was written down."""
-    began = []
-    for header in experiment.glob("*/run.json"):
-        with suppress(ProaError, OSError):  # it is told of in its own line
-            began.append(read_json(header).get("started"))
-    return min((float(one) for one in began if is_time(one)), default=(experiment / "experiment.json").stat().st_mtime)
-
-
-def _show(rows: list[dict[str, Any]]) -> None:
-    """A line for each, also on a narrow terminal, where names are cut in their middle and columns left out."""
+def _show(rows: list[Row]) -> None:
+    """One line per row: on a narrow terminal columns are left out and names shortened in the middle."""
     console = Console()
     columns = {
         "status": [visible(str(row["status"])) for row in rows],
-        "done": [_done(row) for row in rows],
+        "done": [_progress(row) for row in rows],
         "began": [_day(row.get("started"), short=console.width < WIDE) for row in rows],
     }
     while columns and _width(columns) + LEAST_OF_NAME > console.width:
         columns.popitem()
     names = [visible(row["name"]) for row in rows]
     longest = max(map(len, names))
-    of_name = max(LEAST_OF_NAME, min(longest, console.width - _width(columns) - LEAST_OF_SCORES - GAP))
-    of_scores = console.width - _width(columns) - of_name - GAP
-    columns = {"name": [_shortened(name, of_name) for name in names], **columns}
-    if of_scores >= LEAST_OF_NAME // 2:  # else they would say nothing
-        columns["scores"] = [_cut(visible(_scores(row)), of_scores) for row in rows]
+    name_width = max(LEAST_OF_NAME, min(longest, console.width - _width(columns) - LEAST_OF_SCORES - GAP))
+    scores_width = console.width - _width(columns) - name_width - GAP
+    columns = {"name": [squeezed(name, name_width) for name in names], **columns}
+    if scores_width >= LEAST_OF_NAME // 2:  # less would be unreadable
+        columns["scores"] = [ended(visible(_scores(row)), scores_width) for row in rows]
     table = Table(box=box.SIMPLE_HEAD, padding=(0, GAP - 1, 0, 0), pad_edge=False, show_edge=False)
     for column in columns:
         table.add_column(column, no_wrap=True)
@@ -154,39 +167,19 @@ def _show(rows: list[dict[str, Any]]) -> None:
             console.print(Text(single_line(f"{row['name']}: {row['error']}")), soft_wrap=True)
 
 
-GAP = 2
-"""Columns of the terminal between two of the table's."""
-LEAST_OF_NAME = 24
-LEAST_OF_SCORES = len("no difference seen")
-
-
-def _cut(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most - 1]}…"
-
-
-def _shortened(name: str, most: int) -> str:
-    """Cut in the middle: what tells names apart is mostly at one of their ends."""
-    if len(name) <= most:
-        return name
-    end = (most - 1) // 2
-    return f"{name[: most - 1 - end]}…{name[-end:]}"
-
-
 def _width(columns: Mapping[str, list[str]]) -> int:
     return sum(max(len(name), *map(len, cells)) + GAP for name, cells in columns.items())
 
 
-def _done(row: dict[str, Any]) -> str:
-    """Steps of a run, runs of an experiment."""
+def _progress(row: Row) -> str:
     if "of" not in row:
         return ""
-    return (
-        f"{row['steps']}/{counted(row['of'], 'run')}" if row["kind"] == "experiment" else f"{row['steps']}/{row['of']}"
-    )
+    total = count(row["of"], "run") if row["kind"] == "experiment" else str(row["of"])
+    return f"{row['steps']}/{total}"
 
 
 def _day(seconds: float | None, *, short: bool) -> str:
-    """As `ls` has it: this year's with the time, where there is room for it, and others with the year."""
+    """As in `ls`: this year's with the time, if there is room for it, others with the year."""
     if not seconds:
         return ""
     if day(seconds, "%Y") != str(datetime.now().year):
@@ -194,9 +187,8 @@ def _day(seconds: float | None, *, short: bool) -> str:
     return day(seconds, "%b %d" if short else "%b %d %H:%M")
 
 
-def _scores(row: dict[str, Any]) -> str:
-    if row["kind"] == "experiment" and "finding" in row:
-        best = row["scores"].get("best")
-        return f"best {best}" if best else str(row["finding"])
-    shown = {name: value for name, value in row.get("scores", {}).items() if "completion_tokens" not in name}
-    return ", ".join(f"{name} {number(value)}" for name, value in shown.items())
+def _scores(row: Row) -> str:
+    scores = row.get("scores", {})
+    if "finding" in row:
+        return f"best {scores['best']}" if scores.get("best") else row["finding"]
+    return ", ".join(f"{name} {number(value)}" for name, value in scores.items() if "completion_tokens" not in name)

@@ -1,4 +1,4 @@
-"""`proa show`: what a run has come to; and while it goes on, who does what and who waits for what."""
+"""`proa show`: a run's status, scores and metrics; while it is running, also what each actor does and waits for."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,9 @@ from ..record.run_folder import BrokenRecordError
 from ..record.spans import SpanRecord, chrome_trace
 from ..terminal import Console
 from ..visible import print_visible, single_line
-from .endings import ending
+from .exit_codes import exit_code
 from .show_experiment import show_experiment
-from .words import STYLES, counted, counted_of, curve, day, duration, ledger_line, number, ran, values_line, written
+from .text import STYLES, count, curve, day, duration, json_text, ledger_line, metrics_line, number, progress, ran
 
 FOLLOW_SECONDS = 0.5
 ROW_KEYS = ("step", "epoch", "time")
@@ -43,33 +43,31 @@ def show(folder: str, *, as_json: bool = False, follow: bool = False, trace: str
             print_visible(error, file=sys.stderr)
             return 1
 
-    return ending(work, given=[trace, folder])
+    return exit_code(work, paths=[trace, folder])
 
 
 def _show(folder: Path, as_json: bool, follow: bool, trace: str | None) -> int:
     console = Console(highlight=False)
     if not (folder / "run.json").is_file() and (folder / "experiment.json").is_file():
-        _refuse_for_experiments(folder, **{"--follow": follow, "--trace": trace is not None})
+        for flag, is_given in {"--follow": follow, "--trace": trace is not None}.items():
+            if is_given:
+                raise SettingError(f"{folder} is an experiment's folder, and {flag} is for one run: name one inside it")
         return show_experiment(folder, console, as_json)
     record = read_run(folder)
     if trace is not None:
         write_private(Path(trace), json.dumps(chrome_trace(SpanRecord(record.folder).read())))
         print_visible(f"open {trace} at https://ui.perfetto.dev", file=sys.stderr)
     elif as_json:
-        looks: Iterable[RunSummary] = _until_the_end(record) if follow else [record]
-        (last,) = deque(looks, maxlen=1)
-        print(written(as_object(last)))
+        (last,) = deque(_follow(record) if follow else [record], maxlen=1)
+        print(json_text(as_object(last)))
     elif follow:
-        _follow(record, console)
+        with Live(Group(*_parts(record)), console=console, auto_refresh=False) as screen:
+            for latest in _follow(record):
+                screen.update(Group(*_parts(latest)), refresh=True)
     else:
-        for part in parts_of(record):
+        for part in _parts(record):
             console.print(part, soft_wrap=isinstance(part, Text))
     return 0
-
-
-def _refuse_for_experiments(folder: Path, **flags: bool) -> None:
-    for flag in (flag for flag, given in flags.items() if given):
-        raise SettingError(f"{folder} is an experiment's folder, and {flag} is for one run: name one inside it")
 
 
 def as_object(record: RunSummary) -> dict[str, Any]:
@@ -86,42 +84,39 @@ def as_object(record: RunSummary) -> dict[str, Any]:
     }
 
 
-def parts_of(record: RunSummary) -> list[RenderableType]:
+def _parts(record: RunSummary) -> list[RenderableType]:
     """What is shown of a run, from top to bottom."""
-    header = record.header
-    parts: list[RenderableType] = [_headline(record), _when(record)]
+    header, live = record.header, record.live
+    parts: list[RenderableType] = [_headline(record), _times(record)]
     parts += [Text(warning, style="bold red") for warning in _warnings(record)]
     ledger = header.get("ledger")
-    if record.running and record.live is not None:
+    if record.running and live is not None:
+        kept = ", ".join(map(str, live.versions)) or "none"
+        age = duration(max(0.0, record.read_at - live.time))
         parts += [
-            Text(_standing(record, record.live)),
-            _actors(record.live),
-            *(Text(single_line(line)) for line in _remarks(record.live)),
+            Text(f"{live.runtime}, episode {live.episode}, version {live.version} (kept: {kept}), as of {age} ago"),
+            _actors(live),
+            *(Text(single_line(line)) for line in _remarks(live)),
         ]
-        ledger = record.live.ledger
+        ledger = live.ledger
     if ledger:
         parts.append(Text(ledger_line(ledger)))
-    parts += [Text(f"eval {single_line(name)}: {values_line(scores)}") for name, scores in record.evals.items()]
-    parts += [Text(single_line(line)) for line in _checkpoints(record)]
+    parts += [Text(f"eval {single_line(name)}: {metrics_line(scores)}") for name, scores in record.evals.items()]
+    checkpoints = [row.name + (" (final)" if row.final else "") for row in CheckpointManager(record.folder).rows]
+    if checkpoints:
+        parts.append(Text(single_line(f"checkpoints: {', '.join(checkpoints)}")))
+    if record.cut_off or header["status"] in ("cancelled", "failed"):
+        parts.append(Text(single_line(f"resume it with proa resume {record.folder}")))
     if failures := header.get("reward_failures"):
-        words = f"{counted(failures.get('samples', 0), 'sample')} had no reward; the first: {failures.get('first', '')}"
+        words = f"{count(failures.get('samples', 0), 'sample')} had no reward; the first: {failures.get('first', '')}"
         parts.append(Text(single_line(words), style="red"))
     if header.get("callback_errors"):
-        parts.append(Text(f"callback errors: {values_line(header['callback_errors'])}", style="red"))
+        parts.append(Text(f"callback errors: {metrics_line(header['callback_errors'])}", style="red"))
     return [*parts, *_metrics(record)]
 
 
-# -- following ---------------------------------------------------------------------------------------
-
-
-def _follow(first: RunSummary, console: Console) -> None:
-    with Live(Group(*parts_of(first)), console=console, auto_refresh=False) as screen:
-        for record in _until_the_end(first):
-            screen.update(Group(*parts_of(record)), refresh=True)
-
-
-def _until_the_end(record: RunSummary) -> Iterator[RunSummary]:
-    """One look after the other, until the run has ended or is certainly gone."""
+def _follow(record: RunSummary) -> Iterator[RunSummary]:
+    """Read the run again and again, until it has ended or its process is certainly gone."""
     yield record
     while record.running and not record.cut_off:
         time.sleep(FOLLOW_SECONDS)
@@ -129,20 +124,17 @@ def _until_the_end(record: RunSummary) -> Iterator[RunSummary]:
         yield record
 
 
-# -- words -------------------------------------------------------------------------------------------
-
-
 def _headline(record: RunSummary) -> Text:
     """`demo: running, 12 of 40 steps, 1.8 steps/s, about 16 s left`."""
     header, rate = record.header, record.steps_per_second
     total = (record.live.of if record.live else 0) or record.total_steps
     status = "cut off" if record.cut_off else header["status"]
-    words = [counted_of(record.steps_done, total, "step")]
+    words = [progress(record.steps_done, total, "step")]
     if rate is not None:
         words.append(f"{rate:.3g} steps/s" if rate >= 1 else f"{duration(1 / rate)} a step")
         if record.running and not record.cut_off and total > record.steps_done:
             words.append(f"about {duration((total - record.steps_done) / rate)} left")
-    reason = str(header.get("stop_reason") or "").replace("\n", "\n  ")  # it may be an error of many lines
+    reason = str(header.get("stop_reason") or "").replace("\n", "\n  ")  # an error may have several lines
     by = f" (by {header['stopped_by']})" if header.get("stopped_by") else ""
     return Text.assemble(
         (f"{single_line(record.folder.resolve().name)}: ", "bold"),
@@ -152,7 +144,7 @@ def _headline(record: RunSummary) -> Text:
     )
 
 
-def _when(record: RunSummary) -> Text:
+def _times(record: RunSummary) -> Text:
     header = record.header
     words = []
     if record.running_time is not None:
@@ -169,7 +161,7 @@ def _when(record: RunSummary) -> Text:
 
 
 def _warnings(record: RunSummary) -> Iterator[str]:
-    """That a run which says that it is running does not look like it."""
+    """Signs that a run whose header says `running` may not be."""
     if not record.running:
         return
     quiet = duration(record.quiet_seconds)
@@ -177,18 +169,12 @@ def _warnings(record: RunSummary) -> Iterator[str]:
     if record.cut_off:
         yield f"no sign of life for {quiet}, and its process {pid} is gone: the run was cut off"
     elif record.is_starting:
-        yield f"getting ready for {quiet}: nothing is written yet"
+        yield f"starting up for {quiet}: nothing is written yet"
     elif record.live is not None and record.quiet_seconds > QUIET_SECONDS:
         if record.process is Process.ALIVE:
-            yield f"no sign of life for {quiet}, but process {pid} is there: it hangs, is stopped, or cannot write here"
+            yield f"no sign of life for {quiet}, but process {pid} exists: it hangs, is stopped, or cannot write here"
         else:
             yield f"no sign of life for {quiet}: its process is probably gone"
-
-
-def _standing(record: RunSummary, live: LiveView) -> str:
-    kept = ", ".join(map(str, live.versions)) or "none"
-    age = duration(max(0.0, record.read_at - live.time))
-    return f"{live.runtime}, episode {live.episode}, version {live.version} (kept: {kept}), as of {age} ago"
 
 
 def _actors(live: LiveView) -> Table:
@@ -208,48 +194,38 @@ def _actors(live: LiveView) -> Table:
 
 
 def _counts(actor: ActorView, now: float) -> tuple[str, ...]:
-    made = actor.role == "maker"
+    is_maker = actor.role == "maker"
     return (
         duration(max(0.0, now - actor.since)) if actor.since else "",
         str(actor.version) if actor.version >= 0 else "",
-        str(actor.leases) if made else "",
+        str(actor.leases) if is_maker else "",
         f"{actor.tokens:,}",
-        str(actor.restarts) if made else "",
+        str(actor.restarts) if is_maker else "",
     )
 
 
 def _remarks(live: LiveView) -> Iterator[str]:
-    """Who waits for what, longest first; who was lost and why; where what they print can be read."""
+    """Waits, longest first; lost actors with the reason; where their output is."""
     for wait in sorted(live.waits, key=lambda wait: -wait.seconds):
         yield f"{wait.owner} has waited {duration(wait.seconds)} for {wait.reason}"
     for actor in live.actors:
         if actor.reason:
-            which = actor.name if actor.health == "dead" else f"the one before {actor.name}"
+            which = actor.name if actor.health == "dead" else f"the previous {actor.name}"
             yield f"{which} was lost: {actor.reason}"
         if actor.log:
             yield f"{actor.name} prints to {actor.log}"
-
-
-def _checkpoints(record: RunSummary) -> Iterator[str]:
-    rows = CheckpointManager(record.folder).rows
-    if rows:
-        yield f"checkpoints: {', '.join(row.name + (' (final)' if row.final else '') for row in rows)}"
-    if record.cut_off or record.header["status"] in ("cancelled", "failed"):
-        yield f"go on with it by proa resume {record.folder}"
 
 
 def _metrics(record: RunSummary) -> Iterator[RenderableType]:
     last = record.last_metrics
     if last is None:
         return
-    of_evals = tuple(f"{name}." for name in record.eval_names)
-    shown = [name for name in last if name not in ROW_KEYS and not name.startswith(of_evals)]
+    prefixes = tuple(f"{name}." for name in record.eval_names)
+    shown = [name for name in last if name not in ROW_KEYS and not name.startswith(prefixes)]
     yield Text(f"step {last['step']}:")
     yield Columns([Text(single_line(f"  {name} {number(last[name])}")) for name in shown], column_first=True)
     name = "reward" if any("reward" in row for row in record.rows) else "loss"
     values = curve(record.rows, name)
     if len(values) > 1:
-        span = (
-            "the run" if record.all_rows else f"the last {counted(last['step'] - record.rows[0]['step'] + 1, 'step')}"
-        )
+        span = "the run" if record.all_rows else f"the last {count(last['step'] - record.rows[0]['step'] + 1, 'step')}"
         yield Text(f"{name} over {span}: {values}")

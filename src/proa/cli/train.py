@@ -1,4 +1,4 @@
-"""`proa train`: runs a configuration, shows how it goes, and ends with what came of it."""
+"""`proa train`: runs a configuration, shows its progress, then its results."""
 
 from __future__ import annotations
 
@@ -24,27 +24,26 @@ from ..record.checkpoints import CheckpointManager
 from ..record.run_folder import read_json
 from ..terminal import JobConsole, tolerate_lost_output
 from ..visible import print_visible
-from .endings import ending
-from .words import counted, curve, ledger_line, values_of
+from .exit_codes import exit_code
+from .text import count, curve, ledger_line, metric_values
 
 
 def train(config: RunConfig) -> int:
     """Exit code: 0 done, 1 failed, 2 wrong use."""
-    return carry_through(config)
+    return run_to_end(config)
 
 
 @tolerate_lost_output()
-def carry_through(config: RunConfig, resume: str | None = None, *, allow_changes: bool = False) -> int:
-    """Begin a run, or go on with one, and show what comes of it."""
-    # A progress bar for writing one file would stand among the results.
+def run_to_end(config: RunConfig, resume: str | None = None, *, allow_changes: bool = False) -> int:
+    """Start a run, or resume one, and show its results."""
+    # A progress bar for writing one file would appear among the results.
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     console = JobConsole()
     shown: list[BaseCallback] = []
     if not any(section.kind == "console" for section in config.callbacks):
         shown.append(ConsoleProgress(every=max(1, config.total_steps // 30), console=console))
-
     if resume is not None:
-        shown.append(_SayWhence(console))
+        shown.append(_ResumeMessage(console))
 
     def work() -> int:
         run(config, callbacks=shown, resume=resume, allow_changes=allow_changes)
@@ -52,21 +51,17 @@ def carry_through(config: RunConfig, resume: str | None = None, *, allow_changes
         return 0
 
     try:
-        return ending(work, given=[config.folder])
+        return exit_code(work, paths=[config.folder])
     except KeyboardInterrupt:
-        _say_how_to_go_on(config)
+        last = CheckpointManager(config.folder).latest() if config.folder.exists() else None
+        if last is not None:
+            saved = f"{count(last.step, 'step')} {'is' if last.step == 1 else 'are'} saved"
+            print_visible(f"{saved}: resume with proa resume {config.folder}", file=sys.stderr)
         raise
 
 
-def _say_how_to_go_on(config: RunConfig) -> None:
-    last = CheckpointManager(config.folder).latest() if config.folder.exists() else None
-    if last is not None:
-        saved = f"{counted(last.step, 'step')} {'is' if last.step == 1 else 'are'} saved"
-        print_visible(f"{saved}: go on with proa resume {config.folder}", file=sys.stderr)
-
-
-class _SayWhence(Callback):
-    """Says where a run goes on, before anything else is shown of it."""
+class _ResumeMessage(Callback):
+    """Prints where a run resumes, before anything else is shown."""
 
     priority = Priority.LOGGING + 1
     error_policy = ErrorPolicy.DISABLE
@@ -77,19 +72,25 @@ class _SayWhence(Callback):
 
     def on_train_start(self, state: LoopState) -> None:
         if state.resumed_from is None:
-            line = "there is no checkpoint to go on from: the run begins again"
+            line = "there is no checkpoint to resume from: the run starts again"
         else:
-            line = f"going on from checkpoint {state.resumed_from}, after {counted(state.global_step, 'step')}"
+            line = f"resuming from checkpoint {state.resumed_from}, after {count(state.global_step, 'step')}"
         self._console.print(Text(line), soft_wrap=True)
 
 
 def _show_result(console: Console, config: RunConfig) -> None:
-    """Before and after, the ledger, and where the record is."""
+    """Evals before and after, the ledger, and where the record is."""
     folder = config.folder
-    header, rows = read_json(folder / "run.json"), _rows_in(folder / "metrics.jsonl")
+    header = read_json(folder / "run.json")
+    try:
+        lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        rows = [dict(json.loads(line)) for line in lines]
+    except (OSError, ValueError, TypeError) as error:  # removed or damaged; the run is complete all the same
+        print_visible(f"{folder / 'metrics.jsonl'} cannot be read, so no curves are shown: {error}", file=sys.stderr)
+        rows = []
     curves = _eval_curves(rows, header["evals"])
     if curves:
-        table = Table(title=f"{config.name}: {counted(header['steps_run'], 'step')}", title_justify="left")
+        table = Table(title=f"{config.name}: {count(header['steps_run'], 'step')}", title_justify="left")
         for column in ("eval", "before", "after", "over the run"):
             table.add_column(column)
         for name, values in curves.items():
@@ -108,22 +109,13 @@ def _show_result(console: Console, config: RunConfig) -> None:
         console.print(line, soft_wrap=True)
 
 
-def _rows_in(path: Path) -> list[dict[str, Any]]:
-    """What was written of each step. If somebody removed or spoilt that, the run is no less done."""
-    try:
-        return [dict(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
-    except (OSError, ValueError, TypeError) as error:
-        print_visible(f"{path} cannot be read, so no curves are shown: {error}", file=sys.stderr)
-        return []
-
-
-def _show_samples(console: Console, folder: Path, count: int = 6) -> None:
-    """The same prompts at the first eval and at the last."""
+def _show_samples(console: Console, folder: Path, most: int = 6) -> None:
+    """The same prompts at the first eval and at the last one."""
     files = sorted(folder.glob("step_*.jsonl"), key=lambda file: int(file.stem.removeprefix("step_")))
     if not files:
         return
     first, last = (
-        [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n")[:count] if line]
+        [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n")[:most] if line]
         for file in (files[0], files[-1])
     )
     table = Table(title=f"{folder.name}: samples", title_justify="left")
@@ -140,6 +132,6 @@ def _eval_curves(rows: list[dict[str, Any]], evals: dict[str, dict[str, float]])
     for name, metrics in evals.items():
         for metric in metrics:
             key = f"{name}.{metric}"
-            if values := values_of(rows, key):
+            if values := metric_values(rows, key):
                 curves[key] = values
     return curves

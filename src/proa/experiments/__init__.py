@@ -1,4 +1,4 @@
-"""Experiments: arms, repeats and stages of runs, each recorded, compared, and gone on with if it was cut off."""
+"""Experiments: arms, repeats and stages of runs, recorded, compared, and resumed if they were cut off."""
 
 from .experiment import Experiment
 

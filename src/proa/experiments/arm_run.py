@@ -1,15 +1,15 @@
-"""One run of an experiment, wherever it happens: its hooks, its training, its benchmarks, its result."""
+"""One run of an experiment, in any process: its hooks, its training, its benchmarks, its result."""
 
 from __future__ import annotations
 
 import logging
 import math
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeAlias
 
 from ..actors.interruption import Interruption
 from ..callbacks import build_callback
@@ -21,6 +21,7 @@ from ..lifecycle.failures import note_failure
 from ..lifecycle.hooks import BaseCallback, Callback
 from ..lifecycle.manager import CallbackManager
 from ..lifecycle.policy import Priority
+from ..lifecycle.roles import CallbackFactory
 from ..record.evals import EvalRecord
 from ..record.run_folder import RunFolder
 from ..resume.resuming import AUTO
@@ -33,25 +34,28 @@ from .saved_result import save_arm
 
 log = logging.getLogger("proa.experiments")
 
+GivenCallbacks: TypeAlias = Sequence[BaseCallback | CallbackFactory | CallbackManager] | CallbackManager
+"""What the user passed as `callbacks=`."""
 LEAVING_SECONDS = 10.0
-"""How long a run that was left behind by a killed experiment may take to leave, after its grace period."""
+"""How long the run of a killed experiment may take to exit after its grace period."""
 
 
 @dataclass
 class ArmRun:
-    """Carries one planned run out. `callbacks` are what the user gave; factories make new ones for this run."""
+    """Carries out one planned run. `callbacks` are the user's; factories make new ones for this run."""
 
     experiment: ExperimentConfig
     run: PlannedRun
-    callbacks: Sequence[BaseCallback | Callable[[], BaseCallback]] | CallbackManager = ()
+    callbacks: GivenCallbacks = ()
     ids: dict[str, Any] = field(default_factory=dict)
     arm: ArmResult | None = field(default=None, init=False)
-    """What is known of it, also while it runs."""
+    """The result so far, also while it is running."""
 
     def carry_out(self, interruption: Interruption | None = None) -> ArmResult:
-        """Train, benchmark, and tell of it. A failure is in the result, an interrupt is raised after it was told.
+        """Train, benchmark, and fire the hooks. A failure is in the result; an interrupt is raised after the hooks.
 
-        `interruption` is that of an experiment whose runs come one after the other."""
+        `interruption` is the experiment's, where its runs are carried out one after the other.
+        """
         run = self.run
         ctx = LogContext(
             run.config.folder, self.experiment, run.key, run.config, run.group, self.ids
@@ -64,13 +68,13 @@ class ArmRun:
             group_id=None if run.group is None else str(self.ids.get(f"group:{run.group}", run.group)),
         )
         interruption = interruption or Interruption(run.config.checkpoint.grace)
-        with interruption.listening(), ExitStack() as until_the_end:
+        with interruption.listening(), ExitStack() as stack:
             try:
-                listeners = until_the_end.enter_context(self._listeners(ctx))
-            except Exception as error:  # nobody is there to be told
+                listeners = stack.enter_context(self._listeners(ctx))
+            except Exception as error:  # there are no callbacks to notify yet
                 arm.status, arm.error = "failed", f"{type(error).__name__}: {error}"
                 return arm
-            _Telling(self.experiment, run, arm, ctx, listeners, interruption).carry_out()
+            _HookedRun(self.experiment, run, arm, ctx, listeners, interruption).carry_out()
         return arm
 
     @contextmanager
@@ -82,8 +86,8 @@ class ArmRun:
 
 
 @dataclass
-class _Telling:
-    """One run with its hooks around it: `run_start`, and whatever happens, `run_end`."""
+class _HookedRun:
+    """One run between `run_start` and `run_end`, which fires however the run ends."""
 
     experiment: ExperimentConfig
     run: PlannedRun
@@ -116,7 +120,7 @@ class _Telling:
         )
 
     def _after_training(self, folder: RunFolder, state: TrainState) -> None:
-        """Benchmarks of the final weights; then `run_end`, and only then is the run marked completed."""
+        """Benchmark the final weights, then fire `run_end`; only then is the run marked completed."""
         self.result.metrics = _numbers(state.metrics)
         for section in self.experiment.metadata.benchmark:
             self.interruption.leave_if_asked()
@@ -125,7 +129,7 @@ class _Telling:
                 self.run.config.folder / "model",
                 section,
                 self.run.config,
-                version=_version_of(state),
+                version=state.policy_version if isinstance(state, LoopState) else 0,
                 steps=state.global_step,
             )
             EvalRecord(folder.path).append(scored.result, scored.predictions)
@@ -133,18 +137,18 @@ class _Telling:
             self.listeners.manager.fire("benchmark_eval", self.ctx, scored.result, scored.predictions, None)
         self.interruption.leave_if_asked()
         self._describe("completed")
-        self._tell()
-        self._save()  # when everybody has heard of it: a run that is cut off before is told of again
+        self._end()
+        self._save()  # after the hooks: if it is cut off before this, they fire again
 
     def _fail(self, error: BaseException) -> None:
-        """The first error is the one that counts; a hook that fails on top of it is noted."""
-        told = self.arm.status != "running"  # then it was a hook of `run_end` that failed
+        """Record the first error; that of a hook which fails after it is added as a note."""
+        has_ended = self.arm.status != "running"  # a hook of `run_end` failed
         self.result.error = f"{type(error).__name__}: {error}"
         self.result.extras["traceback"] = "".join(traceback.format_exception(error))
         self._describe("failed" if isinstance(error, Exception) else "cancelled")
         try:
-            if not told:
-                self._tell()
+            if not has_ended:
+                self._end()
         except Exception as late:
             note_failure(error, "also failed", late)
             log.warning("%s: on_run_end failed too: %s", self.arm.name, late)
@@ -162,7 +166,7 @@ class _Telling:
             _add_evals(arm, self.run.config)
         run.status = arm.status = status
 
-    def _tell(self) -> None:
+    def _end(self) -> None:
         self.listeners.manager.fire("run_end", self.ctx, self.result, self.arm)
 
     def _save(self) -> None:
@@ -173,7 +177,7 @@ class _Telling:
 def _add_evals(arm: ArmResult, config: RunConfig) -> None:
     results = EvalRecord(config.folder).read() if config.folder.exists() else []
     arm.evals = results
-    for result in results:  # the last of each
+    for result in results:  # the last of each name wins
         arm.eval_metrics[result.name] = dict(result.metrics)
         arm.eval_breakdowns[result.name] = result.breakdowns
     arm.eval_seconds += sum(result.eval_seconds for result in results if result.step is not None)
@@ -183,12 +187,8 @@ def _numbers(metrics: dict[str, Any]) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if isinstance(value, int | float) and not math.isnan(value)}
 
 
-def _version_of(state: TrainState) -> int:
-    return state.policy_version if isinstance(state, LoopState) else 0
-
-
 class _KeepArtifacts(Callback):
-    """Keeps what training left behind, for the run's result."""
+    """Copies the artifacts of training into the run's result."""
 
     priority = Priority.METRICS
     uses_asyncio = False
@@ -202,7 +202,7 @@ class _KeepArtifacts(Callback):
 
 
 def unreached(run: PlannedRun, failed: ArmResult) -> ArmResult:
-    """The result of a stage whose chain ended before it."""
+    """The result of a stage that was not run because an earlier one failed."""
     return ArmResult(
         run.key, run.config, "cancelled", error=f"not run: {failed.name} {failed.status}", group_name=run.group
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What is wrong with an experiment and can be seen before its first run."""
+"""Checks of an experiment before its first run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .plan import Chain, PlannedRun
 
 
 def check_arms(config: ExperimentConfig, chains: Sequence[Chain]) -> None:
-    """Raise if a run names a task, a reward or an eval that is not there. Repeats name what the first of them does."""
+    """Raise if a run names a task, a reward or an eval that does not exist. Of repeats only the first is checked."""
     firsts = {run.arm: run for chain in reversed(chains) for run in chain}
     for run in reversed(firsts.values()):
         try:
@@ -25,16 +25,16 @@ def check_arms(config: ExperimentConfig, chains: Sequence[Chain]) -> None:
 
 
 def _check_success_metric(config: ExperimentConfig, run: PlannedRun) -> None:
-    """A misspelt one would be noticed when everything is over. What training itself measures is not known here."""
+    """Catch a misspelt metric before the runs, not after them. Metrics of training itself are not known here."""
     metric = config.metadata.success_metric or ""
-    of, _, name = metric.rpartition(".")
+    source, _, name = metric.rpartition(".")
     sections: dict[str, EvalSection] = {one.name: one for one in (*run.config.eval, *config.metadata.benchmark)}
-    if of in sections:
-        known = score_names(sections[of], run.config)
+    if source in sections:
+        known = score_names(sections[source], run.config)
         if known is not None and name not in known:
             raise ConfigError(
-                f"metadata.success_metric is {metric}, and {of} has no {name!r}{did_you_mean(name, known)}"
+                f"metadata.success_metric is {metric}, and {source} has no {name!r}{did_you_mean(name, known)}"
             )
-    elif of and of.partition(".")[0] not in TRAINING_PREFIXES:
-        hint = did_you_mean(of, sections) or (f": there are {', '.join(sections)}" if sections else ": there is none")
-        raise ConfigError(f"metadata.success_metric is {metric}, and there is no eval {of!r}{hint}")
+    elif source and source.partition(".")[0] not in TRAINING_PREFIXES:
+        hint = did_you_mean(source, sections) or (f": it has {', '.join(sections)}" if sections else ": it has none")
+        raise ConfigError(f"metadata.success_metric is {metric}, and the experiment has no eval {source!r}{hint}")

@@ -1,23 +1,23 @@
-"""Several runs at once: chains in threads here, each run in a process of its own, or in a task of a cluster."""
+"""Several runs at once: a thread for each chain, and a process or a task of a cluster for each run."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Protocol
 
 from ..actors.interruption import Interruption
 from ..config import ExperimentConfig
 from ..data.results import ArmResult, LogContext
-from .arm_run import ArmRun, unreached
+from .arm_run import ArmRun, GivenCallbacks, unreached
 from .plan import Chain, PlannedRun
-from .processes import ArmProcess, Elsewhere
+from .processes import ArmProcess, Outcome, RemoteRun
 
-Start = Callable[[ArmRun], Elsewhere]
-LOOK_SECONDS = 0.1
+Start = Callable[[ArmRun], RemoteRun]
+POLL_SECONDS = 0.1
 
 
 class Progress(Protocol):
@@ -26,8 +26,8 @@ class Progress(Protocol):
     config: ExperimentConfig
 
     @property
-    def given(self) -> Any:
-        """The callbacks that the user gave."""
+    def given(self) -> GivenCallbacks:
+        """The user's callbacks."""
 
     @property
     def left(self) -> list[Chain]: ...
@@ -37,21 +37,27 @@ class Progress(Protocol):
 
 
 def run_concurrently(experiment: Progress, ctx: LogContext, interruption: Interruption) -> None:
-    """Carry out what is left, so many chains at a time. An interrupt is passed on, and waited for."""
+    """Carry out the remaining chains, `max_concurrent_arms` at a time. An interrupt is passed on to the runs, which
+    save and exit."""
     interruption.polled = True
-    with _starting(experiment) as start:
+    starting: AbstractContextManager[Start] = nullcontext(ArmProcess)
+    if experiment.config.arms_on == "ray":
+        from .ray_tasks import arm_tasks  # ray is optional
+
+        starting = arm_tasks(experiment.config)
+    with starting as start:
         chains = _Chains(experiment, ctx, start, interruption)
         with ThreadPoolExecutor(experiment.config.max_concurrent_arms, "proa arm") as pool:
             futures = [pool.submit(chains.carry_out, chain) for chain in experiment.left]
-            _wait_for(futures, interruption)
+            _wait(futures, interruption)
     interruption.leave_if_asked()
 
 
-def _wait_for(futures: list[Future[None]], interruption: Interruption) -> None:
-    """The first that fails, a hook of the experiment's say, ends the others as an interrupt does."""
+def _wait(futures: list[Future[None]], interruption: Interruption) -> None:
+    """Wait for all; the first error, such as that of an experiment hook, stops the others like an interrupt."""
     pending, failed = set(futures), None
     while pending:
-        done, pending = wait(pending, LOOK_SECONDS, FIRST_EXCEPTION)
+        done, pending = wait(pending, POLL_SECONDS, FIRST_EXCEPTION)
         for error in (future.exception() for future in done):
             if error is not None and failed is None:
                 failed = error
@@ -61,7 +67,7 @@ def _wait_for(futures: list[Future[None]], interruption: Interruption) -> None:
 
 
 class _Chains:
-    """What the threads of an experiment share."""
+    """Carries out chains, in several threads."""
 
     def __init__(
         self,
@@ -85,41 +91,33 @@ class _Chains:
                 with self._guard:
                     self._experiment.note(unreached(run, failed))
                 continue
-            arm = self._one(run)
+            arm = self._carry_out_run(run)
             failed = arm if arm.status != "completed" else None
 
-    def _one(self, run: PlannedRun) -> ArmResult:
-        with self._guard:  # hooks of the experiment are called one at a time
+    def _carry_out_run(self, run: PlannedRun) -> ArmResult:
+        with self._guard:  # hooks of the experiment never run at the same time
             self._experiment.announce_group(run, self._ctx)
             ids = {key: value for key, value in self._ctx.ids.items() if key != "run_id"}
         try:
-            elsewhere = self._start(ArmRun(self._experiment.config, run, self._experiment.given, ids))
-        except OSError as error:  # no room for another process
-            arm = ArmResult(run.key, run.config, "failed", error=f"no process for it: {error}", group_name=run.group)
+            remote = self._start(ArmRun(self._experiment.config, run, self._experiment.given, ids))
+        except OSError as error:  # too many processes, or no memory for another
+            message = f"its process could not be started: {error}"
+            arm = ArmResult(run.key, run.config, "failed", error=message, group_name=run.group)
             with self._guard:
                 self._experiment.note(arm)
             return arm
-        arm, new_ids = self._outcome(elsewhere)
+        arm, new_ids = self._wait_for_outcome(remote)
         with self._guard:
             self._ctx.ids.update({key: value for key, value in new_ids.items() if key != "run_id"})
             self._experiment.note(replace(arm, run_config=run.config))
         return arm
 
-    def _outcome(self, elsewhere: Elsewhere) -> tuple[ArmResult, dict[str, Any]]:
-        """Wait for it, passing interrupts on."""
-        asked = 0
-        while not elsewhere.ended(LOOK_SECONDS):
+    def _wait_for_outcome(self, remote: RemoteRun) -> Outcome:
+        """Wait for the end of a run, passing interrupts on."""
+        sent = 0
+        while not remote.ended(POLL_SECONDS):
             wanted = 2 if self._interruption.at_once else 1 if self._interruption.reason else 0
-            while asked < wanted:
-                asked += 1
-                elsewhere.interrupt()
-        return elsewhere.outcome()
-
-
-def _starting(experiment: Progress) -> Any:
-    """Where runs are started: a context manager that gives a `Start`."""
-    if experiment.config.arms_on == "ray":
-        from .ray_tasks import arm_tasks  # not everyone has ray
-
-        return arm_tasks(experiment.config)
-    return nullcontext(ArmProcess)
+            while sent < wanted:
+                sent += 1
+                remote.interrupt()
+        return remote.outcome()

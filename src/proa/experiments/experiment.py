@@ -1,10 +1,10 @@
-"""`Experiment`: carries a plan of runs out, tells callbacks of it, and says what came of it."""
+"""`Experiment`: carries out planned runs, fires hooks, and compares the results."""
 
 from __future__ import annotations
 
 import logging
 import multiprocessing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,24 +26,24 @@ from ..record.run_lock import lock
 from ..record.secrets import remember
 from ..resume.resuming import config_changes, saved_config
 from ..terminal import tolerate_lost_output
-from .arm_run import ArmRun, unreached
+from .arm_run import ArmRun, GivenCallbacks, unreached
 from .checking import check_arms
 from .concurrent import run_concurrently
 from .plan import Chain, PlannedRun, compared, plan
-from .same_inputs import other_inputs
+from .same_inputs import differing_inputs
 from .saved_result import arm_dict, load_arm
 from .summary import summarise
 
 log = logging.getLogger("proa.experiments")
 
 EXPERIMENT_NAME = "experiment.json"
-LOOKED_AT_SECONDS = 1.0  # `proa show` looks at the lock, and may have it for a moment
+LOCK_SECONDS = 1.0  # `proa show` may hold the lock for a moment
 
 
 class Experiment:
     """Arms times repeats, or stages, each a run of its own, compared at the end.
 
-    Running it again skips what is complete and goes on with what was cut off.
+    Running it again skips what is complete and resumes what was cut off. `report` is called after each run.
     """
 
     def __init__(
@@ -51,41 +51,46 @@ class Experiment:
         config: ExperimentConfig | Mapping[str, Any] | Path | str,
         callbacks: Callbacks = None,
         *,
-        tell: Callable[[ArmResult], None] | None = None,
+        report: Callable[[ArmResult], None] | None = None,
     ) -> None:
         if isinstance(config, Mapping):
             config = load_experiment_config(None, **config)
         elif not isinstance(config, ExperimentConfig):
             config = load_experiment_config(config)
-        if config.arms_on == "ray":  # whose workers may have another working directory
+        if config.arms_on == "ray":  # workers may have another working directory
             config = config.model_copy(update={"output_dir": config.output_dir.resolve()})
         remember(config.model_dump(mode="json"))
         self.config = config
         self.plan = plan(config)
-        self._given = callbacks if isinstance(callbacks, CallbackManager) else tuple(callback_list(callbacks or ()))
-        self._tell = tell or (lambda _: None)
+        self._given: GivenCallbacks = (
+            callbacks if isinstance(callbacks, CallbackManager) else tuple(callback_list(callbacks or ()))
+        )
+        self._report = report
         self._managers: list[CallbackManager] = []
         self._arms: dict[str, ArmResult] = {}
-        self._groups_told: set[str] = set()
+        self._announced_groups: set[str] = set()
         self._result = ExperimentResult(config.name, "running", hypothesis=config.metadata.hypothesis)
         if config.max_concurrent_arms > 1:
-            _refuse_what_stays(self._given)
+            _check_portable(self._given)
 
     def run(self) -> ExperimentResult:
-        """Carry out what is left to be done, and say what came of all of it."""
+        """Carry out the remaining runs and return the result of all."""
         config = self.config
         ctx = LogContext(config.folder, config)
-        self._arms, self._groups_told = {}, set()
+        self._arms, self._announced_groups = {}, set()
         self._result = ExperimentResult(config.name, "running", hypothesis=config.metadata.hypothesis)
         interruption = Interruption(grace=float("inf"))  # each run has a grace period of its own
-        with lock(config.folder, LOOKED_AT_SECONDS), tolerate_lost_output(), interruption.listening():
-            _refuse_a_runs(config.folder)
+        with lock(config.folder, LOCK_SECONDS), tolerate_lost_output(), interruption.listening():
+            if (config.folder / "run.json").exists():
+                raise RunFolderError(
+                    f"{config.folder} is the folder of a run: give the experiment another name or output_dir"
+                )
             for chain in self.plan:
                 self._skip_complete(chain)
-            if config.arms_on != "ray":  # whose machines may have what this one has not
+            if config.arms_on != "ray":  # names may exist only on the machines of the cluster
                 check_arms(config, self.left)
-            self._managers = self._listening()
-            with self._around(ctx):
+            self._managers = self._build_managers()
+            with self._hooks(ctx):
                 if config.max_concurrent_arms > 1:
                     run_concurrently(self, ctx, interruption)
                 else:
@@ -96,10 +101,10 @@ class Experiment:
     # -- one after the other -------------------------------------------------------------------------
 
     def _run_chain(self, chain: Chain, ctx: LogContext, interruption: Interruption) -> None:
-        """A chain's runs in order; the first that fails ends it."""
+        """Carry out a chain's runs in order; the first failure ends it."""
         failed: ArmResult | None = None
         for run in chain:
-            if run.key in self._arms:  # complete already
+            if run.key in self._arms:  # already complete
                 continue
             if failed is not None:
                 self.note(unreached(run, failed))
@@ -107,55 +112,55 @@ class Experiment:
             interruption.leave_if_asked()
             self.announce_group(run, ctx)
             ctx.ids.pop("run_id", None)
-            arm = self._arm_run(run, ctx.ids, interruption)
+            arm = self._carry_out(ArmRun(self.config, run, self._given, ctx.ids), interruption)
             self.note(arm)
             failed = arm if arm.status != "completed" else None
         interruption.leave_if_asked()
 
-    def _arm_run(self, run: PlannedRun, ids: dict[str, Any], interruption: Interruption) -> ArmResult:
-        carried = ArmRun(self.config, run, self._given, ids)
+    def _carry_out(self, arm_run: ArmRun, interruption: Interruption) -> ArmResult:
         try:
-            return carried.carry_out(interruption)
+            return arm_run.carry_out(interruption)
         except BaseException:
-            if carried.arm is not None:
-                self.note(carried.arm)
+            if arm_run.arm is not None:
+                self.note(arm_run.arm)
             raise
 
     def announce_group(self, run: PlannedRun, ctx: LogContext) -> None:
-        """`group_start`, once, just before the group's first run."""
-        if run.group is not None and run.group not in self._groups_told:
+        """Fire `group_start`, once, just before the group's first run."""
+        if run.group is not None and run.group not in self._announced_groups:
             self._fire("group_start", ctx, run.group)
-            self._groups_told.add(run.group)
+            self._announced_groups.add(run.group)
 
     def note(self, arm: ArmResult) -> None:
-        """A run has ended."""
+        """Record and report a run that has ended."""
         self._arms[arm.name] = arm
         if arm.status == "failed":
             log.warning("%s failed: %s", arm.name, arm.error)
         self._write()
-        self._tell(arm)
+        if self._report is not None:
+            self._report(arm)
 
     def is_done(self, run: PlannedRun) -> bool:
         return run.key in self._arms
 
     @property
-    def given(self) -> Any:
-        """The callbacks that the user gave."""
+    def given(self) -> GivenCallbacks:
+        """The user's callbacks."""
         return self._given
 
     @property
     def left(self) -> list[Chain]:
-        """Chains that have something left to be done."""
+        """Chains with remaining runs."""
         return [chain for chain in self.plan if any(run.key not in self._arms for run in chain)]
 
-    # -- what is complete already --------------------------------------------------------------------
+    # -- completed runs ------------------------------------------------------------------------------
 
     def _skip_complete(self, chain: Chain) -> None:
         for run in chain:
             header = run.config.folder / "run.json"
             if not header.exists():
                 return
-            _refuse_anothers(run)
+            _check_same_run(run)
             arm = load_arm(run, self.config.metadata.benchmark)
             if read_json(header).get("status") != "completed" or arm is None or arm.status != "completed":
                 return
@@ -163,9 +168,9 @@ class Experiment:
 
     # -- hooks and record ----------------------------------------------------------------------------
 
-    def _listening(self) -> list[CallbackManager]:
-        """Who hears of the experiment and its groups: what was given as it is, and one of each that is made; runs have
-        ones of their own."""
+    def _build_managers(self) -> list[CallbackManager]:
+        """The managers for hooks of the experiment and its groups: the user's callbacks themselves, and one instance
+        of each factory and configured kind. Each run makes instances of its own."""
         configured = [build_callback(section.model_dump()) for section in self.config.callbacks]
         own = CallbackManager([one for one in configured if isinstance(one, Callback)])
         if isinstance(self._given, CallbackManager):
@@ -177,14 +182,14 @@ class Experiment:
         return [own] if given is None else [given, own]
 
     def _fire(self, event: EventName, *payload: Any) -> None:
-        """All managers hear of it, also when a hook of one raises."""
+        """Fire in all managers, also if a hook in one of them raises."""
         with ExitStack() as others:
             for manager in reversed(self._managers):
                 others.callback(manager.fire, event, *payload)
 
     @contextmanager
-    def _around(self, ctx: LogContext) -> Iterator[None]:
-        """`experiment_start`, and whatever happens, `experiment_end` with what there is."""
+    def _hooks(self, ctx: LogContext) -> Iterator[None]:
+        """Fire `experiment_start`, and in any case `experiment_end` with the results so far."""
         try:
             self._write()
             self._fire("experiment_start", ctx)
@@ -202,17 +207,17 @@ class Experiment:
         result = self._result
         result.status = status
         result.experiment_id = str(ctx.ids.get("experiment_id", self.config.name))
-        with ExitStack() as whatever_happens:  # last in, first out
-            whatever_happens.callback(self._write)
-            whatever_happens.callback(self._fire, "experiment_end", ctx, result)
-            result.arms = self._in_order()
-            arm_of = {run.key: run.arm for chain in self.plan for run in chain}
-            summarise(result, result.arms, arm_of, self.config, compared(self.plan))
-            for line in other_inputs(result.arms):
+        with ExitStack() as always:  # last in, first out
+            always.callback(self._write)
+            always.callback(self._fire, "experiment_end", ctx, result)
+            result.arms = self._ordered_arms()
+            arm_names = {run.key: run.arm for chain in self.plan for run in chain}
+            summarise(result, result.arms, arm_names, self.config, compared(self.plan))
+            for line in differing_inputs(result.arms):
                 log.warning("%s", line)
                 result.conclusion = f"{result.conclusion} Beware: {line}."
 
-    def _in_order(self) -> list[ArmResult]:
+    def _ordered_arms(self) -> list[ArmResult]:
         return [self._arms[run.key] for chain in self.plan for run in chain if run.key in self._arms]
 
     def _write(self) -> None:
@@ -232,36 +237,31 @@ class Experiment:
             "conclusion": result.conclusion,
             "hypothesis": result.hypothesis,
             "groups": {name: group.as_dict() for name, group in result.groups.items()},
-            "arms": [arm_dict(arm) for arm in self._in_order()],
+            "arms": [arm_dict(arm) for arm in self._ordered_arms()],
         }
         Disk().replace_file(self.config.folder / EXPERIMENT_NAME, json_text(content, stringify=True).encode("utf-8"))
 
 
-def _refuse_anothers(run: PlannedRun) -> None:
-    """Raise if the run that is there was another one. One that came to no checkpoint may be corrected."""
+def _check_same_run(run: PlannedRun) -> None:
+    """Raise if the existing run has another configuration. One without a checkpoint may be corrected."""
     if not CheckpointManager(run.config.folder).rows:
         return
     try:
         config_changes(saved_config(run.config.folder), run.config)
     except ConfigError as error:
-        raise ConfigError(f"{run.config.folder} is of another experiment: {error}") from None
+        raise ConfigError(f"{run.config.folder} belongs to another experiment: {error}") from None
 
 
-def _refuse_a_runs(folder: Path) -> None:
-    if (folder / "run.json").exists():
-        raise RunFolderError(f"{folder} is the folder of a run: give the experiment another name or output_dir")
-
-
-def _refuse_what_stays(given: Sequence[Any] | CallbackManager) -> None:
-    """Each run has a process of its own."""
+def _check_portable(given: GivenCallbacks) -> None:
+    """Raise if the callbacks cannot be used in the processes of concurrent runs."""
     if isinstance(given, CallbackManager) or any(isinstance(one, BaseCallback | CallbackManager) for one in given):
         raise ConfigError(
-            "with max_concurrent_arms above 1 each run has a process of its own, where a callback's instance is not: "
-            "give a factory, e.g. the class itself, which makes one for each run"
+            "with max_concurrent_arms above 1 each run has its own process, which an instance of a callback cannot "
+            "reach: give a factory, e.g. the class itself, which makes one for each run"
         )
     check_portable(given)
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise ConfigError(
-            "with max_concurrent_arms above 1 each run's process imports this script again: put what runs the "
-            "experiment under if __name__ == '__main__':"
+            "with max_concurrent_arms above 1 each run's process imports this script again: put the code that runs "
+            "the experiment under if __name__ == '__main__':"
         )

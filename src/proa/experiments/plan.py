@@ -1,4 +1,4 @@
-"""What an experiment runs: arms times repeats, or chains of stages, by name and in order."""
+"""The runs of an experiment: arms times repeats, or chains of stages, by name and in order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class PlannedRun:
     key: str
     """Its name, and that of its folder."""
     arm: str
-    """Which arm, and in a continual experiment which stage of it, this is a run of."""
+    """The arm, or in a continual experiment the stage of an arm, that it belongs to."""
     config: RunConfig
     group: str | None = None
 
@@ -29,51 +29,47 @@ class PlannedRun:
 
 
 Chain = tuple[PlannedRun, ...]
-"""Runs that come one after the other, each from the weights of the one before; mostly it is one run alone."""
+"""Runs one after the other, each from the weights of the previous one; usually a single run."""
 
 
 def plan(config: ExperimentConfig) -> list[Chain]:
-    """All runs, arms in order and repeats of an arm adjacent. What is wrong with any of them is found here."""
-    _try_callbacks(config.callbacks, "")
+    """All runs, arms in order and repeats of an arm adjacent. Raises for a mistake in any of them."""
+    _check_callbacks(config.callbacks, "")
     chains: list[Chain] = []
     for arm in config.arms:
-        as_written = arm_config(config, arm)
-        _try_callbacks(as_written.callbacks, f"arm {arm}: ")
-        _check_benchmarks(config, arm, as_written)
-        chains += [_chain(config, arm, seed) for seed in _seeds(config, as_written)]
+        base = arm_config(config, arm)
+        _check_callbacks(base.callbacks, f"arm {arm}: ")
+        _check_benchmarks(config, arm, base)
+        first_seed = base.seed if config.base_seed is None else config.base_seed
+        chains += [_chain(config, arm, first_seed + repeat) for repeat in range(config.n_repeats)]
     keys = [run.key for chain in chains for run in chain]
-    if twice := next((key for key in keys if keys.count(key) > 1), None):
-        raise ConfigError(f"two runs would be called {twice}: name arms otherwise")
+    if duplicate := next((key for key in keys if keys.count(key) > 1), None):
+        raise ConfigError(f"two runs would be called {duplicate}: give the arms other names")
     return chains
 
 
 def compared(chains: Sequence[Chain]) -> list[str]:
-    """Which arms stand against each other. A stage is none: an arm of stages is compared by its last one."""
+    """The arms to compare; an arm of stages is compared by its last stage."""
     return list(dict.fromkeys(chain[-1].arm for chain in chains))
 
 
-def _try_callbacks(sections: Sequence[CallbackSection], whose: str) -> None:
-    """Runs build theirs when others are over, and a mistake would stop all of them then."""
-    for place, section in enumerate(sections):
+def _check_callbacks(sections: Sequence[CallbackSection], prefix: str) -> None:
+    """Check now what each run builds only when it starts, after others have ended."""
+    for index, section in enumerate(sections):
         try:
             check_callback(section.model_dump())
-        except Exception as error:  # whatever a constructor says of its parameters
-            raise ConfigError(f"{whose}callbacks.{place} ({section.kind}): {error}") from error
+        except Exception as error:  # a constructor may raise anything
+            raise ConfigError(f"{prefix}callbacks.{index} ({section.kind}): {error}") from error
 
 
-def _check_benchmarks(config: ExperimentConfig, arm: str, as_written: RunConfig) -> None:
-    evals = {section.name for section in as_written.eval}
+def _check_benchmarks(config: ExperimentConfig, arm: str, run: RunConfig) -> None:
+    evals = {section.name for section in run.eval}
     for benchmark in config.metadata.benchmark:
         if benchmark.name in evals:
             raise ConfigError(
-                f"arm {arm}: an eval and one of metadata.benchmark are both called {benchmark.name!r}: one name, two "
-                f"evals. Call one of them otherwise"
+                f"arm {arm}: an eval and one of metadata.benchmark are both called {benchmark.name!r}: rename one of "
+                "them"
             )
-
-
-def _seeds(config: ExperimentConfig, arm: RunConfig) -> list[int]:
-    first = arm.seed if config.base_seed is None else config.base_seed
-    return [first + repeat for repeat in range(config.n_repeats)]
 
 
 def _chain(config: ExperimentConfig, arm: str, seed: int) -> Chain:
@@ -84,24 +80,24 @@ def _chain(config: ExperimentConfig, arm: str, seed: int) -> Chain:
     stages: list[PlannedRun] = []
     for number, dataset in enumerate(config.continual.datasets):
         name = config.continual.name_template.format(arm=arm, stage=number)
-        changes = {"name": name + suffix, "seed": seed, "task": dataset, **_goes_on_from(stages, config.folder)}
+        changes = {"name": name + suffix, "seed": seed, "task": dataset, **_start_weights(stages, config.folder)}
         group = name if config.n_repeats > 1 else arm
         stages.append(PlannedRun(name + suffix, name, arm_config(config, arm, **changes), group))
     return tuple(stages)
 
 
-def _goes_on_from(stages: list[PlannedRun], folder: Path) -> dict[str, Any]:
-    """What the next stage's model is: that of the stage before, or its adapter over the base that all stages have."""
+def _start_weights(stages: list[PlannedRun], folder: Path) -> dict[str, Any]:
+    """The model keys of the next stage: the previous stage's model, or its adapter over the common base."""
     if not stages:
         return {}
-    before = stages[-1]
-    own = before.config.model.model_dump(include={"tokenizer", "dtype", "device", "trust_remote_code"})
-    if before.config.lora is None:
-        return {"model": {**own, "path": str(folder / before.key / "model")}, "warm_start": None}
-    base = None if before.config.has_warm_start else before.config.model.path
-    base = base or str(folder / before.key / "base")  # the first stage made it
+    previous = stages[-1]
+    own = previous.config.model.model_dump(include={"tokenizer", "dtype", "device", "trust_remote_code"})
+    if previous.config.lora is None:
+        return {"model": {**own, "path": str(folder / previous.key / "model")}, "warm_start": None}
+    base = None if previous.config.has_warm_start else previous.config.model.path
+    base = base or str(folder / previous.key / "base")  # written by the first stage
     return {
         "model": {**own, "path": base},
-        "lora": {"path": str(folder / before.key / "model")},
+        "lora": {"path": str(folder / previous.key / "model")},
         "warm_start": None,
     }

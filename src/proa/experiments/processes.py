@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ..actors.interruption import SIGNALS
 from ..data.results import ArmResult, Status
@@ -22,39 +22,46 @@ from .arm_run import ArmRun
 log = logging.getLogger("proa.experiments")
 
 
-class Elsewhere(Protocol):
-    """A run that goes on in another process."""
+class Outcome(NamedTuple):
+    """The result of a run, and the ids that its loggers added to `ctx.ids`."""
+
+    arm: ArmResult
+    ids: dict[str, Any]
+
+
+class RemoteRun(Protocol):
+    """A run in another process."""
 
     def ended(self, seconds: float) -> bool:
-        """Whether it is over, waiting that long."""
+        """Whether it has ended; waits at most this long."""
 
     def interrupt(self) -> None:
-        """As Ctrl-C does: the first time it saves and leaves, the second time it leaves at once."""
+        """Like Ctrl-C: after the first it saves and exits, after the second it exits at once."""
 
-    def outcome(self) -> tuple[ArmResult, dict[str, Any]]:
-        """Its result, and what its loggers call things."""
+    def outcome(self) -> Outcome: ...
 
 
 class ArmProcess:
-    """On this machine. It gets signals from its starter alone, and leaves as on SIGTERM when that is gone."""
+    """A run in a process of this machine. Only its starter sends it signals; if the starter ends, it exits as on
+    SIGTERM."""
 
     def __init__(self, work: ArmRun) -> None:
         context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
         self._work = work
         self._here, there = context.Pipe()
         self._process = context.Process(target=_child, args=(there, work, os.getpid()), name=work.run.key, daemon=False)
-        resource_tracker.ensure_running()  # when the first process starts it, it lets SIGINT in again
-        with _signals_held_back():  # in the process too, until it can answer one
+        resource_tracker.ensure_running()  # started with the first process, it would unblock SIGINT
+        with _signals_blocked():  # also in the new process, until it can handle them
             self._process.start()
         there.close()
-        self._told: tuple[ArmResult, dict[str, Any]] | None = None
+        self._outcome: Outcome | None = None
         self._interrupted = False
 
     def ended(self, seconds: float) -> bool:
         with contextlib.suppress(EOFError, OSError):
-            if self._told is None and self._here.poll(seconds):
-                self._told = self._here.recv()
-        if self._told is None and self._process.is_alive():
+            if self._outcome is None and self._here.poll(seconds):
+                self._outcome = self._here.recv()
+        if self._outcome is None and self._process.is_alive():
             return False
         self._process.join(seconds)
         return not self._process.is_alive()
@@ -64,53 +71,54 @@ class ArmProcess:
         if self._process.pid is not None and self._process.is_alive():
             os.kill(self._process.pid, signal.SIGINT)
 
-    def outcome(self) -> tuple[ArmResult, dict[str, Any]]:
+    def outcome(self) -> Outcome:
         with contextlib.suppress(EOFError, OSError):
-            if self._told is None and self._here.poll():  # said just before it ended
-                self._told = self._here.recv()
-        if self._told is not None:
-            return self._told
+            if self._outcome is None and self._here.poll():  # sent just before it ended
+                self._outcome = self._here.recv()
+        if self._outcome is not None:
+            return self._outcome
         run, code = self._work.run, self._process.exitcode
         how = f"by signal {-code}" if code is not None and code < 0 else f"with exit code {code}"
         status: Status = "cancelled" if self._interrupted else "failed"
-        return ArmResult(run.key, run.config, status, error=f"its process ended {how}", group_name=run.group), {}
+        arm = ArmResult(run.key, run.config, status, error=f"its process ended {how}", group_name=run.group)
+        return Outcome(arm, {})
 
 
 def _child(connection: Connection, work: ArmRun, starter: int) -> None:
     if hasattr(os, "setsid"):
-        os.setsid()  # Ctrl-C in a terminal goes to a whole group; here it comes once, from the starter
+        os.setsid()  # Ctrl-C in a terminal goes to a whole group; here only the starter sends it
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        # A shell's `&` and nohup leave it ignored, and the starter asks by it: until the run listens, it would be lost.
+        # A shell's `&` and nohup ignore SIGINT, by which the starter asks: it would be lost until the run listens.
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    threading.Thread(target=_leave_with_starter, args=(starter,), name="proa starter", daemon=True).start()
-    arm, ids = carried_out(work)
-    with contextlib.suppress(BrokenPipeError), connection:  # nobody may be there any more
+    threading.Thread(target=_watch_starter, args=(starter,), name="proa starter", daemon=True).start()
+    arm, ids = run_arm(work)
+    with contextlib.suppress(BrokenPipeError), connection:  # the starter may be gone
         try:
-            connection.send((arm, ids))
-        except (TypeError, AttributeError, pickle.PicklingError) as error:  # something of a hook's
+            connection.send(Outcome(arm, ids))
+        except (TypeError, AttributeError, pickle.PicklingError) as error:  # an object that a hook left
             log.warning("what the hooks of %s left in ctx.ids stays in its process: %s", arm.name, error)
-            connection.send((replace(arm, run_result=None), {}))
+            connection.send(Outcome(replace(arm, run_result=None), {}))
 
 
-def carried_out(work: ArmRun) -> tuple[ArmResult, dict[str, Any]]:
-    """A run's result, also where it was interrupted: whoever started it knows that."""
+def run_arm(work: ArmRun) -> Outcome:
+    """Carry out a run in its own process. An interrupt is not raised: the starter sent it."""
     run = work.run
     try:
-        _let_signals_in()
+        if hasattr(signal, "pthread_sigmask"):
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         arm = work.carry_out()
     except KeyboardInterrupt:
         arm = work.arm or ArmResult(run.key, run.config, "cancelled", error="interrupted", group_name=run.group)
-    except Exception as error:  # before the run could tell of itself
+    except Exception as error:  # raised outside the run, which records its own
         log.exception("%s failed", run.key)
-        told = f"{type(error).__name__}: {error}"
-        arm = ArmResult(run.key, run.config, "failed", error=told, group_name=run.group)
-    return arm, work.ids
+        message = f"{type(error).__name__}: {error}"
+        arm = ArmResult(run.key, run.config, "failed", error=message, group_name=run.group)
+    return Outcome(arm, work.ids)
 
 
 @contextlib.contextmanager
-def _signals_held_back() -> Iterator[None]:
-    """A process that is started inside finds the signals that come to it held back: while it imports what it needs, one
-    would end it with a traceback."""
+def _signals_blocked() -> Iterator[None]:
+    """A process started inside begins with signals blocked: during its imports one would end it with a traceback."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -121,12 +129,8 @@ def _signals_held_back() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _let_signals_in() -> None:
-    if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-
-
-def _leave_with_starter(starter: int) -> None:
+def _watch_starter(starter: int) -> None:
+    """Exit as on SIGTERM when the starter is gone."""
     while os.getppid() == starter:
         threading.Event().wait(0.5)
     os.kill(os.getpid(), signal.SIGTERM)

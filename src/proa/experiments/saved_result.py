@@ -1,4 +1,4 @@
-"""What came of a run of an experiment, in its folder: `arm.json`."""
+"""The result of one run of an experiment, in its folder: `arm.json`."""
 
 from __future__ import annotations
 
@@ -20,49 +20,51 @@ ARM_NAME = "arm.json"
 
 
 def save_arm(arm: ArmResult, folder: Path, benchmarks: Sequence[EvalSection]) -> None:
-    """Write it down, at once and whole, with what it was benchmarked by. The run's configuration is beside it, in
-    `config.json`. What a hook left in it that JSON has no form for is told in words: it should not cost the run."""
-    content = {**arm_dict(arm), "benchmarks": _told(benchmarks)}
+    """Write the result atomically, with the configuration of its benchmarks; that of the run is beside it, in
+    `config.json`. Objects that a hook left in it are written as text, so that they cannot fail the run."""
+    content = {**arm_dict(arm), "benchmarks": _benchmark_content(benchmarks)}
     Disk().replace_file(folder / ARM_NAME, json_text(content, stringify=True).encode("utf-8"))
 
 
 def arm_dict(arm: ArmResult) -> dict[str, Any]:
-    """Plain values only, ready for JSON."""
+    """The result as JSON."""
     kept = {f.name: getattr(arm, f.name) for f in fields(arm) if f.name not in ("run_config", "run_result", "evals")}
     run = arm.run_result
-    told = None
+    run_content = None
     if run is not None:
         artifacts = None if run.artifacts is None else run.artifacts.as_dict()
-        told = {**{f.name: getattr(run, f.name) for f in fields(run)}, "artifacts": artifacts}
-    return {**kept, "evals": [asdict(result) for result in arm.evals], "run_result": told}
+        run_content = {**{f.name: getattr(run, f.name) for f in fields(run)}, "artifacts": artifacts}
+    return {**kept, "evals": [asdict(result) for result in arm.evals], "run_result": run_content}
 
 
 def load_arm(run: PlannedRun, benchmarks: Sequence[EvalSection]) -> ArmResult | None:
-    """What was written down of a planned run; None if it has not come so far, or was benchmarked by something else."""
+    """The saved result of a planned run; None if there is none yet, or if the benchmarks have changed."""
     try:
         content = read_json(run.config.folder / ARM_NAME)
     except FileNotFoundError:
         return None
-    if content.pop("benchmarks") != _told(benchmarks):
+    if content.pop("benchmarks") != _benchmark_content(benchmarks):
         return None
     evals = [eval_result(result) for result in content.pop("evals")]
-    told = content.pop("run_result")
-    result = None if told is None else _run_result(told)
+    run_content = content.pop("run_result")
+    result = None
+    if run_content is not None:
+        changes = {
+            "metrics": decode_numbers(run_content["metrics"]),
+            "artifacts": _load_artifacts(run_content["artifacts"]),
+        }
+        result = RunResult(**{**run_content, **changes})
     numbers = {key: decode_numbers(content[key]) for key in ("metrics", "eval_metrics", "eval_breakdowns")}
     return ArmResult(**{**content, **numbers}, run_config=run.config, evals=evals, run_result=result)
 
 
-def _told(benchmarks: Sequence[EvalSection]) -> list[dict[str, Any]]:
+def _benchmark_content(benchmarks: Sequence[EvalSection]) -> list[dict[str, Any]]:
+    """The configuration of benchmarks as it is after writing and reading."""
     written: list[dict[str, Any]] = json.loads(json_text({"": [one.model_dump(mode="json") for one in benchmarks]}))[""]
     return written
 
 
-def _run_result(content: dict[str, Any]) -> RunResult:
-    metrics = decode_numbers(content["metrics"])
-    return RunResult(**{**content, "metrics": metrics, "artifacts": _artifacts(content["artifacts"])})
-
-
-def _artifacts(content: dict[str, Any] | None) -> LoopArtifacts | None:
+def _load_artifacts(content: dict[str, Any] | None) -> LoopArtifacts | None:
     if content is None:
         return None
     paths = {key: None if content[key] is None else Path(content[key]) for key in ("run_dir", "manifest_path")}

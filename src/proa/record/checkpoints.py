@@ -49,6 +49,7 @@ __all__ = [
     "CheckpointManager",
     "DiskFullError",
     "RunLockedError",
+    "UnknownCheckpointError",
     "lock",
 ]
 
@@ -56,6 +57,10 @@ log = logging.getLogger("proa.record")
 
 Mode = Literal["max", "min"]
 FINAL_NAME = "final"
+
+
+class UnknownCheckpointError(CheckpointError):
+    """The run has no checkpoint of that name; the message lists the known ones."""
 
 
 class CheckpointManager:
@@ -108,8 +113,8 @@ class CheckpointManager:
     def row(self, name: str) -> ManifestRow:
         rows = {row.name: row for row in self.rows}
         if name not in rows:
-            hint = did_you_mean(name, rows) or (f"; it has {', '.join(rows)}" if rows else "; it has none")
-            raise CheckpointError(f"{self.run_folder} has no checkpoint {name}{hint}")
+            known = f" (known: {', '.join(rows)})" if rows else "; it has none"
+            raise UnknownCheckpointError(f"{self.run_folder} has no checkpoint {name}{did_you_mean(name, rows)}{known}")
         return rows[name]
 
     def latest(self) -> ManifestRow | None:

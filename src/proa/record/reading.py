@@ -178,7 +178,7 @@ def find_runs(folder: Path) -> list[Path]:
 
 
 def _read(folder: Path) -> RunSummary:
-    header = _header(folder / "run.json")
+    header = read_header(folder / "run.json")
     rows, all_rows = _last_rows(folder / "metrics.jsonl")
     config = _config(folder / "config.json")
     latest = EvalRecord(folder).latest(_eval_names(config))
@@ -200,7 +200,7 @@ def _read(folder: Path) -> RunSummary:
 
 _HEADER_TYPES: dict[str, type | tuple[type, ...]] = {
     "status": str, "pid": int, "host": str, "steps_run": int, "evals": dict, "ledger": dict, "callback_errors": dict,
-    "reward_failures": dict, "weights_digest": str, "policy_version": int,
+    "reward_failures": dict, "resumed": list, "weights_digest": str, "policy_version": int,
 }  # fmt: skip
 _TIMES = ("started", "ended", "time")
 
@@ -213,7 +213,8 @@ def _check(path: Path, content: Mapping[str, Any], types: Mapping[str, type | tu
         raise BrokenRecordError(f"{path} is broken: {name} cannot be {quoted(content[name])}")
 
 
-def _header(path: Path) -> dict[str, Any]:
+def read_header(path: Path) -> dict[str, Any]:
+    """The content of `run.json`, with the types that a run writes."""
     header = read_json(path)
     _check(path, header, _HEADER_TYPES)
     if "status" not in header:
