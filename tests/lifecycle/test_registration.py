@@ -391,7 +391,7 @@ def test_likely_mistakes_with_callbacks_are_told_in_the_users_words():
     with pytest.raises(HookError, match=r"register a callback object with manager.add"):
         CallbackManager().on("step_end")(_Hearing())
     for every in ("10", 2.5):
-        with pytest.raises(HookError, match="whole number"):
+        with pytest.raises(HookError, match="an integer"):
             CallbackManager().on("step_end", every=every)
 
 

@@ -110,9 +110,9 @@ class _MetricFile(Callback):
         """Drop rows after the checkpoint that the run resumes from, and an incomplete last row."""
         with self.path.open(encoding="utf-8", errors="replace", newline="") as file:
             kept = [row for step, row in self._rows(file.read()) if step is None or step < steps]
-        beside = self.path.with_name(self.path.name + ".new")
-        write_private(beside, "".join(kept))
-        beside.replace(self.path)
+        temporary = self.path.with_name(self.path.name + ".new")
+        write_private(temporary, "".join(kept))
+        temporary.replace(self.path)
 
     @abstractmethod
     def _rows(self, text: str) -> Iterator[tuple[int | None, str]]:
@@ -221,13 +221,13 @@ class CsvMetrics(_MetricFile):
     def _widen(self, columns: list[str]) -> None:
         with self.path.open(encoding="utf-8", newline="") as file:
             rows = list(csv.DictReader(file))
-        beside = self.path.with_name(self.path.name + ".new")
-        with open_private(beside, "w") as file:
+        temporary = self.path.with_name(self.path.name + ".new")
+        with open_private(temporary, "w") as file:
             writer = csv.DictWriter(file, columns, restval="")
             writer.writeheader()
             writer.writerows(rows)
-        wider = open_private(beside, "a")  # before the old one is closed, so that there is always one to write to
-        beside.replace(self.path)
+        wider = open_private(temporary, "a")  # before the old one is closed, so that there is always one to write to
+        temporary.replace(self.path)
         self._close()
         self._file, self._columns, self._lines = wider, columns, LineFile(self.disk)
 

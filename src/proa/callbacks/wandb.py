@@ -119,9 +119,9 @@ class WandbLogger(RunLogger):
 
     def _remember(self, destination: Destination, run_id: str, last: Mapping[str, int]) -> None:
         path = _note_path(destination)
-        beside = path.with_suffix(".new")
-        write_private(beside, json.dumps({"run_id": run_id, "last": last}))
-        beside.replace(path)
+        temporary = path.with_suffix(".new")
+        write_private(temporary, json.dumps({"run_id": run_id, "last": last}))
+        temporary.replace(path)
 
 
 def _note_path(destination: Destination) -> Path:

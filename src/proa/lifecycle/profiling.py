@@ -23,7 +23,7 @@ OVERRUN_SECONDS = 1e-4
 FIRST_CALLS = 3
 CALLS_AFTER_OVERRUN = 16
 QUIET_CALLS = 1000
-"""After an overrun, a moment is not examined again for so many firings."""
+"""How many firings after an overrun a moment is not examined again."""
 
 
 @dataclass(slots=True)

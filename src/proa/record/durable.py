@@ -68,12 +68,12 @@ class Disk:
 
     def replace_file(self, path: Path, data: bytes) -> None:
         """Replace a file atomically: a reader sees the old content or the new."""
-        beside = path.with_name(f".{path.name}.new")
-        with open_writable(beside, os.O_CREAT | os.O_TRUNC) as descriptor:
+        temporary = path.with_name(f".{path.name}.new")
+        with open_writable(temporary, os.O_CREAT | os.O_TRUNC) as descriptor:
             self.restrict(descriptor, 0o600)  # a file left by a crash may have other permissions
             self.write_all(descriptor, data)
             self.sync(descriptor)
-        self.rename(beside, path)
+        self.rename(temporary, path)
         self.sync_folder(path.parent)
 
     def append(self, path: Path, data: bytes, after: int) -> None:

@@ -114,9 +114,9 @@ class LiveFile:
         try:
             text = json_text(at().to_dict())
             # Atomic, but not synced: nobody needs it after a power failure.
-            beside = self.path.with_name(f".{LIVE_NAME}.new")
-            write_private(beside, text)
-            beside.replace(self.path)
+            temporary = self.path.with_name(f".{LIVE_NAME}.new")
+            write_private(temporary, text)
+            temporary.replace(self.path)
         except Exception as error:
             if type(error) not in self._complaints:
                 self._complaints.add(type(error))

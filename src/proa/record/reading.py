@@ -22,7 +22,7 @@ from .times import RunningTime, is_time, last_resumed, running_time
 TAIL_BYTES = 1 << 18
 """How much of the end of metrics.jsonl is read: hundreds of rows, however long the run."""
 RATE_STEPS = 50
-"""Rates are measured over the last so many steps."""
+"""How many of the last steps a rate is measured over."""
 QUIET_SECONDS = 30.0
 """A run that updates its live view every second and has not for so long has probably died."""
 _MOST_LISTED = 20
@@ -293,8 +293,8 @@ def _check_run_folder(folder: Path) -> None:
     if (folder / "run.json").is_file():
         return
     if not folder.exists():
-        beside = [run.name for run in find_runs(folder.parent) if run.parent == folder.parent]
-        raise RunNotFoundError(f"{folder} does not exist{did_you_mean(folder.name, beside)}")
+        neighbours = [run.name for run in find_runs(folder.parent) if run.parent == folder.parent]
+        raise RunNotFoundError(f"{folder} does not exist{did_you_mean(folder.name, neighbours)}")
     if not folder.is_dir():
         raise RunNotFoundError(f"{folder} is a file: give the folder of a run")
     inside = [str(run) for run in find_runs(folder)]

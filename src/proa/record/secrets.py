@@ -205,7 +205,7 @@ _RECORD_WORDS = frozenset(
         "optimizer", "policy", "prompt", "required", "reward", "running", "stopped", "trainer", "unknown", "windowed",
     }
 )  # fmt: skip
-"""Words that records contain: they are no secrets, and without them a record could not be read."""
+"""Words that records contain: they are not secrets, and without them a record could not be read."""
 _TEXT_TOKENS = frozenset(
     {
         "answer", "assistant", "audio", "begin", "blank", "boi", "bos", "class", "cls", "completion", "count",

@@ -112,7 +112,7 @@ def tokenise(row: TaskRow, tokenizer: PreTrainedTokenizerBase, *, where: str) ->
 def text_tokens(text: str, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """The tokens of a text to be continued: with the special tokens before it, without those after it.
 
-    A beginning-of-sequence token that the text also contains, as chat templates write it, is there once.
+    A beginning-of-sequence token that the text also contains, as chat templates write it, is not doubled.
     """
     encoded = tokenizer(text, return_special_tokens_mask=True)
     tokens, added = encoded["input_ids"], encoded["special_tokens_mask"]

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from ..task import TaskError, TaskRow
 
 SPLITS = ("train", "test")
-_TEST_SHARE = 8  # one in so many prompts is in the test split
+_TEST_SHARE = 8  # one prompt in eight is in the test split
 
 
 def draw_rows(
