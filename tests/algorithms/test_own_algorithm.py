@@ -147,7 +147,7 @@ def refused(tmp_path):
         (":Signed", ":MADE", "line 7: algorithm 'tests.algorithms.signed:MADE' is one that was made already: name its"),
         (":Signed", ":NOT_ONE", "line 7: algorithm 'tests.algorithms.signed:NOT_ONE' is not an algorithm: derive a cl"),
         (":Signed", ":Pairs", "line 8: algorithm 'tests.algorithms.signed:Pairs' needs the setting 'least', which ha"),
-        ("tests.algorithms", "no.such", "there is no module 'no'"),
+        ("tests.algorithms", "no.such", "no module 'no' on Python's search path"),
         ("group_size: 2", "group_size: 1", "line 3: sampling.group_size must be at least 2: completions of one prompt"),
         (
             "algorithm:\n",
