@@ -26,6 +26,10 @@ class ReplicaError(ProaError):
     """Another trainer failed or is gone; the message says which, and why."""
 
 
+class AgreedInterrupt(KeyboardInterrupt):
+    """All trainers leave, at the same step and with a checkpoint that each had a part in."""
+
+
 class Replicas(Protocol):
     """The trainers of one run as one of them sees them."""
 
@@ -75,7 +79,7 @@ def leaving_on_error(replicas: Replicas) -> Iterator[None]:
     """Whatever ends the work inside, the others hear of it instead of waiting."""
     try:
         yield
-    except ReplicaError:
+    except (ReplicaError, AgreedInterrupt):
         raise  # they know
     except BaseException as error:
         replicas.leave(error)

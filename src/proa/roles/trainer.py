@@ -24,7 +24,7 @@ from ..data.loop import ManifestRow, TrainingBatch
 from ..data.saved_items import experience_from, experience_tree
 from ..data.state import LoopState
 from ..errors import NothingToTrainOnError
-from ..learning.replicas import Alone, Replicas, leaving_on_error
+from ..learning.replicas import AgreedInterrupt, Alone, Replicas, leaving_on_error
 from ..lifecycle.manager import CallbackManager, Callbacks
 from ..lifecycle.roles import Role
 from ..lifecycle.spans import Lifecycle
@@ -298,7 +298,8 @@ class DetachedTrainer(ABC):
         if self.replicas.size > 1:
             reason = next(filter(None, self.replicas.gather(reason)), "")
         if reason:
-            after.leave(reason)
+            after.save_before_leaving()
+            raise AgreedInterrupt(reason)
 
     def _step_without_data(self, life: Lifecycle, after: AfterStep) -> None:
         """Filtering left nothing to train on, and no more may be asked for: the step counts, and says so."""
@@ -337,8 +338,8 @@ class DetachedTrainer(ABC):
             with life.waiting(), self.activity.doing("wait", "waiting for experience"):
                 return self.source.take_step(self.name)
         except StepInterrupted as interrupted:
-            after.leave(self.stop.reason or str(interrupted))
-            raise
+            after.save_before_leaving()
+            raise AgreedInterrupt(self.stop.reason or str(interrupted)) from None
 
     def _new_state(self, total_steps: int, train_epochs: int) -> LoopState:
         self.state = self._first_state(self.state.output_dir)
