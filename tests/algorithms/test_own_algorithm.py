@@ -92,9 +92,12 @@ def test_one_of_proas_own_as_an_object_is_the_same_as_its_name(tmp_path):
 @pytest.mark.parametrize(
     ("algorithm", "words"),
     [
-        (Signed, r"Signed'> is none: give an object, Signed\(\)"),
-        (object(), "algorithm is a name, a dotted path or an algorithm, and <object"),
-        ({"name": Signed(), "params": {"scale": 2}}, "the algorithm Signed was given with its settings: leave out"),
+        (Signed, r"Signed'>: give an object, Signed\(\)"),
+        (object(), "algorithm must be a name, a dotted path or an algorithm, not <object"),
+        (
+            {"name": Signed(), "params": {"scale": 2}},
+            "the algorithm Signed was given as an object with its settings: leave out",
+        ),
     ],
 )
 def test_what_is_not_an_algorithm_is_refused(algorithm, words):
@@ -144,7 +147,7 @@ def refused(tmp_path):
         ("clip_low: 0.1", "clip_low: 1e-1", "not '1e-1' (a text: in YAML write 3.0e-5, with the point)"),
         ("scale: 0.5", "scael: 0.5", "line 9: algorithm 'tests.algorithms.signed:Signed' has no setting 'scael'; did "),
         (":Signed", ":Sined", "line 7: algorithm 'tests.algorithms.signed:Sined': tests.algorithms.signed has no 'Sin"),
-        (":Signed", ":MADE", "line 7: algorithm 'tests.algorithms.signed:MADE' is one that was made already: name its"),
+        (":Signed", ":MADE", "line 7: algorithm 'tests.algorithms.signed:MADE' is an object: name its"),
         (":Signed", ":NOT_ONE", "line 7: algorithm 'tests.algorithms.signed:NOT_ONE' is not an algorithm: derive a cl"),
         (":Signed", ":Pairs", "line 8: algorithm 'tests.algorithms.signed:Pairs' needs the setting 'least', which ha"),
         ("tests.algorithms", "no.such", "no module 'no' on Python's search path"),
@@ -152,9 +155,9 @@ def refused(tmp_path):
         (
             "algorithm:\n",
             "critic: separate\nalgorithm:\n",
-            "line 6: critic has no meaning for algorithm tests.algorith",
+            "line 6: critic does not apply to algorithm tests.algorith",
         ),
-        ("algorithm:\n", "algorithm: gropo\nx:\n", "there is no key 'x'"),
+        ("algorithm:\n", "algorithm: gropo\nx:\n", "unknown key 'x'"),
     ],
 )
 def test_mistakes_in_a_file_have_their_line(refused, old, new, words):

@@ -51,7 +51,7 @@ def test_what_has_no_meaning_for_a_supervised_run_cannot_be_given_when_it_is_res
     folder = shutil.copytree(FIXTURES / "supervised_run", tmp_path / "old_run")
     assert json.loads((folder / "config.json").read_text())["makers"] == 1
     assert main(["resume", str(folder), "--makers", "2"]) == 2
-    assert capsys.readouterr().err == "makers has no meaning for algorithm sft: leave it out\n"
+    assert capsys.readouterr().err == "makers does not apply to algorithm sft: leave it out\n"
     assert main(["resume", str(folder)]) == 0
     written = json.loads((folder / "config.json").read_text())
     assert written.keys().isdisjoint({"makers", "reward", "ray"})

@@ -228,7 +228,7 @@ def test_a_report_says_whether_it_could_not_read_or_not_write(name, words, tmp_p
 
 def test_a_flag_out_of_range_is_told_in_words(here, capsys):
     told = said(capsys, "eval", "runs/run", "--task", "theirs:rows", "--count", -3, code=2)
-    assert told == "--count: input should be greater than or equal to 1, and is -3\n"
+    assert told == "--count: input should be greater than or equal to 1, not -3\n"
     told = said(capsys, "eval", "runs/run", "--task", "theirs:rows", "--samples", 2, "--temperature", 0, code=2)
     assert "would be the same" in told
     assert "pydantic" not in told

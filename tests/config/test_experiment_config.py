@@ -106,7 +106,7 @@ def test_a_negative_value_has_a_name_of_its_own():
 
 @pytest.mark.parametrize("others", [{"base_seed": 5}, {"n_repeats": 2}])
 def test_a_matrix_over_seeds_that_the_experiment_gives_is_refused(others):
-    with pytest.raises(ConfigError, match=r"matrix\.over\.seed: base_seed and n_repeats say what the seeds .* are"):
+    with pytest.raises(ConfigError, match=r"matrix\.over\.seed: base_seed and n_repeats set the seeds"):
         matrix({"seed": [1, 2]}, **others)
 
 
@@ -117,7 +117,7 @@ def test_a_matrix_over_seeds_alone_gives_an_arm_for_each():
 
 @pytest.mark.parametrize("key", ["task", "task.count"])
 def test_a_matrix_over_tasks_that_stages_replace_is_refused(key):
-    with pytest.raises(ConfigError, match=rf"matrix\.over\.{key}: continual\.datasets say what the tasks .* are"):
+    with pytest.raises(ConfigError, match=rf"matrix\.over\.{key}: continual\.datasets sets the tasks"):
         matrix({key: ["3", "4"]}, continual={"datasets": ["sort_digits"]})
 
 
@@ -135,7 +135,7 @@ def test_a_continual_arm_needs_no_task_of_its_own():
 
 def test_a_key_of_a_matrix_that_would_undo_another_is_refused():
     wide, first = [{"path": "a"}, {"path": "b"}], {"model.dtype": ["float32", "float64"]}
-    with pytest.raises(ConfigError, match=r"matrix\.over\.model would undo model\.dtype, .*: swap them"):
+    with pytest.raises(ConfigError, match=r"matrix\.over\.model would overwrite model\.dtype, .*: swap them"):
         matrix(first | {"model": wide}, NO_MODEL)
     config = matrix({"model": wide} | first, NO_MODEL)
     models = [arm_config(config, name).model for name in config.arms]
@@ -158,19 +158,28 @@ GOOD = {"runs": {"a": RUN, "b": RUN}}
         ({"runs": {"a__s1": RUN}}, "'a__s1' cannot name an arm: .* not __s"),
         ({"runs": {"a/b": RUN}}, "'a/b' cannot name an arm"),
         ({"runs": {"a..b": RUN}}, "'a..b' cannot name an arm"),
-        ({"runs": {"a": {**RUN, "output_dir": "x"}}}, "arm a: output_dir is the experiment's to say"),
-        ({"runs": {"a": {**RUN, "name": "x"}}}, "arm a: name is the experiment's to say"),
+        ({"runs": {"a": {**RUN, "output_dir": "x"}}}, "arm a: output_dir is set by the experiment"),
+        ({"runs": {"a": {**RUN, "name": "x"}}}, "arm a: name is set by the experiment"),
         ({"runs": [{**RUN, "name": "a"}, {**RUN, "name": "a"}]}, "two runs are called 'a'"),
         ({"runs": [RUN]}, "runs, entry 0: give it a name"),
         ({"runs": [{**RUN, "name": ["a"]}]}, "runs, entry 0: give it a name"),
         ({"runs": None, "matrix": {"run": RUN, "over": {}}}, "matrix.over: .*at least 1"),
         ({"runs": None, "matrix": {"run": RUN, "over": {"seed": []}}}, r"matrix\.over\.seed has no values"),
-        ({"runs": None, "matrix": {"run": RUN, "over": {"seed": [1, 1]}}}, r"matrix\.over\.seed has a value twice"),
-        ({"runs": None, "matrix": {"run": RUN, "over": {"name": ["x"]}}}, r"matrix\.over\.name: .*experiment's to say"),
-        ({"runs": None, "run": RUN, "name": "lr__sweep"}, "with run, the experiment's name 'lr__sweep' is also that"),
+        (
+            {"runs": None, "matrix": {"run": RUN, "over": {"seed": [1, 1]}}},
+            r"matrix\.over\.seed has the same value twice",
+        ),
+        (
+            {"runs": None, "matrix": {"run": RUN, "over": {"name": ["x"]}}},
+            r"matrix\.over\.name: .* set by the experiment",
+        ),
+        (
+            {"runs": None, "run": RUN, "name": "lr__sweep"},
+            "with run, the experiment's name 'lr__sweep' is also the name",
+        ),
         ({"arms_on": "ray"}, "arms_on: ray .*: set max_concurrent_arms"),
-        ({"ray_address": "auto"}, "ray_address is of the cluster .*: write arms_on: ray with it"),
-        ({"ray_address": "auto", "max_concurrent_arms": 2}, "ray_address is of the cluster"),
+        ({"ray_address": "auto"}, "ray_address is the cluster .*: write arms_on: ray with it"),
+        ({"ray_address": "auto", "max_concurrent_arms": 2}, "ray_address is the cluster"),
         ({"metadata": {"benchmark": [{"name": "x"}, {"name": "x"}]}}, "two of metadata.benchmark are called 'x'"),
     ],
 )
@@ -185,13 +194,13 @@ def test_mistakes_in_an_experiment_are_told_in_words(changes, words):
 @pytest.mark.parametrize(
     ("template", "words"),
     [
-        ("{arm}", r"must have both \{arm\} and \{stage\}"),
-        ("stage{stage}", r"must have both \{arm\} and \{stage\}"),
-        ("{arm}_{step}", r"may have \{arm\} and \{stage\}, as they are: 'step'"),
-        ("{arm.x}_{stage}", r"may have \{arm\} and \{stage\}, as they are: .* no attribute 'x'"),
-        ("{arm[x]}_{stage}", r"may have \{arm\} and \{stage\}, as they are"),
-        ("{arm}_{}", r"may have \{arm\} and \{stage\}, as they are"),
-        ("{arm}_{stage", r"may have \{arm\} and \{stage\}, as they are"),
+        ("{arm}", r"must contain both \{arm\} and \{stage\}"),
+        ("stage{stage}", r"must contain both \{arm\} and \{stage\}"),
+        ("{arm}_{step}", r"may contain \{arm\} and \{stage\} only: 'step'"),
+        ("{arm.x}_{stage}", r"may contain \{arm\} and \{stage\} only: .* no attribute 'x'"),
+        ("{arm[x]}_{stage}", r"may contain \{arm\} and \{stage\} only"),
+        ("{arm}_{}", r"may contain \{arm\} and \{stage\} only"),
+        ("{arm}_{stage", r"may contain \{arm\} and \{stage\} only"),
         ("{arm}/{stage}", "gives names like 'a/0': use letters"),
         ("{arm}__s{stage}", "gives names like 'a__s0': .*not __s"),
     ],
@@ -234,16 +243,21 @@ MATRIX = f"matrix:\n  run:\n{ARM}  over:\n    optimizer.learning_rate: [1e-3]\n 
         (LISTED, "- name: b", "- seed: 1", "line 9: runs, entry 1: give it a name"),
         (LISTED, "- name: b", "- name: a", "line 9: two runs are called 'a'"),
         (LISTED, "- name: b", "- name: a__s", "line 9: 'a__s' cannot name an arm"),
-        (LISTED, "learning_rate", "lerning_rate", "^arm a: .*line 8: there is no key 'optimizer.lerning_rate'"),
-        (LISTED, "    optimizer:", "    output_dir: x\n    optimizer:", "line 7: arm a: output_dir is the experi"),
-        (MATRIX, "learning_rate", "lerning_rate", "^arm .*line 8: there is no key 'optimizer.lerning_rate'"),
-        (MATRIX, ".learning_rate: [1e-3]", ".rate:\n      - 1", "^arm .*line 8: there is no key 'optimizer.rate'"),
+        (LISTED, "learning_rate", "lerning_rate", "^arm a: .*line 8: unknown key 'optimizer.lerning_rate'"),
+        (
+            LISTED,
+            "    optimizer:",
+            "    output_dir: x\n    optimizer:",
+            "line 7: arm a: output_dir is set by the experiment",
+        ),
+        (MATRIX, "learning_rate", "lerning_rate", "^arm .*line 8: unknown key 'optimizer.lerning_rate'"),
+        (MATRIX, ".learning_rate: [1e-3]", ".rate:\n      - 1", "^arm .*line 8: unknown key 'optimizer.rate'"),
         (MATRIX, "[1e-3]", "[many]", "^arm .*line 8: optimizer.learning_rate: .*number.*'many'"),
         (MATRIX, "[1e-3]", "[]", "line 8: matrix.over.optimizer.learning_rate has no values"),
-        (MATRIX, "group_size", "groupsize", "line 10: there is no key 'sampling.groupsize'"),
+        (MATRIX, "group_size", "groupsize", "line 10: unknown key 'sampling.groupsize'"),
         (MATRIX, "optimizer.learning_rate:", "total_steps.x:", "line 8: total_steps is 10, so total_steps.x cannot"),
-        (MATRIX, "optimizer.learning_rate:", "1:", "line 8: matrix.over.1: .*string, and is 1"),
-        (MATRIX, "matrix:", "ray_address: auto\nmatrix:", "line 1: ray_address is of the cluster"),
+        (MATRIX, "optimizer.learning_rate:", "1:", "line 8: matrix.over.1: .*string, not 1"),
+        (MATRIX, "matrix:", "ray_address: auto\nmatrix:", "line 1: ray_address is the cluster"),
         (MATRIX, "matrix:", "arms_on: ray\nmatrix:", "line 1: arms_on: ray"),
         (MATRIX, "matrix:", "continual:\n  datasets: [x]\n  name_template: x\nmatrix:", "line 3: continual.name_temp"),
         (
@@ -252,7 +266,7 @@ MATRIX = f"matrix:\n  run:\n{ARM}  over:\n    optimizer.learning_rate: [1e-3]\n 
             "metadata:\n  benchmark:\n    - {name: x}\n    - {name: x}\nmatrix:",
             "line 4: two of metadata.benchmark are called 'x'",
         ),
-        (MATRIX, "    task:", "    total_steps: 11\n    task:", "line 5: matrix.run.total_steps stands in line 3 too"),
+        (MATRIX, "    task:", "    total_steps: 11\n    task:", "line 5: matrix.run.total_steps is already in line 3"),
     ],
 )
 def test_mistakes_in_a_file_are_told_with_their_line(read, text, old, new, words):
@@ -263,7 +277,7 @@ def test_mistakes_in_a_file_are_told_with_their_line(read, text, old, new, words
 
 
 def test_two_arms_of_one_name_in_a_file_are_refused(read):
-    with pytest.raises(ConfigError, match=r"experiment\.yaml, line 4: runs\.a stands in line 2 too"):
+    with pytest.raises(ConfigError, match=r"experiment\.yaml, line 4: runs\.a is already in line 2"):
         read("runs:\n  a:\n    seed: 1\n  a:\n    seed: 2\n")
 
 

@@ -78,9 +78,9 @@ def test_a_key_that_a_supervised_run_does_not_have_is_refused(algorithm, key, va
     settings = SUPERVISED | {"algorithm": algorithm}
     with pytest.raises(ConfigError) as refused:
         load_run_config(**settings, **{key: value})
-    assert str(refused.value) == f"{key} has no meaning for algorithm {algorithm}: leave it out"
+    assert str(refused.value) == f"{key} does not apply to algorithm {algorithm}: leave it out"
     if "." not in key:
-        with pytest.raises(ValidationError, match=f"{key} has no meaning for algorithm {algorithm}"):
+        with pytest.raises(ValidationError, match=f"{key} does not apply to algorithm {algorithm}"):
             RunConfig(**settings, **{key: value})
 
 
@@ -88,13 +88,13 @@ def test_its_line_is_told_and_a_misspelling_gets_a_suggestion_of_what_there_is(t
     file = tmp_path / "run.yaml"
     text = "total_steps: 4\ntrain_batch_size: 4\nmodel: m\ntask: sort_digits\nalgorithm: sft\noptimizer:\n"
     file.write_text(f"{text}  share_prompts: true\n")
-    with pytest.raises(ConfigError, match=r"run\.yaml, line 7: optimizer\.share_prompts has no meaning for algorithm"):
+    with pytest.raises(ConfigError, match=r"run\.yaml, line 7: optimizer\.share_prompts does not apply to algorithm"):
         load_run_config(file)
     file.write_text(f"{text}  share_promptz: true\n")
-    with pytest.raises(ConfigError, match=r"line 7: there is no key 'optimizer\.share_promptz' \(known: learning_rate"):
+    with pytest.raises(ConfigError, match=r"line 7: unknown key 'optimizer\.share_promptz' \(known: learning_rate"):
         load_run_config(file)
     file.write_text(f"{text}  token_bugdet: 3\n")
-    with pytest.raises(ConfigError, match=r"line 7: there is no key .*; did you mean 'token_budget'\?"):
+    with pytest.raises(ConfigError, match=r"line 7: unknown key .*; did you mean 'token_budget'\?"):
         load_run_config(file)
 
 
@@ -116,7 +116,7 @@ def test_all_keys_that_an_older_version_wrote_for_a_supervised_run_are_restored(
     restored = restore_run_config(before)
     assert isinstance(restored, SupervisedConfig)
     assert restored.sampling.model_dump() == {"max_new_tokens": 7}
-    with pytest.raises(ConfigError, match="makers has no meaning for algorithm sft"):
+    with pytest.raises(ConfigError, match="makers does not apply to algorithm sft"):
         restore_run_config(before, ["--makers", "2"])
 
 
@@ -143,7 +143,7 @@ def test_a_wrong_setting_of_a_supervised_algorithm_has_its_line(tmp_path):
     for setting, words in {
         "bteta: 0.1": "line 8: algorithm 'dpo' has no setting 'bteta'; did you mean 'beta'",
         "beta: 1e-1": "line 8: algorithm.params.beta must be a number, more than 0, not '1e-1'",
-        "{loss: ipo, label_smoothing: 0.1}": "line 7: label_smoothing is of the sigmoid loss",
+        "{loss: ipo, label_smoothing: 0.1}": "line 7: label_smoothing is for the sigmoid loss",
     }.items():
         file.write_text(f"{text}    {setting}\n")
         with pytest.raises(ConfigError, match=words):
@@ -167,7 +167,7 @@ print("torch" in sys.modules, "transformers" in sys.modules)
     ("flags", "words"),
     [
         (["--total_stepz", "3"], "did you mean 'total_steps'"),
-        (["--train_batch_size", "7"], "does not hold whole groups"),
+        (["--train_batch_size", "7"], "is not a multiple of"),
         (["--algorithm", "sft", "--algorithm.params.packng", "true"], "did you mean 'packing'"),
     ],
 )

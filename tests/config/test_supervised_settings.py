@@ -12,7 +12,7 @@ from proa.errors import SettingError
     ("settings", "words"),
     [
         ({"loss": "sigmod"}, "loss must be one of sigmoid, ipo, not 'sigmod'; did you mean 'sigmoid'"),
-        ({"loss": "ipo", "label_smoothing": 0.1}, "label_smoothing is of the sigmoid loss"),
+        ({"loss": "ipo", "label_smoothing": 0.1}, "label_smoothing is for the sigmoid loss"),
         ({"beta": 0}, "beta must be a number, more than 0, not 0"),
         ({"beta": math.inf}, "beta must be a number, more than 0"),
         ({"beta": "1e-1"}, "beta must be a number, more than 0, not '1e-1' .*in YAML"),

@@ -122,5 +122,5 @@ def test_an_eval_has_no_name_that_metrics_of_training_begin_with(name):
 
 
 def test_names_of_evals_whose_scores_would_have_one_name_are_refused():
-    with pytest.raises(ConfigError, match=r"evals 'a' and 'a\.b' would have scores of one name"):
+    with pytest.raises(ConfigError, match=r"evals 'a' and 'a\.b' would have scores of the same name"):
         load_run_config(None, eval=[{"name": "a.b"}, {"name": "a"}], **COMMON)

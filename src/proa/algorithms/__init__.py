@@ -1,8 +1,8 @@
-"""Algorithms: each one small file with its equation and paper, varied by passing it.
+"""Algorithms: one small file each, with its equation and paper.
 
-One of your own is a frozen dataclass derived from `Algorithm` or `GroupAlgorithm`, in any module. A run takes it as an
-object (`recipes.grpo(algorithm=MyAlgorithm())`), by dotted path (`algorithm: my_module:MyAlgorithm`), or by the name
-under which another package adds it:
+Your own algorithm is a frozen dataclass derived from `Algorithm` or `GroupAlgorithm`, in any module. A run takes it as
+an object (`recipes.grpo(algorithm=MyAlgorithm())`), by dotted path (`algorithm: my_module:MyAlgorithm`), or by a name
+that a package adds:
 
     [project.entry-points."proa.algorithms"]
     my_algorithm = "my_package.algorithms:MyAlgorithm"
@@ -55,12 +55,12 @@ def build_algorithm(name: str, /, **params: Any) -> Algorithm:
     """
     kind = _REGISTRY.find(name)
     if isinstance(kind, Algorithm):
-        raise UnknownNameError(f"algorithm {name!r} is one that was made already: name its class")
+        raise UnknownNameError(f"algorithm {name!r} is an object: name its class")
     if not isinstance(kind, type) or not issubclass(kind, Algorithm):
         raise UnknownNameError(f"algorithm {name!r} is not an algorithm: derive a class from proa.algorithms.Algorithm")
     try:
         return make_settings(kind, params, f"algorithm {name!r}")
     except ProaError:
         raise
-    except Exception as error:  # whatever a class of the user's says of its settings
+    except Exception as error:  # the user's class may raise anything
         raise SettingError(f"algorithm {name!r}: {type(error).__name__}: {error}") from error

@@ -1,6 +1,6 @@
-"""What an algorithm is: how rewards become advantages, and advantages a loss per token with its weights.
+"""The interface of algorithms: from rewards to advantages, and from advantages to a loss per token with its weights.
 
-The way of a batch through it:
+How a batch is processed:
 
     kept       = algorithm.keeps_group(rewards_G)                        # group by group
     rewards_B  = algorithm.shape_rewards(rewards_B, lengths_B, max_new_tokens)
@@ -8,7 +8,7 @@ The way of a batch through it:
     weights_BT = algorithm.token_weights(mask_BT, max_new_tokens)        # once, over the whole batch
     for rows in micro_batches:
         loss_BT = algorithm.token_loss(TokenLossInputs(..., credit.advantages_BT[rows], ...)).loss_BT
-        (weights_BT[rows] * loss_BT).sum().backward()                    # the split changes nothing
+        (weights_BT[rows] * loss_BT).sum().backward()                    # the split does not matter
 """
 
 # ruff: noqa: N815 -- tensor shapes are suffixes of fields too
@@ -31,7 +31,7 @@ from ..settings import NotNegative, Positive, PositiveShare, Settings
 
 @dataclass(frozen=True, slots=True)
 class CreditInputs:
-    """What is known of a whole batch when rewards are spread over tokens. All are constants."""
+    """The values of a whole batch from which rewards are spread over tokens. All are constants."""
 
     rewards_B: Tensor
     groups_B: Tensor
@@ -39,18 +39,18 @@ class CreditInputs:
     mask_BT: Tensor
     """Bool: True at the completion's tokens."""
     kl_BT: Tensor | None = None
-    """log π_old − log π_ref of each token, where there is a reference."""
+    """log π_old − log π_ref of each token, if there is a reference."""
     kl_reward_coefficient: float = 0.0
-    """What a unit of it costs in reward; it may be adapted from step to step."""
+    """The cost in reward of a unit of KL; it may be adapted from step to step."""
     values_BT: Tensor | None = None
-    """What the critic expected before each token."""
+    """The critic's value before each token."""
     bootstrap_B: Tensor | None = None
-    """What it expects after a completion that was cut off at its limit; 0 where the completion ended."""
+    """The critic's value after a completion that was truncated at its limit; 0 if the completion ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Credit:
-    """How much better than expected each token did, and what the critic should have said; zero where masked."""
+    """Advantages of tokens, and the returns that the critic should learn; zero where masked."""
 
     advantages_BT: Tensor
     returns_BT: Tensor | None = None
@@ -58,7 +58,7 @@ class Credit:
 
 @dataclass(frozen=True, slots=True)
 class TokenLossInputs:
-    """What is known of some rows of a batch, per token.
+    """The values of some rows of a batch, per token.
 
     Gradients flow through `log_probs_BT` and `entropy_BT` alone; the rest are constants.
     """
@@ -76,34 +76,34 @@ class TokenLossInputs:
 
 @dataclass(frozen=True, slots=True)
 class TokenLoss:
-    """A loss per token, and what to report of it; both zero where masked."""
+    """A loss per token, and statistics to report; both zero where masked."""
 
     loss_BT: Tensor
     statistics: dict[str, Tensor]
-    """Detached, per token: `ratio`, the one that is clipped; `clipped_low` and `clipped_high`, 1 where the clip
-    changed the gradient; `kl` and `entropy` where they are known."""
+    """Detached, per token: `ratio`, which is clipped; `clipped_low` and `clipped_high`, 1 where the clip changed the
+    gradient; `kl` and `entropy` if they are known."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Algorithm(Settings, ABC):
     """A policy-gradient algorithm: settings, and five functions of tensors.
 
-    What a setting may be stands in its annotation; a subclass is a frozen dataclass too. What the algorithm needs of a
-    run, it says itself: nobody asks for its name.
+    The annotation of a setting says which values are allowed; a subclass is a frozen dataclass too. An algorithm
+    declares what it needs from a run; no code depends on its name.
     """
 
     name: ClassVar[str]
-    """For messages, and what configurations call those that come with Proa; by default the name of the class."""
+    """For messages, and in configurations for the built-in ones; by default the name of the class."""
     min_group: ClassVar[int] = 1
-    """So many completions of a prompt, with a reward, are needed for any of them to be of use."""
+    """The least number of rewarded completions of a prompt that can be trained on."""
     needs_critic: ClassVar[bool] = False
     needs_proximal: ClassVar[bool] = False
-    """The ratio is against the trainer's own first pass over a batch, whatever `old` says."""
+    """The ratio is relative to the trainer's first pass over a batch, whatever `old` says."""
 
     clip_low: PositiveShare = 0.2
-    """A ratio below 1 − clip_low is not pushed further down; 1 is off."""
+    """A ratio below 1 − clip_low is not decreased further; 1 disables it."""
     clip_high: Positive = 0.2
-    """A ratio above 1 + clip_high is not pushed further up; inf is off."""
+    """A ratio above 1 + clip_high is not increased further; inf disables it."""
     kl_coefficient: NotNegative = 0.0
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     entropy_coefficient: NotNegative = 0.0
@@ -113,63 +113,59 @@ class Algorithm(Settings, ABC):
         cls.name = vars(cls).get("name", cls.__name__)
 
     def shape_rewards(self, rewards_B: Tensor, lengths_B: Tensor, max_new_tokens: int) -> Tensor:
-        """Rewards as they are to be compared; unchanged unless the algorithm adds to them."""
+        """The rewards to compare; unchanged unless the algorithm adds a term."""
         return rewards_B
 
     def keeps_group(self, rewards_G: Tensor) -> bool:
-        """Whether the completions of one prompt are worth training on; if not, another prompt takes their place."""
+        """Whether to train on the completions of one prompt; if not, another prompt replaces it."""
         return True
 
     @abstractmethod
     def assign_credit(self, inputs: CreditInputs) -> Credit:
-        """An advantage for each token of the whole batch, and returns where there is a critic."""
+        """An advantage for each token of the whole batch, and returns if there is a critic."""
 
     @property
     def needs_reference(self) -> bool:
-        """Whether a frozen copy of the first policy is asked for its log-probabilities."""
+        """Whether log-probabilities of the frozen initial policy are needed."""
         return self.kl_coefficient > 0
 
     @property
     def first_kl_coefficient(self) -> float:
-        """What a unit of KL costs in reward at first (`CreditInputs.kl_reward_coefficient`)."""
+        """The initial cost in reward of a unit of KL (`CreditInputs.kl_reward_coefficient`)."""
         return 0.0
 
     def adapted_kl_coefficient(self, coefficient: float, kl_B: Tensor) -> float:
-        """The same after a batch whose completions had this KL to the reference."""
+        """The coefficient after a batch whose completions had this KL to the reference."""
         return coefficient
 
     @abstractmethod
     def token_weights(self, mask_BT: Tensor, max_new_tokens: int, *, dtype: torch.dtype = torch.float32) -> Tensor:
-        """What each token of the whole batch counts in the loss; zero where masked."""
+        """The weight of each token of the whole batch in the loss; zero where masked."""
 
     def token_loss(self, inputs: TokenLossInputs) -> TokenLoss:
         """Clipped surrogate × importance + kl_coefficient · KL − entropy_coefficient · entropy, per token."""
-        loss_BT = self._policy_term(inputs)
-        # A term with coefficient 0 is left out rather than multiplied: 0 × inf is NaN, and its gradient costs time.
+        loss_BT = self._surrogate(inputs, self._ratio(inputs))
+        if inputs.importance_BT is not None:
+            loss_BT = loss_BT * inputs.importance_BT.detach().masked_fill(~inputs.mask_BT, 1)
+        # A term with coefficient 0 is left out, not multiplied: 0 × inf is NaN, and its gradient costs time.
         if self.kl_coefficient:
             loss_BT = loss_BT + self.kl_coefficient * self._kl(inputs)
         if self.entropy_coefficient:
             loss_BT = loss_BT - self.entropy_coefficient * self._entropy(inputs)
         return TokenLoss(loss_BT, self._statistics(inputs))
 
-    def _policy_term(self, inputs: TokenLossInputs) -> Tensor:
-        surrogate_BT = self._surrogate(inputs, self._ratio(inputs))
-        if inputs.importance_BT is None:
-            return surrogate_BT
-        return surrogate_BT * inputs.importance_BT.detach().masked_fill(~inputs.mask_BT, 1)
-
     def _ratio(self, inputs: TokenLossInputs) -> Tensor:
-        """What is clipped; 1 where masked."""
+        """The ratio that is clipped; 1 where masked."""
         return probability_ratio(inputs.log_probs_BT, inputs.old_log_probs_BT, inputs.mask_BT)
 
     def _surrogate(self, inputs: TokenLossInputs, ratio_BT: Tensor) -> Tensor:
-        """The loss whose gradient is the policy's, without importance; zero where masked."""
+        """The policy loss before importance weights; zero where masked."""
         return clipped_ratio_loss(
             ratio_BT, inputs.advantages_BT, inputs.mask_BT, clip_low=self.clip_low, clip_high=self.clip_high
         )
 
     def _clipped(self, ratio_BT: Tensor, advantages_BT: Tensor) -> tuple[Tensor, Tensor]:
-        """Where the clip changed the gradient, below and above; nowhere where the ratio is 1."""
+        """Where the clip changed the gradient, below and above; never where the ratio is 1."""
         low_BT, high_BT = ratio_BT < 1 - self.clip_low, ratio_BT > 1 + self.clip_high
         return low_BT & (advantages_BT < 0), high_BT & (advantages_BT > 0)
 
@@ -207,7 +203,7 @@ class GroupAlgorithm(Algorithm):
 
     @abstractmethod
     def advantages(self, rewards_B: Tensor, groups_B: Tensor) -> Tensor:
-        """How much better each completion did than it might have; `groups_B` are indices 0 to n-1."""
+        """The advantage of each completion; `groups_B` are indices 0 to n-1."""
 
     def assign_credit(self, inputs: CreditInputs) -> Credit:
         advantages_B = self.advantages(inputs.rewards_B, inputs.groups_B)

@@ -1,4 +1,4 @@
-"""CISPO: clipped importance sampling weights, and no token without a gradient."""
+"""CISPO: clipped importance sampling weights; every token keeps its gradient."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ class CISPO(GroupAlgorithm):
         A_i  = (r_i − mean(r)) / (std(r) + 1e-4)                                  within the group
         loss = 1/Σ|o_i| Σ_i Σ_t −sg[clip(ρ, 1 − ε_low, 1 + ε_high)] A_i log π
 
-    What is clipped is the weight of a token's gradient, whatever the sign of its advantage, and never the gradient
+    The weight of a token's gradient is clipped, whatever the sign of its advantage, and never the gradient
     itself. PPO's clip drops the tokens whose probability has risen most, among them the rare ones at which
-    reasoning turns. The paper sets no bound below (`clip_low` 1, the default) and tunes the one above; weights of
-    at most 5 (`clip_high` 4) are what later work found good (Khatri et al., arXiv:2510.13786). Where others
-    configure the largest weight itself, subtract 1.
+    reasoning turns. The paper sets no lower bound (`clip_low` 1, the default) and tunes the upper one; later work
+    recommends weights of at most 5 (`clip_high` 4; Khatri et al., arXiv:2510.13786). If another library configures
+    the largest weight itself, subtract 1.
     """
 
     name: ClassVar[str] = "cispo"
 
     clip_low: PositiveShare = 1.0
-    """No token weighs less than 1 − clip_low; 1 is off."""
+    """The least weight of a token is 1 − clip_low; 1 disables it."""
     clip_high: Positive = 4.0
-    """No token weighs more than 1 + clip_high; inf is off."""
+    """The largest weight of a token is 1 + clip_high; inf disables it."""
 
     def advantages(self, rewards_B: Tensor, groups_B: Tensor) -> Tensor:
         return group_relative(rewards_B, groups_B)

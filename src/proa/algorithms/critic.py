@@ -1,4 +1,4 @@
-"""Algorithms with a critic: something that says what was to be expected, and learns beside the policy."""
+"""Algorithms with a critic, which predicts returns and is trained together with the policy."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from .base import Algorithm
 
 @dataclass(frozen=True, kw_only=True)
 class CriticAlgorithm(Algorithm):
-    """An algorithm whose credit needs the critic's values (`CreditInputs.values_BT`) and gives it returns to learn."""
+    """An algorithm that assigns credit with the critic's values (`CreditInputs.values_BT`) and gives it returns."""
 
     needs_critic: ClassVar[bool] = True
 
     value_coefficient: NotNegative = 0.5
-    """c: what the critic's loss counts beside the policy's."""
+    """c: the weight of the critic's loss relative to the policy's."""
     bootstrap_truncated: bool = False
-    """Expect more of a completion that was cut off at the limit, as the critic does. Off, because the limit is part of
-    the task: the reward comes all the same, and what the critic expects beyond would pay for never ending."""
+    """Add the critic's value after a completion that was truncated at the limit. Off by default, because the limit is
+    part of the task: the reward is given all the same, and the added value would reward never ending."""
 
     @abstractmethod
     def value_loss(self, values_BT: Tensor, old_values_BT: Tensor, returns_BT: Tensor, mask_BT: Tensor) -> Tensor:

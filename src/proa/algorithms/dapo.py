@@ -23,16 +23,16 @@ class DAPO(GroupAlgorithm):
         A_i  = (r_i − mean(r)) / (std(r) + 1e-4)                 within the group
         loss = 1/Σ|o_i| Σ_i Σ_t −min(ρ A_i, clip(ρ, 1 − ε_low, 1 + ε_high) A_i)
 
-    Four changes to GRPO: the clip is wider above, so that rare tokens can become likely; groups without a
-    difference teach nothing and are replaced (dynamic sampling); every token counts the same; completions that
-    come near the limit are punished gradually. A group of one has no difference and is never kept.
+    Four changes to GRPO: the upper clip is wider, so that rare tokens can become likely; groups of equal rewards have
+    no gradient and are replaced (dynamic sampling); all tokens have equal weight; completions near the limit get a
+    gradual penalty. A group of one is never kept.
     """
 
     name: ClassVar[str] = "dapo"
 
     clip_high: Positive = 0.28
     overlong_buffer: Count = 0
-    """The last so many tokens before the limit cost up to 1 of reward; 0 is off. The paper: 4,096 of 20,480."""
+    """The last tokens before the limit, which cost up to 1 of reward; 0 disables it. The paper uses 4,096 of 20,480."""
 
     def shape_rewards(self, rewards_B: Tensor, lengths_B: Tensor, max_new_tokens: int) -> Tensor:
         if not self.overlong_buffer:

@@ -1,4 +1,4 @@
-"""Decoupled PPO: what sampled a token and what its update stays near are two policies."""
+"""Decoupled PPO: the policy that sampled a token and the policy that its update stays close to are two."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class DecoupledPPO(GroupAlgorithm):
         w    = min(π_prox / π_behav, cap),   ρ = π / π_prox
         loss = 1/Σ|o_i| Σ_i Σ_t −w min(ρ A_i, clip(ρ, 1 − ε, 1 + ε) A_i)
 
-    Stale samples pull a clip around the policy that made them (π_behav) back to an old policy. Here the clip is
-    around the trainer's policy at the batch's first use (π_prox), and w makes up for who sampled. The arithmetic
-    is that of `old: trainer` of the other algorithms; here it is the algorithm itself, whatever `old` says:
+    With stale samples, a clip around the policy that made them (π_behav) pulls towards an old policy. Here the clip
+    is around the trainer's policy at the batch's first use (π_prox), and w corrects for the sampler. The arithmetic
+    is that of `old: trainer` in the other algorithms; here it always applies, whatever `old` says:
 
     | | ρ is π over | w |
     | --- | --- | --- |

@@ -20,8 +20,8 @@ class GRPO(GroupAlgorithm):
         A_i  = (r_i − mean(r)) / (std(r) + 1e-4)                                  within the group
         loss = 1/B Σ_i 1/|o_i| Σ_t [−min(ρ A_i, clip(ρ, 1 − ε, 1 + ε) A_i) + β k3]
 
-    Every completion counts the same, so a token of a long one counts less. β (`kl_coefficient`) is 0.04 in the
-    paper and 0 here, as in DAPO and Dr.GRPO: no reference model has to be held.
+    All completions have equal weight, so a token of a long one has less. β (`kl_coefficient`) is 0.04 in the paper
+    and 0 here, as in DAPO and Dr.GRPO, so no reference model is needed.
     """
 
     name: ClassVar[str] = "grpo"

@@ -23,8 +23,8 @@ class GSPO(GroupAlgorithm):
         s_i  = (π(o_i) / π_old(o_i))^(1/|o_i|) = exp(1/|o_i| Σ_t log ρ_t)
         loss = 1/B Σ_i −min(s_i A_i, clip(s_i, 1 − ε_low, 1 + ε_high) A_i)
 
-    The reward is of the whole completion, so the ratio and its clip are too: all its tokens are kept or none. A mean
-    over many tokens strays little from 1, hence the narrow clip.
+    The reward is for the whole completion, and so are the ratio and its clip: all its tokens are kept or none. A mean
+    over many tokens stays close to 1, hence the narrow clip.
 
     Computed per token (`sequence_ratio`): with one advantage for all tokens of a completion, as here, loss and
     gradient are those above, and KL, entropy and importance can have their own value at each token.

@@ -30,22 +30,22 @@ class PPO(TokenRewardAlgorithm, CriticAlgorithm):
         A_t  ← (A_t − mean) / √(var + 1e-8)                    over the batch's tokens, after R_t is taken
         loss = 1/Σ|o_i| Σ_i Σ_t [−min(ρ A_t, clip(ρ, 1 − ε, 1 + ε) A_t) + c ½ max((V − R_t)², (V_clipped − R_t)²)]
 
-    A completion needs no other of its prompt: the critic says what was to be expected. With `kl_target`, β follows
-    the KL that is observed, from `kl_reward_coefficient` on.
+    One completion per prompt is enough: the critic predicts the return. With `kl_target`, β follows the observed
+    KL, starting from `kl_reward_coefficient`.
     """
 
     name: ClassVar[str] = "ppo"
 
     gamma: Share = 1.0
     lam: Share = 0.95
-    """0 trusts the critic for all that follows a token, 1 not at all."""
+    """0 relies on the critic for everything after a token, 1 not at all."""
     value_clip: Positive = 0.2
-    """A value that has moved further than this towards its return moves no further; inf is off."""
+    """A value that has moved further than this towards its return is not moved further; inf disables it."""
     whiten: bool = True
     kl_target: Positive | None = None
-    """The KL of a whole completion to hold, by adapting β; None keeps β fixed."""
+    """The KL of a whole completion to aim for by adapting β; None keeps β fixed."""
     kl_horizon: Positive = 10_000
-    """So many samples above or below the target change β by a fifth at most."""
+    """The number of samples above or below the target that change β by a fifth at most."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

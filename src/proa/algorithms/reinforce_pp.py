@@ -1,4 +1,4 @@
-"""REINFORCE++: no critic, and advantages normalized over the whole batch rather than the group."""
+"""REINFORCE++: no critic; advantages are normalized over the whole batch instead of the group."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class ReinforcePlusPlus(TokenRewardAlgorithm):
         A_t  = Σ_{k≥t} r_k,   A_t ← (A_t − mean) / √(var + 1e-8)                  over the batch's tokens
         loss = 1/Σ|o_i| Σ_i Σ_t −min(ρ A_t, clip(ρ, 1 − ε, 1 + ε) A_t)
 
-    The batch's mean is the baseline, so one completion of a prompt is enough, and many prompts are better. The
-    standard deviation of a whole batch does not, as that of a small group does, favour prompts by their difficulty.
+    The baseline is the batch's mean, so one completion per prompt is enough, and many prompts are better. Unlike the
+    standard deviation of a small group, that of a whole batch does not favour prompts by their difficulty.
     """
 
     name: ClassVar[str] = "reinforce_pp"
@@ -46,7 +46,7 @@ class ReinforcePlusPlusBaseline(GroupAlgorithm):
         A_t  = (A_i − mean) / √(var + 1e-8)                                       over the batch's tokens
         loss = 1/Σ|o_i| Σ_i Σ_t [−min(ρ A_t, clip(ρ, 1 − ε, 1 + ε) A_t) + β k2]
 
-    The group's mean takes out how hard a prompt is; the scale is the batch's. β (`kl_coefficient`) weighs k2, whose
+    The group's mean removes the difficulty of a prompt; the scale is the batch's. β (`kl_coefficient`) weighs k2, whose
     gradient is that of the reverse KL.
     """
 

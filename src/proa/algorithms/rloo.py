@@ -21,11 +21,11 @@ class RLOO(GroupAlgorithm):
         ∇    = −1/B Σ_i A_i ∇log π(o_i),   log π(o_i) = Σ_t log π(o_{i,t})
 
     The paper's action is the whole completion, so a completion's tokens are summed, never averaged over its
-    length. The sum is divided by the constant `max_new_tokens`: this changes no direction, and keeps losses,
-    gradient norms and therefore clipping thresholds of the size they have in the other algorithms.
+    length. The sum is divided by the constant `max_new_tokens`: this keeps the direction, and gives losses and
+    gradient norms, and so clipping thresholds, the same scale as in the other algorithms.
 
-    The paper samples afresh for every step. Detached samples may be stale, so each token keeps its clipped
-    ratio ρ: while ρ is 1 the gradient is the one above exactly. The ratio is per token because that of a whole
+    The paper draws new samples for every step. Detached samples may be stale, so each token keeps its clipped
+    ratio ρ: while ρ is 1 the gradient is exactly the one above. The ratio is per token because that of a whole
     completion, their product, is soon 0 or infinite. (With equal group sizes this is Dr.GRPO times G/(G−1).)
     """
 

@@ -1,4 +1,4 @@
-"""Algorithms that see a completion as steps: a reward at each token, of which the reference's KL is a part."""
+"""Algorithms with a reward at each token, which includes the KL to the reference."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .base import Algorithm, CreditInputs
 class TokenRewardAlgorithm(Algorithm):
     """r_t = −β (log π_old − log π_ref), and at the last token the completion's reward on top.
 
-    As a part of the reward the KL is the value of k1, which is unbiased, and needs no gradient of its own:
-    `kl_coefficient`, which is of the loss, can stay 0.
+    In the reward the KL is the value of k1, which is unbiased, and needs no gradient: `kl_coefficient`, which belongs
+    to the loss, can stay 0.
     """
 
     kl_reward_coefficient: NotNegative = 0.0
-    """β, at first: what counts is that of `CreditInputs`, which a trainer may adapt. 0 needs no reference."""
+    """The initial β; the current one is in `CreditInputs`, because a trainer may adapt it. 0 needs no reference."""
 
     @property
     def needs_reference(self) -> bool:

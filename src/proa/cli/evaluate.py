@@ -188,7 +188,7 @@ def _describe_problem(problem: ErrorDetails) -> str:
         return message
     key = str(problem["loc"][0])
     flag = "task" if key == "source" else key.replace("_", "-")
-    return f"--{flag}: {message[:1].lower()}{message[1:]}, and is {problem['input']!r}"
+    return f"--{flag}: {message[:1].lower()}{message[1:]}, not {problem['input']!r}"
 
 
 def _check_writable(output: Path) -> None:

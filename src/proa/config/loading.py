@@ -1,23 +1,23 @@
-"""Reads a configuration: a YAML file, then flags; mistakes are reported with the line and the right name."""
+"""Reads a configuration: a YAML file, then flags. Mistakes are reported with their line and the nearest known name."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from ..record.run_folder import decode_numbers
 from ..spelling import did_you_mean
-from .experiment_config import ArmContent, ExperimentConfig
-from .run_config import RESTORED, SHORT_FORMS, RunConfig, kind_of, without_other_keys
+from .experiment_config import ArmContent, ExperimentConfig, KeyPath
+from .run_config import RESTORED, SHORT_FORMS, RunConfig, config_type, drop_foreign_keys
 from .sections import MISTAKE
 from .supervised_settings import SUPERVISED
-from .yaml_text import ConfigError, NotYamlError, YamlError, load, read_text, unshared
+from .yaml_text import ConfigError, YamlError, YamlSyntaxError, load, read_text, unshared
 
-KeyPath: TypeAlias = tuple[str | int, ...]
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -27,35 +27,35 @@ def load_run_config(
     """The configuration of `file`, changed by `--key value` flags and by keyword: a `DetachedConfig` or, for `sft`,
     `dpo` and `reward_model`, a `SupervisedConfig`.
 
-    Keys may be dotted (`--sampling.group_size 16`); `-` and `_` are alike. `recipe` is the algorithm where none is
-    named; one that has a recipe of its own is an error.
+    Keys may be dotted (`--sampling.group_size 16`); `-` and `_` are equivalent. `recipe` is the default algorithm; an
+    algorithm with another recipe is an error.
     """
     content, lines = _read(Path(file)) if file is not None else ({}, {})
     for key in changes:
         lines = _lines_without(key, lines)
-    return _validated(content, flags, changes, lines, str(file) if file else "", recipe)
+    return _build(content, flags, changes, lines, str(file) if file else "", recipe)
 
 
 def change_run_config(config: RunConfig, *, recipe: str | None = None, **changes: Any) -> RunConfig:
     """A configuration with some keys changed, checked like a new one."""
-    content = config.model_dump() | {"algorithm": config.algorithm.written()}
-    return _validated(content, (), changes, {}, "", recipe)
+    content = config.model_dump() | {"algorithm": config.algorithm.source()}
+    return _build(content, (), changes, {}, "", recipe)
 
 
 def load_experiment_config(
     file: Path | str | None = None, flags: Sequence[str] = (), **changes: Any
 ) -> ExperimentConfig:
-    """The configuration of an experiment, changed by flags and by keyword. Its arms are checked too."""
+    """The configuration of an experiment, changed by flags and by keyword. Its arms are validated too."""
     content, lines = _read(Path(file)) if file is not None else ({}, {})
     for key, value in {**_parse_flags(flags), **changes}.items():
         _put(content, key, unshared(value))
         lines = _lines_without(key, lines)
     name = str(file) if file else ""
-    lines |= _lines_by_name(content.get("runs"), lines)
-    config = _checked(ExperimentConfig, content, lines, name)
-    for arm, written in config.arms.items():
+    lines |= _named_lines(content.get("runs"), lines)
+    config = _validate(ExperimentConfig, content, lines, name)
+    for arm, arm_content in config.arms.items():
         try:
-            arm_config(config, arm, lines=_lines_of(written, lines), file=name)
+            arm_config(config, arm, lines=_arm_lines(arm_content, lines), file=name)
         except ConfigError as error:
             raise ConfigError(f"arm {arm}: {error}") from None
     return config
@@ -64,20 +64,20 @@ def load_experiment_config(
 def arm_config(
     config: ExperimentConfig, arm: str, *, lines: Mapping[KeyPath, int] | None = None, file: str = "", **changes: Any
 ) -> RunConfig:
-    """The configuration of one run of an arm; `changes` are what makes it this run: its name, its seed, its stage."""
-    written = config.arms[arm]
-    content = unshared(written.content)
-    where: dict[str, Any] = {"name": arm, "output_dir": str(config.folder)}
+    """The configuration of one run of an arm; `changes` are its name, its seed and its stage."""
+    source = config.arms[arm]
+    content = unshared(source.content)
+    common: dict[str, Any] = {"name": arm, "output_dir": str(config.folder)}
     if config.continual is not None and "task" not in content:
-        where["task"] = config.continual.datasets[0]  # it is the stages that have tasks
-    return _validated(content, (), {**written.changes, **where, **changes}, lines or {}, file, None)
+        common["task"] = config.continual.datasets[0]  # each stage has its own task
+    return _build(content, (), {**source.changes, **common, **changes}, lines or {}, file, None)
 
 
-def _lines_by_name(runs: Any, lines: Mapping[KeyPath, int]) -> dict[KeyPath, int]:
-    """Where the keys of arms stand that are written as a list."""
+def _named_lines(runs: Any, lines: Mapping[KeyPath, int]) -> dict[KeyPath, int]:
+    """The lines of arms that are written as a list, by the names of the arms."""
     if not isinstance(runs, list):
         return {}
-    names: dict[Any, Any] = {place: run.get("name") for place, run in enumerate(runs) if isinstance(run, dict)}
+    names: dict[Any, Any] = {index: run.get("name") for index, run in enumerate(runs) if isinstance(run, dict)}
     return {
         ("runs", str(names[path[1]]), *path[2:]): line
         for path, line in lines.items()
@@ -85,14 +85,14 @@ def _lines_by_name(runs: Any, lines: Mapping[KeyPath, int]) -> dict[KeyPath, int
     }
 
 
-def _lines_of(arm: ArmContent, lines: Mapping[KeyPath, int]) -> dict[KeyPath, int]:
-    """Where the keys of one arm stand: in what is written of it, or in the matrix."""
+def _arm_lines(arm: ArmContent, lines: Mapping[KeyPath, int]) -> dict[KeyPath, int]:
+    """The lines of one arm's keys: in its own section, or in the matrix."""
     own = _lines_under(arm.where, lines)
     for dotted, place in arm.changed_at.items():
         key: KeyPath = tuple(dotted.split("."))
         own |= {(*key, *path): line for path, line in _lines_under(place, lines).items()}
         if (line := lines.get(place[:-1])) is not None:
-            own[key] = line  # where its name stands
+            own[key] = line  # the line of the key in the matrix
     return own
 
 
@@ -101,26 +101,26 @@ def _lines_under(place: KeyPath, lines: Mapping[KeyPath, int]) -> dict[KeyPath, 
 
 
 def _lines_without(key: str, lines: Mapping[KeyPath, int]) -> dict[KeyPath, int]:
-    """Where the keys stand, but for those that are not taken from the file any more."""
-    given = key.split(".")
-    return {path: line for path, line in lines.items() if list(map(str, path[: len(given)])) != given}
+    """The lines without those of a key that a flag or keyword replaces."""
+    parts = key.split(".")
+    return {path: line for path, line in lines.items() if list(map(str, path[: len(parts)])) != parts}
 
 
 def restore_run_config(content: Mapping[str, Any], flags: Sequence[str] = ()) -> RunConfig:
-    """A configuration that a run has written down, changed by flags; those may also name places in lists.
+    """The saved configuration of a run, changed by flags.
 
-    It was checked when it was written, so its algorithm is not imported. Keys that runs of its kind do not have, which
-    older versions wrote too, are left out.
+    It was validated when it was saved, so its algorithm is not imported. Keys that runs of its kind do not have, which
+    older versions wrote, are dropped.
     """
-    changed = without_other_keys(unshared(content))
+    changed = drop_foreign_keys(unshared(content))
     if isinstance(section := changed.get("algorithm"), dict):
         section["params"] = decode_numbers(section.get("params", {}))  # a clip may be infinite
     for key, value in _parse_flags(flags).items():
         _put(changed, key, value)
-    return _checked(kind_of(changed), changed, {}, "", RESTORED)
+    return _validate(config_type(changed), changed, {}, "", RESTORED)
 
 
-def _validated(
+def _build(
     content: dict[str, Any],
     flags: Sequence[str],
     changes: Mapping[str, Any],
@@ -133,15 +133,15 @@ def _validated(
         lines = _lines_without(key, lines)
     for name, value in changes.items():
         try:
-            _put(content, name, unshared(value))  # what the caller holds stays as it is
+            _put(content, name, unshared(value))  # never change the caller's objects
         except ConfigError as error:
-            raise ConfigError(f"{_where(file, lines.get(tuple(name.split('.'))))}{error}") from None
+            raise ConfigError(f"{_location(file, lines.get(tuple(name.split('.'))))}{error}") from None
     if recipe is not None:
-        _settle_algorithm(content, recipe)
-    return _checked(kind_of(content), content, lines, file)
+        _set_algorithm(content, recipe)
+    return _validate(config_type(content), content, lines, file)
 
 
-def _checked(
+def _validate(
     model: type[Model],
     content: dict[str, Any],
     lines: Mapping[KeyPath, int],
@@ -151,11 +151,11 @@ def _checked(
     try:
         return model.model_validate(content, context=context)
     except ValidationError as error:
-        raise ConfigError(_explain(model, error, lines, file)) from None
+        raise ConfigError("\n".join(_explain(model, one, lines, file) for one in error.errors())) from None
 
 
-def _settle_algorithm(content: dict[str, Any], recipe: str) -> None:
-    """A recipe's algorithm is that of its name, or in a detached run one of the user's own."""
+def _set_algorithm(content: dict[str, Any], recipe: str) -> None:
+    """Set the recipe's algorithm where none is named. A detached recipe also takes the user's own algorithm."""
     from ..algorithms import ALGORITHMS  # recipes have imported torch already
 
     section = content.get("algorithm")
@@ -176,7 +176,7 @@ def _read(file: Path) -> tuple[dict[str, Any], dict[KeyPath, int]]:
     try:
         content, node = load(text)
         if not isinstance(content, dict):
-            raise ConfigError("line 1: there must be keys and values here, e.g. 'total_steps: 100'")
+            raise ConfigError("line 1: expected keys and values, e.g. 'total_steps: 100'")
         _note_lines(node, (), lines)
         short = [section for section in SHORT_FORMS if isinstance(content.get(section), str)]
         lines |= {(section, SHORT_FORMS[section]): lines[section,] for section in short if (section,) in lines}
@@ -185,20 +185,20 @@ def _read(file: Path) -> tuple[dict[str, Any], dict[KeyPath, int]]:
     return content, lines
 
 
-def _note_lines(node: Any, path: KeyPath, lines: dict[KeyPath, int]) -> None:
-    """Where in the file each key stands."""
+def _note_lines(node: yaml.Node | None, path: KeyPath, lines: dict[KeyPath, int]) -> None:
+    """Add the line of each key in the file to `lines`."""
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             line = key.start_mark.line + 1
             first = lines.get((*path, key.value))
             if first is not None and key.value != "<<":  # one of the two would be lost
-                raise ConfigError(f"line {line}: {'.'.join(map(str, (*path, key.value)))} stands in line {first} too")
+                raise ConfigError(f"line {line}: {'.'.join(map(str, (*path, key.value)))} is already in line {first}")
             lines[*path, key.value] = line
             _note_lines(value, (*path, key.value), lines)
     elif isinstance(node, yaml.SequenceNode):
-        for place, value in enumerate(node.value):
-            lines[*path, place] = value.start_mark.line + 1
-            _note_lines(value, (*path, place), lines)
+        for index, value in enumerate(node.value):
+            lines[*path, index] = value.start_mark.line + 1
+            _note_lines(value, (*path, index), lines)
 
 
 def _parse_flags(flags: Sequence[str]) -> dict[str, Any]:
@@ -207,7 +207,7 @@ def _parse_flags(flags: Sequence[str]) -> dict[str, Any]:
     while rest:
         flag = rest.pop(0)
         if not flag.startswith("--"):
-            raise ConfigError(f"{flag!r} is no flag: write --key value, e.g. --total_steps 100")
+            raise ConfigError(f"{flag!r} is not a flag: write --key value, e.g. --total_steps 100")
         key, equals, value = flag[2:].partition("=")
         if not equals:
             if not rest:
@@ -215,14 +215,15 @@ def _parse_flags(flags: Sequence[str]) -> dict[str, Any]:
             value = rest.pop(0)
         try:
             parsed[key.replace("-", "_")] = load(value)[0]
-        except NotYamlError:
-            parsed[key.replace("-", "_")] = value  # a text, then
+        except YamlSyntaxError:
+            parsed[key.replace("-", "_")] = value  # a plain string
         except YamlError as error:
             raise ConfigError(f"--{key}: {str(error).partition(': ')[2]}") from None
     return parsed
 
 
 def _put(content: dict[str, Any], dotted: str, value: Any) -> None:
+    """Set a key, creating sections as needed; parts of the key may be places in lists."""
     *sections, name = dotted.split(".")
     place: Any = content
     for section in sections:
@@ -231,61 +232,61 @@ def _put(content: dict[str, Any], dotted: str, value: Any) -> None:
             continue
         inner = place.get(section)
         if not isinstance(inner, dict | list):
-            inner = place[section] = {} if inner is None else _spread(section, inner, dotted)
+            inner = place[section] = {} if inner is None else _expand(section, inner, dotted)
         place = inner
     place[_index(name, place, dotted) if isinstance(place, list) else name] = value
 
 
 def _index(name: str, place: list[Any], dotted: str) -> int:
     if not name.isdecimal() or int(name) >= len(place):
-        raise ConfigError(f"{dotted}: {name!r} is no place in a list of {len(place)}, which are counted from 0")
+        raise ConfigError(
+            f"{dotted}: {name!r} is not an index of the list, which has {len(place)} entries, counted from 0"
+        )
     return int(name)
 
 
-def _spread(section: str, short: Any, dotted: str) -> dict[str, Any]:
-    """A short form (`algorithm: grpo`) as a section, so that a flag can add to it."""
+def _expand(section: str, short: Any, dotted: str) -> dict[str, Any]:
+    """A short form (`algorithm: grpo`) as a section, so that a key can be added."""
     key = SHORT_FORMS.get(section)
     if key is None or not (isinstance(short, str) or section == "algorithm"):
-        raise ConfigError(f"{section} is {short!r}, so {dotted} cannot be set: there are no keys inside it")
+        raise ConfigError(f"{section} is {short!r}, so {dotted} cannot be set: it is not a section")
     return {key: short}
 
 
-def _explain(model: type[BaseModel], error: ValidationError, lines: Mapping[KeyPath, int], file: str) -> str:
-    return "\n".join(_explain_one(model, problem, lines, file) for problem in error.errors())
-
-
-def _explain_one(model: type[BaseModel], problem: Any, lines: Mapping[KeyPath, int], file: str) -> str:
-    path: KeyPath = tuple(problem["loc"])
-    if path[-1:] == ("[key]",):  # it is the key itself that is wrong
+def _explain(model: type[BaseModel], problem: ErrorDetails, lines: Mapping[KeyPath, int], file: str) -> str:
+    """A mistake as a sentence with its place in the file."""
+    path: KeyPath = problem["loc"]
+    if path[-1:] == ("[key]",):  # the key itself is wrong
         path = (*path[:-2], str(path[-2]))
     if problem["type"] == MISTAKE:
-        return f"{_where(file, lines.get((*path, *problem['ctx']['place'])))}{problem['msg']}"
+        return f"{_location(file, lines.get((*path, *problem['ctx']['place'])))}{problem['msg']}"
     dotted = ".".join(map(str, path))
-    where = _where(file, lines.get(path))
+    location = _location(file, lines.get(path))
     if problem["type"] == "extra_forbidden":
-        known = _keys_at(model, path[:-1])
-        return f"{where}there is no key {dotted!r}{did_you_mean(str(path[-1]), known)} (known: {', '.join(known)})"
+        known = _known_keys(model, path[:-1])
+        return f"{location}unknown key {dotted!r}{did_you_mean(str(path[-1]), known)} (known: {', '.join(known)})"
     if problem["type"] == "missing":
         return f"{file + ': ' if file else ''}{dotted!r} is missing"
     message = problem["msg"].removeprefix("Value error, ")
-    given = "" if not path or isinstance(problem["input"], (dict, BaseModel)) else f", and is {problem['input']!r}"
-    return f"{where}{dotted + ': ' if dotted else ''}{message}{given}"
+    given = "" if not path or isinstance(problem["input"], (dict, BaseModel)) else f", not {problem['input']!r}"
+    return f"{location}{dotted + ': ' if dotted else ''}{message}{given}"
 
 
-def _where(file: str, line: int | None) -> str:
+def _location(file: str, line: int | None) -> str:
     return f"{file}, line {line}: " if file and line else ""
 
 
-def _keys_at(model: type[BaseModel], path: KeyPath) -> list[str]:
-    """The keys that a section has."""
+def _known_keys(model: type[BaseModel], path: KeyPath) -> list[str]:
+    """The keys of the section at a path."""
     for part in path:
         if isinstance(part, int):
             continue
         annotation = model.model_fields[part].annotation
-        model = next((t for t in _types_in(annotation) if issubclass(t, BaseModel)), model)
+        model = next((t for t in _member_types(annotation) if issubclass(t, BaseModel)), model)
     return list(model.model_fields)
 
 
-def _types_in(annotation: Any) -> list[type]:
+def _member_types(annotation: object) -> list[type]:
+    """The classes that an annotation names, also inside unions and lists."""
     inner = getattr(annotation, "__args__", ())
-    return [annotation] if isinstance(annotation, type) and not inner else [t for a in inner for t in _types_in(a)]
+    return [annotation] if isinstance(annotation, type) and not inner else [t for a in inner for t in _member_types(a)]

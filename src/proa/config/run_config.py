@@ -1,4 +1,4 @@
-"""What decides what a run does: `DetachedConfig` for makers and trainers, `SupervisedConfig` for training on data."""
+"""The configuration of a run: `DetachedConfig` for makers and trainers, `SupervisedConfig` for training on data."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, ModelWrapValidatorHandler, ValidationInfo, model_validator
-from pydantic.fields import FieldInfo
 
 from ..errors import SettingError, UnknownNameError
 from ..settings import WrongSettingError
@@ -41,18 +40,17 @@ from .sections import (
 from .supervised_settings import SUPERVISED
 
 SHORT_FORMS = {"model": "path", "task": "source", "algorithm": "name", "engine": "kind", "critic": "kind"}
-"""Sections that may be written as one word, and which of their keys it is."""
+"""Sections that may be written as one value, and the key that it stands for."""
 RESTORED = {"restored": True}
-"""The context in which a configuration is validated that a run has written down. Its algorithm was checked then, and is
-not imported again: its module may be gone by now."""
+"""The validation context of a saved configuration. Its algorithm was checked when it was saved, and is not imported
+again: its module may be gone."""
 
 
 class RunConfig(Section):
-    """One run: what both kinds have in common.
+    """One run: the keys that both kinds share.
 
-    `RunConfig(…)` and `RunConfig.model_validate(…)` give the kind that the algorithm belongs to, so that whoever writes
-    a configuration needs no other name: a `SupervisedConfig` for `sft`, `dpo` and `reward_model`, and otherwise a
-    `DetachedConfig`. A key that this kind does not have is an error.
+    `RunConfig(…)` and `RunConfig.model_validate(…)` return the kind of the algorithm: a `SupervisedConfig` for `sft`,
+    `dpo` and `reward_model`, a `DetachedConfig` otherwise. Keys that this kind does not have are errors.
     """
 
     name: FolderName = "run"
@@ -75,11 +73,11 @@ class RunConfig(Section):
     callbacks: list[CallbackSection] = Field(default_factory=list)
 
     def __new__(cls, **content: Any) -> Self:
-        kind: Any = kind_of(content) if cls is RunConfig else cls
+        kind: Any = config_type(content) if cls is RunConfig else cls
         made: Self = super().__new__(kind)
         return made
 
-    if TYPE_CHECKING:  # any keys: those of both kinds
+    if TYPE_CHECKING:  # the keys of both kinds
 
         def __init__(self, **content: Any) -> None: ...
 
@@ -89,12 +87,12 @@ class RunConfig(Section):
         if not isinstance(given, Mapping):
             return handler(given)
         if cls is RunConfig:
-            return kind_of(given).model_validate(given, context=info.context)
-        content = {key: _in_full(key, value) for key, value in given.items()}
-        for path, says_more in list(_other_keys(content, cls, DetachedConfig)):
-            if says_more:
+            return config_type(given).model_validate(given, context=info.context)
+        content = {key: _expand(key, value) for key, value in given.items()}
+        for path, is_default in list(_foreign_keys(content, cls, DetachedConfig)):
+            if not is_default:
                 name = _algorithm_name(content)
-                raise mistake(f"{'.'.join(path)} has no meaning for algorithm {name}: leave it out", *path)
+                raise mistake(f"{'.'.join(path)} does not apply to algorithm {name}: leave it out", *path)
             content = _without(content, path)
         return handler(content)
 
@@ -109,33 +107,33 @@ class RunConfig(Section):
         return self
 
     def _check_sizes(self) -> None:
-        """Raise for numbers that do not go together."""
+        """Raise for numbers that are not consistent."""
 
     def _check_algorithm(self) -> None:
-        """Raise for a setting that the algorithm does not have or cannot take, and for what it cannot work with."""
+        """Raise for unknown or wrong settings of the algorithm, and for keys that it cannot work with."""
 
     def _check_eval_names(self) -> None:
         names = [section.name for section in self.eval]
-        if twice := {name for name in names if names.count(name) > 1}:
-            raise ValueError(f"two evals are called {twice.pop()!r}: give each a name of its own")
+        if duplicates := {name for name in names if names.count(name) > 1}:
+            raise ValueError(f"two evals are called {duplicates.pop()!r}: give each its own name")
         if taken := next((name for name in names if name in TRAINING_PREFIXES), None):
-            raise ValueError(f"an eval cannot be called {taken}: training has metrics of that name")
+            raise ValueError(f"an eval cannot be called {taken}: metrics of training have that prefix")
         for one in names:
             if longer := next((name for name in names if name.startswith(f"{one}.")), None):
-                raise ValueError(f"evals {one!r} and {longer!r} would have scores of one name: rename one of them")
+                raise ValueError(f"evals {one!r} and {longer!r} would have scores of the same name: rename one of them")
 
     def _check_best(self, evals: list[str]) -> None:
-        """A metric that no eval brings would never be best of anything, and nobody would notice."""
+        """Catch a metric of an unknown eval, by which no checkpoint would ever be kept."""
         best = self.checkpoint.best
         if best is None or "." not in best or best.partition(".")[0] in (*evals, *TRAINING_PREFIXES):
             return
         near = did_you_mean(best.partition(".")[0], evals)
-        known = f" (they are {', '.join(evals)})" if evals else ": there is none"
-        raise ValueError(f"checkpoint.best is {best}, and no eval is called that{near}{known}")
+        known = f" (known: {', '.join(evals)})" if evals else ": the run has no evals"
+        raise ValueError(f"checkpoint.best is {best}, and no eval has that name{near}{known}")
 
     @property
     def has_warm_start(self) -> bool:
-        """Whether the weights that training starts from are not those of `model`."""
+        """Whether `model` is trained before the run proper."""
         return False
 
     @property
@@ -144,7 +142,7 @@ class RunConfig(Section):
 
 
 class SupervisedConfig(RunConfig):
-    """Training on data as it is: SFT, DPO, a reward model."""
+    """Training on data: SFT, DPO, a reward model."""
 
     algorithm: SupervisedAlgorithmSection
 
@@ -157,8 +155,8 @@ class DetachedConfig(RunConfig):
 
     runtime: Literal["local", "ray"] = "local"
     makers: int = Field(1, ge=1)
-    trainers: int = Field(1, ge=1, description="each computes its share of every batch; more than one needs ray")
-    max_staleness: int = Field(1, ge=0, description="versions a sample may lag; 0 is synchronous")
+    trainers: int = Field(1, ge=1, description="each computes its share of every batch; several need ray")
+    max_staleness: int = Field(1, ge=0, description="versions a sample may lag behind; 0 is synchronous")
     schedule: Literal["in_order", "windowed"] = "in_order"
     update_steps: int = Field(1, ge=1, description="steps between two pushes of weights")
     buffer_limit: int = Field(0, ge=0, description="batches; 0 is unlimited")
@@ -167,31 +165,32 @@ class DetachedConfig(RunConfig):
     lease_timeout: float | None = Field(
         None,
         gt=0,
-        description="seconds a maker may have a lease before another gets it; by default half of wait_timeout",
+        description="seconds a maker may hold a lease before another gets it; by default half of wait_timeout",
     )
     sampling: DetachedSamplingSection = DetachedSamplingSection()
     reward: RewardSection = RewardSection()
     algorithm: DetachedAlgorithmSection = DetachedAlgorithmSection()
     critic: CriticSection | None = Field(
-        None, description="of algorithms that need one; by default a head on the policy"
+        None, description="for algorithms that need one; by default a head on the policy"
     )
     ray: RaySection = RaySection()
     optimizer: DetachedOptimizerSection = DetachedOptimizerSection()
     warm_start: WarmStartSection | None = None
 
     def _check_sizes(self) -> None:
-        if measuring := next((section for section in self.eval if section.kind == "loss"), None):
-            raise ValueError(f"eval {measuring.name}: kind loss is for supervised algorithms; here evals generate")
+        if wrong := next((section for section in self.eval if section.kind == "loss"), None):
+            raise ValueError(f"eval {wrong.name}: kind loss is for supervised algorithms; here evals generate")
         group = self.sampling.group_size
         if self.train_batch_size % group:
             raise ValueError(
-                f"train_batch_size={self.train_batch_size} does not hold whole groups of sampling.group_size={group}"
+                f"train_batch_size={self.train_batch_size} is not a multiple of sampling.group_size={group}: a batch "
+                "holds whole groups"
             )
         self._check_trainers()
         if self.lease_timeout is not None and self.lease_timeout >= self.wait_timeout:
             raise ValueError(
                 f"lease_timeout={self.lease_timeout:g} must be less than wait_timeout={self.wait_timeout:g}: "
-                f"a hung maker is to be replaced before the trainer gives up waiting"
+                "a maker that hangs must be replaced before the trainer stops waiting"
             )
         if self.prompts_per_step % self.prompts_per_lease:
             raise ValueError(
@@ -200,7 +199,7 @@ class DetachedConfig(RunConfig):
 
     def _check_trainers(self) -> None:
         if self.trainers > 1 and self.runtime != "ray":
-            raise ValueError(f"trainers={self.trainers} needs processes of their own: set runtime: ray")
+            raise ValueError(f"trainers={self.trainers} needs a process for each: set runtime: ray")
         if self.prompts_per_step % self.trainers:
             raise ValueError(
                 f"the {self.prompts_per_step} groups of a batch do not divide among trainers={self.trainers}: "
@@ -210,7 +209,7 @@ class DetachedConfig(RunConfig):
     def _check_algorithm(self) -> None:
         algorithm = self.algorithm.build()
         if self.critic is not None and not algorithm.needs_critic:
-            raise mistake(f"critic has no meaning for algorithm {self.algorithm.name}: leave it out", "critic")
+            raise mistake(f"critic does not apply to algorithm {self.algorithm.name}: leave it out", "critic")
         if self.sampling.group_size < algorithm.min_group:
             raise mistake(
                 f"sampling.group_size must be at least {algorithm.min_group}: completions of one prompt are compared",
@@ -227,68 +226,70 @@ class DetachedConfig(RunConfig):
 
     @property
     def prompts_per_lease(self) -> int:
-        """What was asked for, or the largest divisor of a batch's prompts that is at most a quarter of them."""
+        """`lease_prompts`, or the largest divisor of a batch's prompts that is at most a quarter of them."""
         if self.lease_prompts is not None:
             return self.lease_prompts
         prompts = self.prompts_per_step
         return next(size for size in range(max(1, prompts // 4), 0, -1) if prompts % size == 0)
 
 
-def kind_of(content: Mapping[str, Any]) -> type[RunConfig]:
-    """Which kind of run a configuration is of, by its algorithm."""
+def config_type(content: Mapping[str, Any]) -> type[RunConfig]:
+    """The type of a configuration, by its algorithm."""
     name = _algorithm_name(content)
     return SupervisedConfig if isinstance(name, str) and name in SUPERVISED else DetachedConfig
 
 
 def _algorithm_name(content: Mapping[str, Any]) -> Any:
-    section = _in_full("algorithm", content.get("algorithm"))
+    section = _expand("algorithm", content.get("algorithm"))
     return section.get("name") if isinstance(section, Mapping) else None
 
 
 @contextmanager
 def _algorithm_mistakes() -> Iterator[None]:
-    """What is wrong with the algorithm, as a mistake at its key."""
+    """Turns errors of the algorithm into mistakes at their key."""
     try:
         yield
     except UnknownNameError as error:
         raise mistake(str(error), "algorithm", "name") from error
     except WrongSettingError as error:
-        words = str(error)
-        named = f"algorithm.params.{words}" if words.startswith(error.setting) else words
-        raise mistake(named, "algorithm", "params", error.setting) from error
+        message = str(error)
+        if message.startswith(error.setting):
+            message = f"algorithm.params.{message}"
+        raise mistake(message, "algorithm", "params", error.setting) from error
     except SettingError as error:
         raise mistake(str(error), "algorithm", "params") from error
 
 
-def _in_full(key: str, value: Any) -> Any:
+def _expand(key: str, value: Any) -> Any:
     """`model: path` and `task: name` as `model: {path: …}` and `task: {source: …}`; an algorithm may be an object."""
     if isinstance(value, AlgorithmSection):
-        return value.written()
+        return value.source()
     if isinstance(value, OptimizerSection | SamplingSection):
         return value.model_dump()
     is_object = key == "algorithm" and not isinstance(value, Mapping | list | int | float | None)
     return {SHORT_FORMS[key]: value} if key in SHORT_FORMS and (isinstance(value, str) or is_object) else value
 
 
-def _other_keys(
+def _foreign_keys(
     given: Mapping[str, Any], own: type[Section], other: type[Section]
 ) -> Iterator[tuple[tuple[str, ...], bool]]:
-    """The keys that only the other kind of run has, and whether each says more than its default."""
+    """The keys that only the other kind of run has, and whether each has its default."""
     for key, value in given.items():
         if key not in other.model_fields:
-            continue  # pydantic says that nothing is called that
+            continue  # pydantic reports unknown keys
         if key not in own.model_fields:
-            yield (key,), not _is_default(other.model_fields[key], value)
+            default = other.model_fields[key].get_default(call_default_factory=True)
+            yield (key,), bool(value == default or (isinstance(default, Section) and value == default.model_dump()))
             continue
         sections = own.model_fields[key].annotation, other.model_fields[key].annotation
         if sections[0] is not sections[1] and isinstance(value, Mapping):
-            for path, says_more in _other_keys(value, *sections):  # type: ignore[arg-type]  # both are sections
-                yield (key, *path), says_more
+            for path, is_default in _foreign_keys(value, *sections):  # type: ignore[arg-type]  # both are sections
+                yield (key, *path), is_default
 
 
-def without_other_keys(content: Mapping[str, Any]) -> dict[str, Any]:
-    """What was written down of a run, without keys that only the other kind has: older versions wrote all of them."""
-    for path, _ in list(_other_keys(content, kind_of(content), DetachedConfig)):
+def drop_foreign_keys(content: Mapping[str, Any]) -> dict[str, Any]:
+    """A saved configuration without the keys that only the other kind of run has, which older versions wrote."""
+    for path, _ in list(_foreign_keys(content, config_type(content), DetachedConfig)):
         content = _without(content, path)
     return dict(content)
 
@@ -298,8 +299,3 @@ def _without(content: Mapping[str, Any], path: tuple[str, ...]) -> dict[str, Any
     if rest:
         return {**content, key: _without(content[key], tuple(rest))}
     return {name: value for name, value in content.items() if name != key}
-
-
-def _is_default(key: FieldInfo, value: Any) -> bool:
-    default = key.get_default(call_default_factory=True)
-    return bool(value == default or (isinstance(default, Section) and value == default.model_dump()))

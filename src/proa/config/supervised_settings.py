@@ -1,4 +1,4 @@
-"""What `algorithm.params` of the supervised algorithms are: `sft`, `dpo`, `reward_model`."""
+"""`algorithm.params` of the supervised algorithms: `sft`, `dpo`, `reward_model`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..errors import SettingError
 from ..settings import Settings
 
 MaxLength = Annotated[int, Field(ge=1)] | None
-"""Tokens that a sequence may have; None is the model's context."""
+"""The most tokens of a sequence; None is the model's context."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,9 +21,9 @@ class SFTSettings(Settings):
     answer_column: str = "answer"
     train_on_prompt: bool = False
     every_answer: bool = False
-    """Learn all of the assistant's messages of a conversation, not the last alone."""
+    """Learn all messages of the assistant in a conversation, not only the last."""
     packing: bool = False
-    """Several rows in one sequence, without padding."""
+    """Put several rows in one sequence, without padding."""
     max_length: MaxLength = None
 
 
@@ -40,12 +40,12 @@ class DPOSettings(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.loss == "ipo" and self.label_smoothing:
-            raise SettingError("label_smoothing is of the sigmoid loss; IPO is made for noisy preferences as it is")
+            raise SettingError("label_smoothing is for the sigmoid loss; IPO is made for noisy preferences")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RewardModelSettings(Settings):
-    """What a reward model reads."""
+    """The input of a reward model."""
 
     max_length: MaxLength = None
 
@@ -57,4 +57,4 @@ SUPERVISED: dict[str, type[SupervisedSettings]] = {
     "dpo": DPOSettings,
     "reward_model": RewardModelSettings,
 }
-"""Algorithms that learn from data as it is: no makers, no sampling, no reward."""
+"""Algorithms that learn from data: no makers, no sampling, no reward."""

@@ -1,4 +1,4 @@
-"""Reads YAML that anybody may have written: plain values, bounded in size and depth; errors name the line."""
+"""Reads untrusted YAML: plain values, bounded in size and depth; errors name the line."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import yaml
 
@@ -16,7 +16,7 @@ from ..errors import ProaError
 
 MOST_BYTES = 1 << 20
 MOST_VALUES = 100_000
-"""Keys and values with every alias written out: a few lines of aliases of aliases can stand for billions."""
+"""Keys and values with aliases expanded: a few lines of nested aliases can stand for billions."""
 DEEPEST = 64
 
 
@@ -25,17 +25,20 @@ class ConfigError(ProaError, ValueError):
 
 
 class YamlError(ConfigError):
-    """A text says more than can be read, or other than plain values; the message begins with the line."""
+    """A text is too large or has other than plain values; the message starts with the line."""
 
 
-class NotYamlError(YamlError):
+class YamlSyntaxError(YamlError):
     """A text is not YAML."""
 
 
 def read_text(file: Path) -> str:
     """The text of a configuration's file."""
     try:
-        data = _read_bytes(file)
+        if stat.S_ISFIFO(file.stat().st_mode):  # opening one may block forever
+            raise OSError(0, "it is a pipe, and the file is read more than once")
+        with file.open("rb") as opened:
+            data = opened.read(MOST_BYTES + 1)
     except OSError as error:
         raise ConfigError(f"the configuration {file} cannot be read: {error.strerror}") from None
     except ValueError as error:  # a path with a NUL in it
@@ -56,21 +59,22 @@ def read_text(file: Path) -> str:
 
 
 def load(text: str) -> tuple[Any, yaml.Node | None]:
-    """What a YAML text says, and the nodes it is made of."""
+    """The content of a YAML text, and its nodes."""
     try:
         _check_size(text)
         node = yaml.compose(text, Loader=_Loader)
         content = None if node is None else _Constructor().construct_document(node)
-        return unshared(content), yaml.compose(text, Loader=_Loader)  # once more: merging changed the first
+        return unshared(content), yaml.compose(text, Loader=_Loader)  # composed again: merging changed the first
     except yaml.MarkedYAMLError as error:
         line = _line(error.problem_mark or error.context_mark)
-        raise NotYamlError(f"line {line}: this is not YAML: {_told(error)}") from None
+        problem = ", ".join(part for part in (error.context, error.problem) if part)
+        raise YamlSyntaxError(f"line {line}: this is not YAML: {problem}") from None
     except yaml.YAMLError as error:
-        raise NotYamlError(f"line 1: this is not YAML: {error}") from None
+        raise YamlSyntaxError(f"line 1: this is not YAML: {error}") from None
 
 
 def unshared(value: Any) -> Any:
-    """The same with each alias a copy of its own: a flag that changes one arm must not change those written like it."""
+    """A deep copy without shared parts: a flag for one arm must not change others that use the same anchor."""
     if isinstance(value, Mapping):
         return {key: unshared(inner) for key, inner in value.items()}
     return [unshared(inner) for inner in value] if isinstance(value, list) else value
@@ -78,19 +82,19 @@ def unshared(value: Any) -> Any:
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _NOT_TEXT = re.compile(r"[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""What YAML does not allow."""
+"""Characters that YAML does not allow."""
 
 
-def _read_bytes(file: Path) -> bytes:
-    if stat.S_ISFIFO(file.stat().st_mode):  # opening one may wait for ever
-        raise OSError(0, "it is a pipe, and the file is read more than once")
-    with file.open("rb") as opened:
-        return opened.read(MOST_BYTES + 1)
+class _Mark(Protocol):
+    """A place in a text, of either of yaml's parsers."""
+
+    @property
+    def line(self) -> int: ...
 
 
 @dataclass(slots=True)
 class _Extent:
-    """How much a part of a text stands for, aliases written out."""
+    """The size of a part of a text with aliases expanded."""
 
     values: int = 1
     depth: int = 1
@@ -102,7 +106,7 @@ class _Extent:
 
 
 def _check_size(text: str) -> None:
-    """Refuse what would take for ever to build, before anything is built: from the events, in one pass."""
+    """Refuse a text that would take too long to build, from its events, in one pass."""
     open_parts: list[_Extent] = []
     anchors: dict[str, _Extent | None] = {}
     documents = 0
@@ -110,30 +114,32 @@ def _check_size(text: str) -> None:
         if isinstance(event, yaml.DocumentStartEvent):
             documents += 1
             if documents > 1:
-                raise _wrong(event.start_mark, "a second document begins here, and a configuration is one")
+                raise _wrong(event.start_mark, "a second document starts here, and a configuration is one document")
         elif isinstance(event, yaml.CollectionStartEvent):
             open_parts.append(_Extent(anchor=event.anchor))
             if event.anchor is not None:
-                anchors[event.anchor] = None  # until it ends
+                anchors[event.anchor] = None  # still open
             if len(open_parts) > DEEPEST:
                 raise _wrong(event.start_mark, f"this is nested more than {DEEPEST} deep")
         elif isinstance(event, yaml.CollectionEndEvent | yaml.ScalarEvent | yaml.AliasEvent):
-            part = _ended(event, open_parts, anchors)
+            part = _close(event, open_parts, anchors)
             if open_parts:
                 open_parts[-1].add(part)
             if part.values > MOST_VALUES or any(one.values > MOST_VALUES for one in open_parts[-1:]):
-                raise _wrong(
-                    event.start_mark, f"with its aliases written out this has more than {MOST_VALUES:,} values"
-                )
+                raise _wrong(event.start_mark, f"with aliases expanded this has more than {MOST_VALUES:,} values")
             if len(open_parts) + part.depth > DEEPEST:
                 raise _wrong(event.start_mark, f"this is nested more than {DEEPEST} deep")
 
 
-def _ended(event: Any, open_parts: list[_Extent], anchors: dict[str, _Extent | None]) -> _Extent:
+def _close(
+    event: yaml.CollectionEndEvent | yaml.ScalarEvent | yaml.AliasEvent,
+    open_parts: list[_Extent],
+    anchors: dict[str, _Extent | None],
+) -> _Extent:
     if isinstance(event, yaml.AliasEvent):
         if event.anchor in anchors and anchors[event.anchor] is None:
-            raise _wrong(event.start_mark, f"*{event.anchor} stands inside what it stands for")
-        return anchors.get(str(event.anchor)) or _Extent()  # an unknown one is told of when the text is read
+            raise _wrong(event.start_mark, f"*{event.anchor} is inside the part that it refers to")
+        return anchors.get(str(event.anchor)) or _Extent()  # an unknown one is reported when the text is read
     part = open_parts.pop() if isinstance(event, yaml.CollectionEndEvent) else _Extent(anchor=event.anchor)
     if part.anchor is not None:
         anchors[part.anchor] = part
@@ -141,7 +147,7 @@ def _ended(event: Any, open_parts: list[_Extent], anchors: dict[str, _Extent | N
 
 
 class _Constructor(yaml.constructor.SafeConstructor):
-    """Plain values; what cannot be made of a text is told with its line."""
+    """Builds plain values; a value that cannot be built is reported with its line."""
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
@@ -162,13 +168,9 @@ class _Constructor(yaml.constructor.SafeConstructor):
 _Constructor.add_constructor(None, _Constructor.construct_undefined)  # type: ignore[type-var]
 
 
-def _wrong(mark: Any, words: str) -> YamlError:
-    return YamlError(f"line {_line(mark)}: {words}")
+def _wrong(mark: _Mark | None, message: str) -> YamlError:
+    return YamlError(f"line {_line(mark)}: {message}")
 
 
-def _line(mark: Any) -> int:
+def _line(mark: _Mark | None) -> int:
     return 1 if mark is None else int(mark.line) + 1
-
-
-def _told(error: yaml.MarkedYAMLError) -> str:
-    return ", ".join(part for part in (error.context, error.problem) if part)
