@@ -27,7 +27,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,12 +39,14 @@ from safetensors.torch import save_file
 from proa.algorithms import build_algorithm
 from proa.config import RunConfig
 from proa.data.experience import Experience
+from proa.data.results import EvalResult
 from proa.data.sampling import Sampling
 from proa.learning.optimizer import OptimizerSettings
 from proa.lifecycle.hooks import EveryMoment
-from proa.policy.models import load_model, save_model, weights_of
-from proa.record.checkpoints import CheckpointManager
+from proa.policy.models import load_model, weights_of
+from proa.policy.policy import PlainPolicy
 from proa.record.durable import Disk
+from proa.record.run_record import StepRecord
 from proa.resume.checkpoints import Checkpoints
 from proa.resume.inputs import Inputs
 from proa.roles.policy_trainer import DetachedGRPOTrainer
@@ -139,7 +141,18 @@ class NoRecord:
     def before_saving(self) -> dict[str, Any]:
         return {}
 
-    def journal(self, entries: Sequence[dict[str, Any]]) -> None: ...
+    def write_step(self, record: StepRecord) -> None: ...
+    def report_eval(self, result: EvalResult, predictions: list[dict[str, Any]]) -> None: ...
+
+
+class NothingMore:
+    """The content of a checkpoint beside its model and its loop."""
+
+    def parts(self) -> dict[str, Any]:
+        return {}
+
+    def run_part(self) -> dict[str, Any]:
+        return {}
 
 
 @dataclass
@@ -244,7 +257,7 @@ class Bench:
         """Train as a run does; the batches lie ready."""
         clock = Clock()
         self.trainer.store = WeightStore()  # versions begin anew with each `fit`
-        self.trainer.saver = checkpoints.saver() if checkpoints is not None else None
+        self.trainer.saver = checkpoints
         for number in range(steps):
             self.trainer.buffer_append(batch(number))
         self.trainer.manager.add(clock)
@@ -252,20 +265,19 @@ class Bench:
         self.trainer.manager.remove(clock)
         return clock
 
-    def checkpoints(self, folder: Path, *, save_every: int, background: bool) -> Checkpoints:
+    def checkpoints(self, folder: Path, *, save_every: int, background: bool, disk: Disk | None = None) -> Checkpoints:
         config = RunConfig.model_validate({
             "model": {"config": self.model.config.to_dict()}, "task": "sort_digits", "total_steps": 1,
             "train_batch_size": GROUPS * GROUP, "sampling": {"group_size": GROUP, "max_new_tokens": NEW_TOKENS},
             "checkpoint": {"save_every": save_every, "keep": 1, "background": background},
         })  # fmt: skip
-        save = lambda model, into: save_model(model, None, into)  # noqa: E731
-        return Checkpoints(config, folder, self.model, save, NoRecord(), Inputs())
+        return Checkpoints(config, folder, PlainPolicy(self.model), NothingMore(), NoRecord(), Inputs(), disk=disk)
 
     def foreground(self) -> dict[str, float]:
         """The second of three saves: the first has nothing to prune, and after the last there is no step."""
         with tempfile.TemporaryDirectory(dir=self.folder) as folder:
-            checkpoints, disk = self.checkpoints(Path(folder), save_every=1, background=False), TimedDisk()
-            checkpoints.manager = CheckpointManager(Path(folder), keep_last=1, disk=disk)
+            disk = TimedDisk()
+            checkpoints = self.checkpoints(Path(folder), save_every=1, background=False, disk=disk)
             held_up = self.fit(3, checkpoints).held_up_after(1)
             parts = disk.saves[1]
             return {**parts, "hashed, and the rest": held_up - sum(parts.values())}

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from proa import numerics
-from proa.numerics import Numerics, settings_kept
+from proa.numerics import Numerics, preserved_settings
 from proa.rewards import InlineRewards, RewardWorkers
 
 CHANGES = {
@@ -28,7 +28,7 @@ CANNOT = set() if torch.set_flush_denormal(False) else {"torch.set_flush_denorma
 
 @pytest.fixture(autouse=True)
 def nothing_told_yet(monkeypatch):
-    monkeypatch.setattr(numerics, "_told", set())
+    monkeypatch.setattr(numerics, "_warned", set())
 
 
 def read():
@@ -41,7 +41,7 @@ def test_every_setting_that_is_watched_is_put_back_and_said_once(caplog):
     changes = {name: change for name, change in CHANGES.items() if name not in CANNOT}
     for name, change in changes.items():
         for _ in range(2):
-            with settings_kept("reward 'meddles'"):
+            with preserved_settings("reward 'meddles'"):
                 change()
                 assert read()[name] != before[name], name
             assert read() == before, name
@@ -52,7 +52,7 @@ def test_every_setting_that_is_watched_is_put_back_and_said_once(caplog):
 
 def test_a_setting_is_put_back_when_the_code_raises_too():
     before = torch.get_num_threads()
-    with pytest.raises(ValueError, match="boom"), settings_kept("somebody"):
+    with pytest.raises(ValueError, match="boom"), preserved_settings("somebody"):
         torch.set_num_threads(before + 1)
         raise ValueError("boom")
     assert torch.get_num_threads() == before
@@ -84,6 +84,6 @@ def test_a_reward_in_a_thread_that_sets_threads_changes_them_for_nobody(caplog):
 def test_a_look_from_the_start_finds_what_was_changed_since(caplog):
     at_first = Numerics()
     torch.set_default_dtype(torch.float64)
-    at_first.put_back("a callback")
+    at_first.restore("a callback")
     assert torch.get_default_dtype() == torch.float32
     assert "a callback called torch.set_default_dtype (torch.float32 became torch.float64)" in caplog.text

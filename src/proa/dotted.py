@@ -1,4 +1,4 @@
-"""Finds what a dotted path names: `package.module:name`, or `package.module.name`."""
+"""Finds the object at a dotted path: `package.module:name` or `package.module.name`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .spelling import did_you_mean
 
 
 class DottedPathError(SettingError, ImportError):
-    """A dotted path leads nowhere."""
+    """There is nothing at a dotted path."""
 
 
 def resolve(path: str) -> Any:
@@ -38,8 +38,8 @@ def _import(module_name: str, path: str) -> Any:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is not None and (module_name + ".").startswith(error.name + "."):
-            raise DottedPathError(f"{path!r}: there is no module {error.name!r} on Python's search path") from None
+            raise DottedPathError(f"{path!r}: no module {error.name!r} on Python's search path") from None
         raise DottedPathError(f"{path!r}: importing {module_name} failed: {error}") from error
-    except Exception as error:  # the user's module runs here, and may raise anything
-        why = f"{type(error).__name__}: {error}"
-        raise DottedPathError(f"{path!r}: importing {module_name} failed: {why}") from error
+    except Exception as error:  # the user's module may raise anything
+        reason = f"{type(error).__name__}: {error}"
+        raise DottedPathError(f"{path!r}: importing {module_name} failed: {reason}") from error

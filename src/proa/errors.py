@@ -1,4 +1,4 @@
-"""Errors that Proa raises on purpose, each in the user's words and safe to send between processes."""
+"""Errors that Proa raises itself; all can be sent between processes."""
 
 
 class ProaError(Exception):
@@ -14,23 +14,23 @@ class UnknownNameError(SettingError):
 
 
 class HookError(ProaError, TypeError):
-    """A callback cannot work as written: no such hook, a wrong signature, or the wrong place for it."""
+    """A callback cannot work as written: an unknown hook, a wrong signature, or the wrong place."""
 
 
 class EventError(ProaError, ValueError):
-    """No moment has that event name."""
+    """The event name is unknown."""
 
 
 class NothingToTrainOnError(ProaError):
-    """Nothing was learned: every sample was filtered out or without a reward, or no loss was a number."""
+    """Nothing was learned: every sample was filtered out or had no reward, or no loss was a number."""
 
 
 class CallbackStateError(ProaError, ValueError):
-    """The saved state of callbacks cannot be told apart, or does not fit."""
+    """The saved states of callbacks are ambiguous or do not match."""
 
 
 class NotPortableError(ProaError, TypeError):
-    """A callback must travel to another process and cannot be pickled."""
+    """A callback must be sent to another process and cannot be pickled."""
 
 
 class CallbackConfigError(ProaError, ValueError):

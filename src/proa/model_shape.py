@@ -1,10 +1,10 @@
-"""What a Hugging Face configuration says of a model's size, under whichever name its architecture gives it."""
+"""The size of a model from its Hugging Face configuration, whose key depends on the architecture."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Protocol
 
-# `n_positions` and `n_ctx` are those of GPT-2's time, the next of MPT, XLSTM and others, the last of RWKV.
+# `n_positions` and `n_ctx` are used by GPT-2, the next by MPT, XLSTM and others, the last by RWKV.
 _CONTEXT_NAMES = (
     "max_position_embeddings",
     "n_positions",
@@ -16,10 +16,16 @@ _CONTEXT_NAMES = (
 )
 
 
-def context_length(config: Any) -> int | None:
-    """The most tokens that the model was made for, of a multimodal one its text part; None if nothing bounds them.
+class ModelConfig(Protocol):
+    """A Hugging Face `PretrainedConfig`."""
 
-    Mamba, whose state has one size whatever the length, has no bound, nor has Bloom, whose positions are distances.
+    def get_text_config(self) -> object: ...
+
+
+def context_length(config: ModelConfig) -> int | None:
+    """The maximal number of tokens of the model, or of a multimodal model's text part; None if unlimited.
+
+    Mamba, whose state has a fixed size, has no limit, nor has Bloom, whose positions are distances.
     """
     text = config.get_text_config()
     for name in _CONTEXT_NAMES:

@@ -1,4 +1,4 @@
-"""Trying a model before it is relied on: at which length, with which tokens, and whether the outcome is right."""
+"""Trial passes of a model before it is used: how many tokens, which tokens, and whether the results agree."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ import torch
 
 from .model_shape import context_length
 
-_SHORTEST = 16
+_MIN_LENGTH = 16
 
 
 def trial_length(config: Any, length: int) -> int:
-    """How many tokens to try before a model is given `length` of them: at least as many, and few different numbers.
+    """How many tokens to try for a model that will get `length`: at least as many, rounded up.
 
-    So whatever happens beyond some length, a window under any name or a chunk, happens in the trial too.
+    So the trial also covers whatever happens beyond some length, such as a window or a chunk.
 
     >>> from transformers import GPT2Config
     >>> [trial_length(GPT2Config(n_positions=100), length) for length in (5, 17, 33, 70)]
     [16, 32, 64, 100]
     """
-    rounded = max(_SHORTEST, 1 << (length - 1).bit_length())
+    rounded = max(_MIN_LENGTH, 1 << (length - 1).bit_length())
     context = context_length(config)
     return rounded if context is None else max(length, min(rounded, context))
 
 
 def trial_tokens(vocabulary: int, *shape: int) -> torch.Tensor:
-    """The same tokens every time. The first few of a vocabulary are left out, for they are often special."""
+    """Fixed random tokens, without the first few of the vocabulary, which are often special."""
     low, high = (3, min(vocabulary, 256)) if vocabulary > 8 else (0, vocabulary)
     return torch.randint(low, high, shape, generator=torch.Generator().manual_seed(0))
 
 
 def vectors_agree(ours_NH: torch.Tensor, theirs_NH: torch.Tensor) -> bool:
-    """Whether the vectors are the others up to the rounding of their dtype; NaN agrees with NaN alone.
+    """Whether the vectors are equal up to the rounding of their dtype; NaN agrees only with NaN.
 
     Two ways to compute a float32 vector through a hundred layers of ten thousand terms each differ by about
     sqrt(100) * sqrt(10,000) * 2**-24, less than 1e-4 of its length; in bfloat16, which rounds each layer's sum to

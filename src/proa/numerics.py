@@ -1,8 +1,7 @@
-"""Settings of this process that change what torch computes, bit for bit: noticed when user code changes them, and put
-back.
+"""Global settings that change the bits that torch computes: restored, with a warning, when user code changes them.
 
-Rewards, callbacks and evaluators run beside the training of a run that promises the same bits each time. One line in
-them, `torch.set_num_threads(8)`, would change the result of every run that has it, and nobody would know why.
+Rewards, callbacks and evaluators run in the process of a run that promises the same bits each time. One line in them,
+`torch.set_num_threads(8)`, would change the result for no visible reason.
 """
 
 from __future__ import annotations
@@ -15,107 +14,87 @@ from typing import Any
 
 log = logging.getLogger("proa.numerics")
 
-_told: set[tuple[str, str]] = set()
+_warned: set[tuple[str, str]] = set()
 
 
 class Numerics:
-    """The settings as they were at one moment; `put_back` undoes what was changed since, in the same thread."""
+    """A snapshot of the settings; `restore` undoes later changes, in the same thread."""
 
     def __init__(self) -> None:
         self._values = {name: read() for name, (read, _) in _settings().items()}
 
-    def put_back(self, who: str) -> None:
-        """Undo changes, and say once that `who` made them."""
+    def restore(self, who: str) -> None:
+        """Undo changes, and warn once that `who` made them."""
         for name, (read, write) in _settings().items():
             before, now = self._values[name], read()
             if now == before:
                 continue
             write(before)
-            if (who, name) not in _told:
-                _told.add((who, name))
+            if (who, name) not in _warned:
+                _warned.add((who, name))
                 log.warning(
-                    "%s called %s (%s became %s), which changes the results of everything in this process: it was put "
-                    "back. Threads are set by `threads`; the rest belongs before the first step, in on_train_start",
+                    "%s called %s (%s became %s), which changes the results of everything in this process: it was "
+                    "restored. Set threads with `threads`, and all else before the first step, in on_train_start",
                     who, name, before, now,
                 )  # fmt: skip
 
 
 @contextmanager
-def settings_kept(who: str) -> Iterator[None]:
-    """Inside, user code may change what it likes; afterwards it is as it was."""
-    if "torch" not in sys.modules:  # what is not there has no settings, and importing it takes seconds
+def preserved_settings(who: str) -> Iterator[None]:
+    """Inside, user code may change any setting; afterwards all are restored."""
+    if "torch" not in sys.modules:  # nothing to preserve, and importing it takes seconds
         yield
         return
     before = Numerics()
     try:
         yield
     finally:
-        before.put_back(who)
+        before.restore(who)
 
 
 def _settings() -> dict[str, tuple[Callable[[], Any], Callable[[Any], object]]]:
-    """By the name that a user knows it by, how each is read and written."""
+    """How each setting is read and written, by the name that users know."""
     import torch
 
     cudnn, mkldnn = torch.backends.cudnn, torch.backends.mkldnn
+
+    def set_default_device(device: torch.device) -> None:
+        torch.set_default_device(None if device.type == "cpu" else device)  # None costs nothing at each new tensor
+
+    def matmul_precision() -> str:
+        try:
+            return torch.get_float32_matmul_precision()
+        except RuntimeError:  # it was set by torch's newer names, which the old function does not read
+            return "highest"
+
+    def deterministic() -> tuple[bool, bool]:
+        return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+
+    def set_deterministic(value: tuple[bool, bool]) -> None:
+        torch.use_deterministic_algorithms(value[0], warn_only=value[1])
+
+    def flush_denormal() -> bool:
+        return float(torch.tensor(1e-40, dtype=torch.float32, device="cpu") * 1.0) == 0.0
+
+    def autocast() -> tuple[bool, bool]:
+        return torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")
+
+    def set_autocast(value: tuple[bool, bool]) -> None:
+        torch.set_autocast_enabled("cpu", value[0])
+        torch.set_autocast_enabled("cuda", value[1])
+
     return {
         "torch.set_num_threads": (torch.get_num_threads, torch.set_num_threads),
         "torch.set_default_dtype": (torch.get_default_dtype, torch.set_default_dtype),
-        "torch.set_default_device": (torch.get_default_device, _set_default_device),
-        "torch.set_float32_matmul_precision": (_matmul_precision, torch.set_float32_matmul_precision),
-        "torch.use_deterministic_algorithms": (_deterministic, _set_deterministic),
-        "torch.set_flush_denormal": (_flushes_denormal, torch.set_flush_denormal),
+        "torch.set_default_device": (torch.get_default_device, set_default_device),
+        "torch.set_float32_matmul_precision": (matmul_precision, torch.set_float32_matmul_precision),
+        "torch.use_deterministic_algorithms": (deterministic, set_deterministic),
+        "torch.set_flush_denormal": (flush_denormal, torch.set_flush_denormal),
         "torch.set_grad_enabled": (torch.is_grad_enabled, torch.set_grad_enabled),
-        "torch.autocast": (_autocast, _set_autocast),
+        "torch.autocast": (autocast, set_autocast),
         "torch.backends.cudnn.benchmark": (lambda: cudnn.benchmark, lambda to: setattr(cudnn, "benchmark", to)),
         "torch.backends.cudnn.deterministic": (
             lambda: cudnn.deterministic, lambda to: setattr(cudnn, "deterministic", to),
         ),
         "torch.backends.mkldnn.enabled": (lambda: mkldnn.enabled, lambda to: setattr(mkldnn, "enabled", to)),
     }  # fmt: skip
-
-
-def _set_default_device(device: Any) -> None:
-    import torch
-
-    torch.set_default_device(None if device.type == "cpu" else device)  # None costs nothing at each new tensor
-
-
-def _matmul_precision() -> str:
-    import torch
-
-    try:
-        return torch.get_float32_matmul_precision()
-    except RuntimeError:  # somebody set it by torch's newer names, and the old ones do not read that
-        return "highest"
-
-
-def _deterministic() -> tuple[bool, bool]:
-    import torch
-
-    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-
-
-def _set_deterministic(to: tuple[bool, bool]) -> None:
-    import torch
-
-    torch.use_deterministic_algorithms(to[0], warn_only=to[1])
-
-
-def _flushes_denormal() -> bool:
-    import torch
-
-    return float(torch.tensor(1e-40, dtype=torch.float32, device="cpu") * 1.0) == 0.0
-
-
-def _autocast() -> tuple[bool, bool]:
-    import torch
-
-    return torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")
-
-
-def _set_autocast(to: tuple[bool, bool]) -> None:
-    import torch
-
-    torch.set_autocast_enabled("cpu", to[0])
-    torch.set_autocast_enabled("cuda", to[1])

@@ -1,4 +1,4 @@
-"""Files and folders that are their owner's alone, whatever the umask, which is the process's and is left as it is."""
+"""Files and folders that only their owner can read, whatever the umask."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FOLDER_MODE = 0o700
 
 
 def make_private_folder(folder: Path) -> None:
-    """Make a folder and those above it that are missing. One that is there stays as it is."""
+    """Create a folder and its missing parents. An existing folder is not changed."""
     if folder.is_dir():
         return
     make_private_folder(folder.parent)
@@ -23,19 +23,19 @@ def make_private_folder(folder: Path) -> None:
     except FileExistsError:
         if not folder.is_dir():
             raise
-        return  # somebody else made it just now
-    folder.chmod(FOLDER_MODE)  # a umask may take from the owner, too
+        return  # another process created it just now
+    folder.chmod(FOLDER_MODE)  # a umask may also restrict the owner
 
 
-def keep_others_out(folder: Path) -> None:
-    """Make a folder private that is there already, unless it is somebody else's."""
+def restrict_folder(folder: Path) -> None:
+    """Make an existing folder private, unless another user owns it."""
     if folder.stat().st_uid == os.geteuid():
         folder.chmod(FOLDER_MODE)
 
 
 def open_private(path: Path, mode: Literal["w", "a"]) -> IO[str]:
-    """Open a text file to write it anew or to add to it. One that is there loses the rights of others."""
-    return open(path, mode, encoding="utf-8", newline="", opener=_opened)
+    """Open a text file to write or to append. An existing file becomes private."""
+    return open(path, mode, encoding="utf-8", newline="", opener=_open_descriptor)
 
 
 def write_private(path: Path, text: str) -> None:
@@ -44,16 +44,15 @@ def write_private(path: Path, text: str) -> None:
         with open_private(path, "w") as file:
             file.write(text)
     except OSError as error:
-        error.filename = error.filename or str(path)  # which the system does not say of a file that is open
+        error.filename = error.filename or str(path)  # the system does not know it for an open file
         raise
 
 
 @contextmanager
 def private_writing(folder: Path) -> Iterator[None]:
-    """Inside, let a library write to a folder, which is made if need be; what it wrote there is then private.
+    """Inside, let a library write to a folder, created if needed; what it wrote is private afterwards.
 
-    Until then nobody else reaches into a folder that is new. What lies in one that is not, and is not written to, stays
-    as it is.
+    A new folder is private from the start. Files that are not written to keep their permissions.
     """
     before = _marks(folder) if folder.is_dir() else {}
     make_private_folder(folder)
@@ -62,14 +61,14 @@ def private_writing(folder: Path) -> Iterator[None]:
     finally:
         for path, mark in _marks(folder).items():
             if before.get(path) != mark:
-                _restrict_all(path)
+                _restrict_tree(path)
 
 
-def _opened(path: str, flags: int) -> int:
+def _open_descriptor(path: str, flags: int) -> int:
     descriptor = os.open(path, flags, FILE_MODE)
     try:
         status = os.fstat(descriptor)
-        # A terminal or a pipe has no content to keep, and what is another's is not ours to restrict.
+        # Not for terminals and pipes, nor for files of other users.
         if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
             os.fchmod(descriptor, FILE_MODE)
     except BaseException:
@@ -79,7 +78,7 @@ def _opened(path: str, flags: int) -> int:
 
 
 def _marks(folder: Path) -> dict[Path, tuple[int, int]]:
-    """The plain files and folders in a folder, each with what changes when it is written to or replaced."""
+    """The files and folders in a folder, each with a mark that changes when it is written to or replaced."""
     marks = {}
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -91,10 +90,10 @@ def _marks(folder: Path) -> dict[Path, tuple[int, int]]:
     return marks
 
 
-def _restrict_all(path: Path) -> None:
+def _restrict_tree(path: Path) -> None:
     if not path.is_dir():
         path.chmod(FILE_MODE)
         return
     path.chmod(FOLDER_MODE)
     for inner in _marks(path):
-        _restrict_all(inner)
+        _restrict_tree(inner)

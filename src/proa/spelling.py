@@ -1,4 +1,4 @@
-"""The nearest right name to a wrong one, for error messages."""
+"""Suggests the nearest correct name for a wrong one, in error messages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from os.path import commonprefix
 
 
 def nearest(wrong: str, names: Iterable[str]) -> list[str]:
-    """The names fewest edits away, if that is few enough to be a slip; several if they are equally near.
+    """The names with the fewest edits, if few enough for a typo; several if they are equally near.
 
     >>> nearest("step_ned", ["step_end", "epoch_end"])
     ['step_end']
@@ -18,7 +18,7 @@ def nearest(wrong: str, names: Iterable[str]) -> list[str]:
     """
     fewest = max(2, len(wrong) // 3)
     found: list[str] = []
-    # A slip leaves most of a name as it was, so the likeliest are tried first and the others cut short.
+    # The most similar names first, so that the others can be abandoned early.
     for name in sorted(names, key=lambda name: -len(commonprefix((wrong, name)))):
         edits = edit_distance(wrong, name, at_most=fewest)
         if edits < fewest:
@@ -29,7 +29,7 @@ def nearest(wrong: str, names: Iterable[str]) -> list[str]:
 
 
 def did_you_mean(wrong: str, names: Iterable[str]) -> str:
-    """`; did you mean 'x'?`, or nothing where no name is near."""
+    """`; did you mean 'x'?`, or nothing if no name is near."""
     found = nearest(wrong, names)
     return f"; did you mean {' or '.join(map(repr, found))}?" if found else ""
 
@@ -41,7 +41,11 @@ def edit_distance(a: str, b: str, *, at_most: int = 1_000_000) -> int:
     """
     if abs(len(a) - len(b)) > at_most:
         return at_most + 1
-    a, b = _without_common_ends(a, b)
+    # Without the common beginning and end.
+    same = len(commonprefix((a, b)))
+    a, b = a[same:], b[same:]
+    same = len(commonprefix((a[::-1], b[::-1])))
+    a, b = a[: len(a) - same], b[: len(b) - same]
     before: list[int] = []
     row = list(range(len(b) + 1))
     for i, char_a in enumerate(a, start=1):
@@ -54,10 +58,3 @@ def edit_distance(a: str, b: str, *, at_most: int = 1_000_000) -> int:
         if min(row) > at_most and min(before) > at_most:  # a swap may still reach back one row
             return at_most + 1
     return row[-1]
-
-
-def _without_common_ends(a: str, b: str) -> tuple[str, str]:
-    same = len(commonprefix((a, b)))
-    a, b = a[same:], b[same:]
-    same = len(commonprefix((a[::-1], b[::-1])))
-    return a[: len(a) - same], b[: len(b) - same]

@@ -1,7 +1,7 @@
-"""Where a verb, or a run, says something; also when whoever read it has left, as `head` does.
+"""Consoles for the command line and for runs, also when the reader of a pipe has left, as `head` does.
 
-Whatever is printed here is text, never rich's markup, and every character of it can be seen: names, data and what a
-model wrote cannot reach the terminal as escape sequences.
+Everything is printed as text, never as rich's markup, with invisible characters made visible: names, data and output of
+models cannot reach the terminal as escape sequences.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .visible import visible
 
 
 class _TextConsole(rich.console.Console):
-    """Prints texts as they are, visibly."""
+    """Prints text without markup, with invisible characters made visible."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"markup": False, "emoji": False, "highlight": False, **options})
@@ -32,25 +32,25 @@ class _TextConsole(rich.console.Console):
     def render(
         self, renderable: rich.console.RenderableType, options: rich.console.ConsoleOptions | None = None
     ) -> Iterable[Segment]:
-        # Before it is laid out, so that lines break where they should; and once more whatever came of it.
-        shown = _visible_text(renderable) if isinstance(renderable, Text) else renderable
-        for segment in super().render(shown, options):
-            seen = segment.text if segment.control else visible(segment.text)
-            yield segment if seen == segment.text else Segment(seen, segment.style)
+        # Before layout, so that lines break correctly, and again on the result.
+        safe = _visible_text(renderable) if isinstance(renderable, Text) else renderable
+        for segment in super().render(safe, options):
+            text = segment.text if segment.control else visible(segment.text)
+            yield segment if text == segment.text else Segment(text, segment.style)
 
 
 def _visible_text(text: Text) -> Text:
     if visible(text.plain) == text.plain:
         return text
     parts = text.divide(sorted({edge for span in text.spans for edge in (span.start, span.end)}))
-    for part in parts:  # each of one style, from its first character to its last
+    for part in parts:  # each has one style throughout
         part.plain = visible(part.plain)
         part.spans = [Span(0, len(part.plain), span.style) for span in part.spans]
     return text.blank_copy().append_text(Text("").join(parts))
 
 
 class Console(_TextConsole):
-    """Of a verb that only says something: without a reader it ends."""
+    """For commands that only print: they end when the reader leaves."""
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
@@ -58,30 +58,30 @@ class Console(_TextConsole):
 
 
 class JobConsole(_TextConsole):
-    """Of a verb that does something: without a reader it goes on, and says no more."""
+    """For commands that do work: they continue silently when the reader leaves."""
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
 
 
 @contextlib.contextmanager
-def output_may_be_lost() -> Iterator[None]:
-    """Inside, a `print` that cannot be written is lost, and whoever printed goes on: the reader of a pipe has left, the
-    terminal was closed, or a log file has no room. No run is worth less than its output."""
+def tolerate_lost_output() -> Iterator[None]:
+    """Inside, a `print` that cannot be written is dropped and the run continues: the reader of a pipe has left, the
+    terminal was closed, or the disk of a log file is full."""
     before = sys.stdout, sys.stderr
-    guarded = [_MayBeLost(stream) if _has_a_file(stream) else stream for stream in before]
+    guarded = [_LossyStream(stream) if _has_descriptor(stream) else stream for stream in before]
     sys.stdout, sys.stderr = guarded
     try:
         yield
     finally:
-        if sys.stdout is guarded[0]:  # else somebody inside has put another in its place
+        if sys.stdout is guarded[0]:  # else code inside has replaced it
             sys.stdout = before[0]
         if sys.stderr is guarded[1]:
             sys.stderr = before[1]
 
 
-class _MayBeLost:
-    """A stream whose writing never fails. All else is the stream's own."""
+class _LossyStream:
+    """A stream whose writes never fail. All else is delegated."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -94,7 +94,7 @@ class _MayBeLost:
             self._stream.write(text)
         return len(text)
 
-    def writelines(self, lines: Any) -> None:
+    def writelines(self, lines: Iterable[str]) -> None:
         with contextlib.suppress(OSError):
             self._stream.writelines(lines)
 
@@ -103,8 +103,8 @@ class _MayBeLost:
             self._stream.flush()
 
 
-def _has_a_file(stream: TextIO | None) -> bool:
-    """Whether it is a file of the system's: not closed from the start (`>&-`), nor an object in memory."""
+def _has_descriptor(stream: TextIO | None) -> bool:
+    """Whether it is an open file: not closed from the start (`>&-`), nor an object in memory."""
     try:
         return stream is not None and stream.fileno() >= 0
     except (AttributeError, OSError, ValueError):

@@ -150,7 +150,7 @@ def refused(tmp_path):
         (":Signed", ":MADE", "line 7: algorithm 'tests.algorithms.signed:MADE' is an object: name its"),
         (":Signed", ":NOT_ONE", "line 7: algorithm 'tests.algorithms.signed:NOT_ONE' is not an algorithm: derive a cl"),
         (":Signed", ":Pairs", "line 8: algorithm 'tests.algorithms.signed:Pairs' needs the setting 'least', which ha"),
-        ("tests.algorithms", "no.such", "there is no module 'no'"),
+        ("tests.algorithms", "no.such", "no module 'no' on Python's search path"),
         ("group_size: 2", "group_size: 1", "line 3: sampling.group_size must be at least 2: completions of one prompt"),
         (
             "algorithm:\n",
@@ -263,7 +263,7 @@ def test_an_edited_algorithm_is_noticed_and_an_absent_one_stops_no_eval(tmp_path
         cut_off(tmp_path, **mine)
         del sys.modules["own_algorithm"]
         module.write_text(OWN.replace("self.power *", "2 * self.power *"))
-        with pytest.raises(ChangedInputsError, match=r"the algorithm is another than it was \(its class"):
+        with pytest.raises(ChangedInputsError, match=r"the algorithm has changed \(its class"):
             resumed(tmp_path, **mine)
         del sys.modules["own_algorithm"]
         module.write_text(OWN.replace("class Mine", "class  Mine") + "# a remark\n")

@@ -10,7 +10,7 @@ from tests.callbacks.logger_readers import FailingModule, needs, put_in_place, r
 
 from proa import CallbackManager, LoopState
 from proa.callbacks import build_callback
-from proa.callbacks.trackio import _within
+from proa.callbacks.trackio import _open_within
 from proa.data.loop import ManifestRow
 from proa.errors import CallbackConfigError
 
@@ -24,7 +24,7 @@ from proa.errors import CallbackConfigError
         ("trackio", {"mode": "local"}, "write 'offline', or 'online'"),
         ("trackio", {"timeout": -1}, "more than 0"),
         ("trackio", {"space_id": "me/space"}, "write mode: online"),
-        ("tensorboard", {"predictions": -1}, "0 or more"),
+        ("tensorboard", {"predictions": -1}, "at least 0"),
         ("tensorboard", {"project": "x"}, "no parameter 'project'"),
     ],
 )
@@ -239,7 +239,7 @@ def test_trackio_says_why_it_could_not_open_a_run(error):
         raise error
 
     with pytest.raises(type(error), match=str(error)):
-        _within(5.0, fails)
+        _open_within(5.0, fails)
 
 
 def test_trackio_that_hangs_is_given_up_and_closed_when_it_comes_late(tmp_path, monkeypatch):

@@ -203,12 +203,12 @@ def test_looking_at_a_callback_of_ones_own_does_not_build_it(own_module):
 @pytest.mark.parametrize(
     ("kind", "params", "words"),
     [
-        ("own_calbacks.Counting", {}, "there is no module 'own_calbacks'"),
+        ("own_calbacks.Counting", {}, "no module 'own_calbacks'"),
         ("own_callbacks.Countin", {}, "own_callbacks has no 'Countin'; did you mean 'Counting'"),
         ("own_callbacks.NotOne", {}, "is not a callback: derive a class from Callback"),
         ("own_callbacks.OWN", {}, "own_callbacks has no 'OWN'"),
         ("own_callbacks.__name__", {}, "is not a callback"),
-        ("own_callbacks.ready", {}, "made already: name its class"),
+        ("own_callbacks.ready", {}, "is a callback object: name its class"),
         ("own_callbacks.Counting", {"evry": 1}, "has no parameter 'evry'; did you mean 'every'"),
         ("own_callbacks.make", {}, "missing a required argument: 'size'"),
         ("own_misspelt.Wrong", {}, "importing own_misspelt failed: HookError: .*on_step_end"),

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from proa import CallbackManager, EvalResult, LogContext, LoopState, RunResult
-from proa.callbacks.logged_values import plain_config, table_of
+from proa.callbacks.logged_values import plain_config, sample_table
 from proa.callbacks.run_logger import RunLogger
 from proa.data.loop import LoopArtifacts, ManifestRow
 from proa.data.results import ArmResult, ExperimentResult
@@ -297,18 +297,18 @@ def test_nowhere_to_write_is_a_wrong_setting_and_a_folder_of_its_own_is_taken(tm
 
 
 def test_a_negative_number_of_predictions_is_refused():
-    with pytest.raises(CallbackConfigError, match="0 or more"):
+    with pytest.raises(CallbackConfigError, match="at least 0"):
         Recording(predictions=-1)
 
 
 def test_predictions_are_spread_bounded_and_without_secrets(monkeypatch):
     monkeypatch.setenv("PLANTED_TOKEN", "planted-by-env-7")
     records = [{"text": "x" * 5000, "token": 3, "said": "planted-by-env-7", "info": {"a": [1]}}, {"late": None}]
-    table = table_of(records, 5)
+    table = sample_table(records, 5)
     assert table.columns == ["text", "token", "said", "info", "late"]
     assert [len(str(table.rows[0][0])), *table.rows[0][1:]] == [2000, 3, "REDACTED", '{"a": [1]}', ""]
-    assert table_of([{"n": n} for n in range(7)], 1).rows == [[0]]
-    assert table_of([], 5).rows == []
+    assert sample_table([{"n": n} for n in range(7)], 1).rows == [[0]]
+    assert sample_table([], 5).rows == []
 
 
 def test_a_configuration_may_be_a_model_a_mapping_or_nothing(tmp_path):

@@ -219,7 +219,7 @@ ELSEWHERE = {
     "trainer.loop.policy_version": "a supervised run has none",
     "trainer.optimizers.1.skipped_in_a_row": "as that of the first optimizer",
     "optimizer.skipped_in_a_row": "as that of a detached run's optimizer",
-    "run.record": "the length of each file; that each is cut back to it is shown with `cut_back`",
+    "run.record": "the length of each file; that each is cut back to it is shown with `truncate_record`",
 }
 
 

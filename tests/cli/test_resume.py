@@ -95,7 +95,7 @@ def test_a_broken_header_is_told(run, capsys):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--seed", "5"], "this run cannot go on with another configuration: seed was 0 and is 5"),
+        (["--seed", "5"], "this run cannot continue with another configuration: seed was 0 and is 5"),
         (["--optimizer.learning-rate", "1e-4"], "optimizer.learning_rate was 0.003 and is 0.0001"),
         (["--sed", "5"], "did you mean 'seed'"),
         (["--seed"], "--seed needs a value"),

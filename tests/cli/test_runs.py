@@ -6,8 +6,8 @@ import pytest
 
 from proa.cli.main import main
 from proa.statistics import conclusion, estimate
-from proa.statistics.comparison import compare
-from proa.statistics.words import finding_in
+from proa.statistics.conclusions import parse_finding
+from proa.statistics.pairwise import compare
 
 LONG = "learning_rate-0.0003.group_size-8.and_something_more"
 
@@ -72,4 +72,9 @@ def test_a_finding_is_what_the_conclusion_says():
     one_each = conclusion({"a": estimate([0.5]), "b": estimate([0.7])}, metric="exact")
     same = conclusion({"a": estimate([0.5]), "b": estimate([0.5])}, metric="exact", hypothesis="b is better than a")
     alone = conclusion({"a": estimate([0.5])}, metric="exact")
-    assert [finding_in(said, "b") for said in (one_each, same, alone, "")] == ["one run each", "one run each", "", ""]
+    assert [parse_finding(said, "b") for said in (one_each, same, alone, "")] == [
+        "one run each",
+        "one run each",
+        "",
+        "",
+    ]

@@ -309,7 +309,7 @@ def test_a_folder_that_holds_many_runs_lists_some(tmp_path, capsys):
 
 
 def test_what_is_no_run(tmp_path, capsys):
-    assert shown(capsys, tmp_path, code=2).err == f"{tmp_path} is no run's folder: there is no run.json in it\n"
+    assert shown(capsys, tmp_path, code=2).err == f"{tmp_path} is not a run's folder: there is no run.json in it\n"
     (tmp_path / "run.yaml").write_text("name: demo")
     assert "run.yaml is a file: give the folder of a run" in shown(capsys, tmp_path / "run.yaml", code=2).err
 

@@ -21,7 +21,7 @@ from proa.config import (
     load_run_config,
     restore_run_config,
 )
-from proa.record.run_folder import as_json
+from proa.record.run_folder import json_text
 
 SUPERVISED = {
     "total_steps": 4, "train_batch_size": 4, "model": {"config": MODEL}, "task": "sort_digits", "algorithm": "sft",
@@ -129,7 +129,7 @@ def test_arms_of_an_experiment_may_be_of_either_kind():
 def test_a_setting_that_json_has_no_number_for_is_restored():
     unclipped = {"name": "grpo", "params": {"clip_high": math.inf}}
     written = RunConfig(**DETACHED, algorithm=unclipped).model_dump(mode="json")
-    read = json.loads(as_json(written))
+    read = json.loads(json_text(written))
     assert read["algorithm"]["params"] == {"clip_high": "Infinity"}
     assert restore_run_config(read).algorithm.build().clip_high == math.inf
 

@@ -3,7 +3,7 @@
 import io
 import json
 
-from proa.callbacks.logged_values import table_of
+from proa.callbacks.logged_values import sample_table
 from proa.cli.train import _show_samples
 from proa.data.messages import in_words, is_conversation
 from proa.report.samples import Budget, read_predictions
@@ -40,7 +40,7 @@ def test_predictions_of_conversations_are_read_as_such_by_the_report(tmp_path):
 
 
 def test_loggers_get_conversations_as_text():
-    assert table_of([PREDICTION], most=1).rows[0][1] == SHOWN
+    assert sample_table([PREDICTION], most=1).rows[0][1] == SHOWN
 
 
 def test_a_run_ends_with_samples_that_read_as_conversations(tmp_path):

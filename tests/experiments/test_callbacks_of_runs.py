@@ -117,6 +117,6 @@ def test_a_callback_that_is_not_there_is_told_before_anything_runs(tmp_path, pla
     wrong = {"callbacks": [{"kind": "no_such_module.Telling"}]}
     run = {**RUN, **(wrong if place == "run" else {})}
     config = {"name": "e", "output_dir": str(tmp_path), "run": run, **(wrong if place == "experiment" else {})}
-    with pytest.raises(ConfigError, match=rf"^{whose} \(no_such_module.Telling\): .*there is no module"):
+    with pytest.raises(ConfigError, match=rf"^{whose} \(no_such_module.Telling\): .*no module"):
         Experiment(config)
     assert not (tmp_path / "e").exists()

@@ -22,7 +22,7 @@ def judged(**section):
         ({"run": RUN, "continual": {"datasets": ["sort_digits", "nosuch"]}}, "arm e_stage1: .*nosuch"),
         ({"run": RUN, **judged(source="reasoning_gym:nosuch")}, "arm e: "),
         ({"run": RUN, **judged(metric="nowhere:f")}, "arm e: .*nowhere"),
-        ({"run": RUN, "metadata": {"benchmark": [{"name": "own", "evaluator": "math:pi"}]}}, "is no function"),
+        ({"run": RUN, "metadata": {"benchmark": [{"name": "own", "evaluator": "math:pi"}]}}, "is not a function"),
         ({"run": RUN, "metadata": {"success_metric": "held_ut.exact"}}, "no eval 'held_ut'.*held_out"),
         ({"run": RUN, "metadata": {"success_metric": "zebra.exact"}}, "no eval .zebra.: it has held_out"),
         ({"run": RUN, "metadata": {"success_metric": "held_out.exct"}}, "has no 'exct'.*exact"),

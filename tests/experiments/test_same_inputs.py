@@ -49,12 +49,12 @@ def test_an_arm_that_worked_on_other_data_or_rewards_is_named_in_the_conclusion(
         "sft": (
             SFT,
             {"first": "7"},
-            "b did not work on the same inputs as a: row 0 is another than it was (what the model reads",
+            "b did not work on the same inputs as a: row 0 changed (what the model reads",
         ),
         "grpo": (
             GRPO,
             {"sign": "-"},
-            "b did not work on the same inputs as a: the reward judge is another function than it was",
+            "b did not work on the same inputs as a: the reward judge has changed",
         ),
     }
     for name, (settings, edit, words) in edits.items():

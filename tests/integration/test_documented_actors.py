@@ -5,6 +5,7 @@ from collections import Counter
 
 import pytest
 import torch
+from tests.small import Numbers
 
 from proa import DetachedTrainer, ExperienceMakerHolder
 from proa.actors.finding import find_actor
@@ -13,6 +14,7 @@ from proa.data.sampling import Completion, Sampling
 from proa.errors import SettingError
 from proa.rewards import InlineRewards
 from proa.roles.weights import Weights
+from proa.rollouts import SingleTurn
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 
@@ -123,7 +125,9 @@ def test_makers_deal_groups_round_robin_and_every_trainer_may_update_every_maker
     ]
     making = [
         maker.options(name=name).remote(
-            trainers, engine=OneWeight(), decode=str, scorer=InlineRewards([half]), sampling=Sampling(group_size=4)
+            trainers,
+            engine=OneWeight(),
+            rollout=SingleTurn(Numbers(), Sampling(group_size=4), scorer=InlineRewards([half])),
         )
         for name in makers
     ]

@@ -119,7 +119,7 @@ def test_a_trainer_that_is_killed_for_good_ends_the_run_with_1_and_no_process_is
     assert nobody_is_left(below)
 
 
-def test_a_cluster_that_does_not_answer_is_told_in_a_line_and_leaves_no_folder(tmp_path, repository):
+def test_a_cluster_that_does_not_answer_is_reported_in_a_line_and_leaves_no_folder(tmp_path, repository):
     (tmp_path / "endless.yaml").write_text(ENDLESS)
     run = subprocess.run(
         [sys.executable, "-m", "proa", "train", "endless.yaml", "--output_dir", "runs", "--ray.address", "127.0.0.1:1"],

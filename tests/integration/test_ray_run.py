@@ -16,6 +16,7 @@ from proa import CallbackManager, MakerCallback, TrainerCallback
 from proa.config import ConfigError
 from proa.lifecycle.hooks import EveryMoment
 from proa.recipes import ppo
+from proa.record.live import LiveFile
 from proa.runtime.supervisor import RunFailedError
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
@@ -163,6 +164,17 @@ def test_the_driver_hears_what_makers_do(recorded):
     assert sum(recorded.of_makers["ends"]) == 16
 
 
+def test_the_last_view_is_of_the_end(recorded):
+    view = LiveFile.read(recorded.folder / "ray")
+    trainer, *makers = view.actors
+    assert (view.runtime, view.step, view.of, view.ledger["in_flight"]) == ("ray", 4, 4, 0)
+    assert (trainer.name, trainer.role, trainer.doing) == ("trainer_0", "trainer", "ended")
+    assert trainer.tokens == view.ledger["tokens"]["trained"] > 0
+    assert [maker.name for maker in makers] == ["maker_0", "maker_1"]
+    assert {"ended"} <= {maker.doing for maker in makers} <= {"ended", "starting", "getting ready"}
+    assert all(maker.health != "dead" and not maker.restarts for maker in makers)
+
+
 @pytest.mark.prove  # with two trainers it is in test_ray_faults.py
 def test_a_callback_in_the_driver_stops_the_run(ray_cluster, tmp_path):
     manager = CallbackManager()
@@ -214,15 +226,15 @@ def test_what_cannot_travel_is_refused_before_anything_starts(ray_cluster, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("section", "told"),
+    ("section", "message"),
     [
         ({"maker": {"num_gpu": 1}}, "ray.maker: Invalid option keyword num_gpu"),
         ({"trainer": {"name": "mine"}}, "ray.trainer: name is set by the run itself"),
         ({"trainer": {"num_cpus": -1}}, "ray.trainer: .*num_cpus"),
     ],
 )
-def test_options_that_ray_does_not_know_are_told_before_anything_starts(tmp_path, section, told):
-    with pytest.raises(ConfigError, match=told):
+def test_options_that_ray_does_not_know_are_reported_before_anything_starts(tmp_path, section, message):
+    with pytest.raises(ConfigError, match=message):
         digest(tmp_path, "ray", runtime="ray", ray=section)
     assert not (tmp_path / "ray").exists()
 

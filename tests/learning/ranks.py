@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from proa.learning.replicas import as_raised_elsewhere, farewell
+from proa.learning.replicas import error_of_another, farewell
 
 
 class Table:
@@ -53,7 +53,7 @@ class Seat:
             everyone = list(table.brought)
             table.barrier.wait(20)  # nobody brings something new before all have taken
         except threading.BrokenBarrierError:
-            raise as_raised_elsewhere(table.left) from None
+            raise error_of_another(table.left) from None
         if self.rank == 0:
             table.meetings += 1
         return everyone

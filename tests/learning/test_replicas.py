@@ -73,6 +73,9 @@ class Given:
     def interrupt(self):
         pass
 
+    def state_dict(self):
+        return {}
+
     def versions_in_use(self):
         return None
 

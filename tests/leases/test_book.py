@@ -202,7 +202,7 @@ def test_a_full_buffer_holds_makers_back_but_not_with_what_the_trainer_waits_for
     leases = [book.next_lease("m") for _ in range(4)]
     book.deliver(fulfil(leases[1]), "m")
     book.deliver(fulfil(leases[2]), "m")
-    with pytest.raises(WaitTimeoutError, match="slow maker has waited 0.1 s for room in the replay buffer"):
+    with pytest.raises(WaitTimeoutError, match=r"slow maker has waited \d+\.\d s for room in the replay buffer"):
         book.deliver(fulfil(leases[3]), "slow maker")
     assert book.deliver(fulfil(leases[0]), "m")
 

@@ -64,7 +64,7 @@ def test_logged_failures_are_counted_and_training_goes_on(caplog):
     fire_steps(manager, 10)
     assert len(callback.heard) == 10
     assert manager.errors == {"Failing": 10}
-    assert "Failing.on_step_end failed, training goes on" in caplog.text
+    assert "Failing.on_step_end failed; training continues" in caplog.text
     assert "ValueError: broken" in caplog.text
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from proa import Callback, MakerCallback, TrainerCallback
 from proa.errors import NotPortableError
-from proa.lifecycle import Placement, refuse_unportable
+from proa.lifecycle import Placement, check_portable
 
 
 class OnTrainer(TrainerCallback): ...
@@ -27,14 +27,14 @@ class OnDriver(Callback): ...
 
 def test_each_family_has_its_place():
     trainer, rank, maker, driver = OnTrainer(), OnEveryRank(), OnMaker(), OnDriver()
-    placement = Placement.of([trainer, rank, maker, driver])
+    placement = Placement.assign([trainer, rank, maker, driver])
     assert placement == Placement([driver], [trainer], [rank], [maker])
     assert placement.travelling == [trainer, rank, maker]
 
 
 def test_factories_travel_as_factories_to_where_many_are_made():
     maker, rank = functools.partial(OnMaker, lock=None), OnEveryRank
-    placement = Placement.of([maker, rank, OnDriver])
+    placement = Placement.assign([maker, rank, OnDriver])
     assert placement.makers == [maker]
     assert placement.every_trainer == [rank]
     assert isinstance(placement.driver[0], OnDriver)
@@ -42,15 +42,15 @@ def test_factories_travel_as_factories_to_where_many_are_made():
 
 def test_what_cannot_travel_is_refused_with_the_attribute_named():
     with pytest.raises(NotPortableError, match=r"OnMaker lives in another process.*its attribute 'lock'.*partial"):
-        refuse_unportable([OnTrainer(), OnMaker(threading.Lock())])
+        check_portable([OnTrainer(), OnMaker(threading.Lock())])
 
 
 def test_a_class_that_only_exists_here_is_refused():
     class Local(MakerCallback): ...
 
     with pytest.raises(NotPortableError, match="define it at the top level of a module"):
-        refuse_unportable([Local()])
+        check_portable([Local()])
 
 
 def test_what_can_travel_passes():
-    refuse_unportable([OnTrainer(), OnMaker(), functools.partial(OnMaker, lock=None)])
+    check_portable([OnTrainer(), OnMaker(), functools.partial(OnMaker, lock=None)])

@@ -39,8 +39,8 @@ def test_state_that_fits_nobody_and_newcomers_are_said(caplog):
     counter = Counter(7, "new")
     CallbackManager([counter]).load_state_dict({"nwe": {"count": 1}})
     assert counter.count == 7
-    assert "saved state of callback 'nwe' fits none here; did you mean 'new'?" in caplog.text
-    assert "callback 'new' has no saved state and starts afresh" in caplog.text
+    assert "saved state of callback 'nwe' has no callback here; did you mean 'new'?" in caplog.text
+    assert "callback 'new' has no saved state and starts from the beginning" in caplog.text
 
 
 def test_half_a_pair_is_refused():

@@ -203,12 +203,12 @@ def test_a_push_that_failed_is_no_new_version():
 def test_a_step_without_metrics_is_told_so_and_still_ends():
     recorder = Recorder()
     life = Lifecycle(CallbackManager([recorder]), LoopState())
-    with pytest.raises(TypeError, match="a training step must give its metrics as a dict"):
+    with pytest.raises(TypeError, match="a training step must return its metrics as a dict"):
         with life.training(), life.epoch(0), life.step() as step:
             step.metrics = None
     assert problems_in(recorder.fired) == []
     recorder.fired.clear()
-    with pytest.raises(TypeError, match="evaluator 'sort' must give its metrics as a dict"):
+    with pytest.raises(TypeError, match="evaluator 'sort' must return its metrics as a dict"):
         with life.training(), life.evaluation("sort") as evaluation:
             evaluation.metrics = 0.5
     assert "eval_end" in recorder.events

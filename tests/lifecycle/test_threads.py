@@ -58,7 +58,7 @@ def test_a_callback_of_one_maker_alone_is_not_locked():
     callback = Shared()
     manager = CallbackManager([callback], role=Role.MAKER)
     manager.fire("maker.batch_end", LoopState())
-    assert manager._call_of(manager._registrations[0].listeners[0]) == callback.on_batch_end
+    assert manager._wrapped_call(manager._registrations[0].listeners[0]) == callback.on_batch_end
 
 
 def test_a_function_in_the_driver_that_makers_call():

@@ -311,8 +311,8 @@ def lose_tensor(folder):
     ("spoil", "words"),
     [
         (forget_base, "adapter_config.json does not say of which base"),
-        (config(base_model_name_or_path="Qwen/3"), "names the base 'Qwen/3', and .*adapter/Qwen/3 is no folder"),
-        (config(base_model_name_or_path="."), "is no model folder: it has no config.json"),
+        (config(base_model_name_or_path="Qwen/3"), "names the base 'Qwen/3', and .*adapter/Qwen/3 is not a folder"),
+        (config(base_model_name_or_path="."), "is not a model folder: it has no config.json"),
         (config(peft_type="LOHA"), "an adapter of the kind 'LOHA'; Proa reads LoRA"),
         (config(use_dora=True), "more than a plain LoRA adapter: its use_dora is True"),
         (config(modules_to_save=["lm_head"]), "its modules_to_save is"),
@@ -323,9 +323,9 @@ def lose_tensor(folder):
         (config(r=0), "r and lora_alpha must be above 0, not 0 and 6"),
         (config(lora_alpha=None), "must be above 0, not 3 and None"),
         (config(r=4), r"lora_A.weight is \(3, 16\) and should be \(4, 16\)"),
-        (lambda f: (f / "adapter_config.json").write_text("{"), "adapter_config.json is no JSON"),
-        (lambda f: (f / "adapter_config.json").write_text("[]"), "adapter_config.json is no JSON object"),
-        (lambda f: (f / "proa_adapter.json").write_text("{"), "proa_adapter.json is no JSON"),
+        (lambda f: (f / "adapter_config.json").write_text("{"), "adapter_config.json is not JSON"),
+        (lambda f: (f / "adapter_config.json").write_text("[]"), "adapter_config.json is not a JSON object"),
+        (lambda f: (f / "proa_adapter.json").write_text("{"), "proa_adapter.json is not JSON"),
         (note(base_dtype="float12"), "notes a base in 'float12'"),
         (note(base_digest="0"), "an adapter for another base"),
         (lambda f: (f / "adapter_model.safetensors").unlink(), "adapter_model.safetensors does not load"),
@@ -353,7 +353,7 @@ def test_a_base_that_was_changed_after_the_adapter_was_saved_is_refused(saved, t
 
 def test_a_folder_without_an_adapter_is_no_adapter_folder(saved):
     model, base, _ = saved()
-    with pytest.raises(AdapterError, match="base is no adapter folder: it has no adapter_config.json"):
+    with pytest.raises(AdapterError, match="base is not an adapter folder: it has no adapter_config.json"):
         load_adapter(model, base)
 
 

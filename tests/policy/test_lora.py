@@ -488,7 +488,7 @@ def test_an_adapter_that_does_not_fit_is_refused(spoil, words, tiny):
     over_base = AdapterOverBase(base_weights(model), adapter_layout(model))
     adapter = adapter_weights(model)
     spoil(adapter)
-    with pytest.raises(AdapterError, match=f"no adapter of this model, nothing was changed. {words}"):
+    with pytest.raises(AdapterError, match=f"not an adapter of this model; nothing was changed. {words}"):
         over_base.merged(adapter)
 
 

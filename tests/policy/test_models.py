@@ -196,7 +196,7 @@ def test_a_missing_folder_is_refused(tmp_path):
 
 
 def test_a_folder_without_configuration_is_refused(tmp_path):
-    with pytest.raises(ModelError, match=r"is no model folder: it has no config\.json"):
+    with pytest.raises(ModelError, match=r"is not a model folder: it has no config\.json"):
         load_model(tmp_path)
 
 

@@ -196,7 +196,7 @@ def test_saving_changes_neither_model_nor_tokenizer(reward_model, tmp_path):
 
 def test_a_language_models_folder_is_no_reward_model(tiny, tmp_path):
     save_model(tiny(), None, tmp_path)
-    with pytest.raises(ModelError, match=r"lacks score\.weight and is no reward model: fit_reward_model makes one"):
+    with pytest.raises(ModelError, match=r"lacks score\.weight and is not a reward model: fit_reward_model makes one"):
         load_reward_model(tmp_path)
 
 

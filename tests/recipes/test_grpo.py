@@ -170,7 +170,7 @@ def test_a_used_run_folder_is_refused_and_left_alone(file, tmp_path, capsys):
     grpo(file, output_dir=tmp_path / "runs")
     before = (tmp_path / "runs" / "small" / "run.json").read_text()
     assert main(["train", str(file), "--output_dir", str(tmp_path / "runs")]) == 2
-    assert "was used by a run already" in capsys.readouterr().err
+    assert "was already used by a run" in capsys.readouterr().err
     assert (tmp_path / "runs" / "small" / "run.json").read_text() == before
 
 

@@ -144,7 +144,7 @@ def test_a_file_that_reads_back_otherwise_is_refused(tmp_path):
             piece = super().read(descriptor)
             return bytes([piece[0] ^ 1]) + piece[1:] if piece and self.renamed else piece
 
-    with pytest.raises(CheckpointError, match="reads back otherwise than it was written"):
+    with pytest.raises(CheckpointError, match="does not read back as it was written"):
         CheckpointManager(tmp_path, disk=Flipping()).save(row(4), write)
     assert folders(tmp_path) == []
     assert names(manager_of(tmp_path)) == []
@@ -161,7 +161,7 @@ def test_tensors_that_a_writer_cut_short_without_a_word_are_refused(length, tmp_
         size = (folder / "model" / "model.safetensors").stat().st_size
         os.truncate(folder / "model" / "model.safetensors", length % size)
 
-    with pytest.raises(CheckpointError, match=r"model\.safetensors was not written to its end"):
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is incomplete"):
         manager_of(tmp_path).save(row(4), cut_short)
 
 
@@ -186,14 +186,14 @@ def test_a_name_that_could_lead_elsewhere_is_refused(name, tmp_path, caplog):
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "checkpoints.jsonl").write_text(json.dumps(row(4, name=name).as_dict()) + "\n")
     assert manager_of(tmp_path).rows == []
-    assert "cannot be read at line 1, which is passed over: " in caplog.text
+    assert "line 1 cannot be read and is ignored: " in caplog.text
 
 
 def test_a_name_is_not_given_twice(tmp_path):
     manager = saved(tmp_path, row(4))
-    with pytest.raises(CheckpointError, match="there is a checkpoint step_4 already"):
+    with pytest.raises(CheckpointError, match="checkpoint step_4 already exists"):
         manager.save(row(4), write)
-    with pytest.raises(CheckpointError, match="there is a checkpoint step_4 already, of step 4"):
+    with pytest.raises(CheckpointError, match="checkpoint step_4 already exists, of step 4"):
         manager_of(tmp_path).save(row(5, name="step_4"), write)
 
 
@@ -215,14 +215,14 @@ def test_a_run_that_went_on_has_another_final(tmp_path):
     saved(tmp_path, row(4, name="final", final=True))
     saved(tmp_path, row(8, name="final", final=True))
     assert [(one.name, one.step, one.final) for one in manager_of(tmp_path).rows] == [("final", 8, True)]
-    with pytest.raises(CheckpointError, match="there is a checkpoint final already, of step 8"):
+    with pytest.raises(CheckpointError, match="checkpoint final already exists, of step 8"):
         saved(tmp_path, row(6, name="final", final=True))
 
 
 def test_a_row_that_json_cannot_say_is_refused_before_anything_is_written(tmp_path):
-    with pytest.raises(CheckpointError, match="step_4: its row must be plain values"):
+    with pytest.raises(CheckpointError, match="step_4: its row must hold plain JSON values"):
         manager_of(tmp_path).save(row(4, metrics={"loss": object()}), write)
-    with pytest.raises(CheckpointError, match="cannot have a key removed"):
+    with pytest.raises(CheckpointError, match="the key removed is reserved"):
         manager_of(tmp_path).save(row(4, extra={"removed": True}), write)
     assert list(tmp_path.iterdir()) == []
 
@@ -261,7 +261,7 @@ def test_a_checkpoint_that_is_not_there_cannot_be_final(tmp_path):
 
 def test_what_json_cannot_say_is_refused_of_a_final_row_too(tmp_path):
     manager = saved(tmp_path, row(4))
-    with pytest.raises(CheckpointError, match="step_4: its row must be plain values"):
+    with pytest.raises(CheckpointError, match="step_4: its row must hold plain JSON values"):
         manager.mark_final("step_4", {"loss": object()})
     assert manager.final() is None
 
@@ -285,7 +285,7 @@ def test_the_best_is_that_of_a_metric_and_nan_is_never_best(tmp_path):
 def test_without_a_manifest_there_are_no_checkpoints(tmp_path):
     manager = manager_of(tmp_path / "nowhere")
     assert (manager.rows, manager.latest(), manager.final()) == ([], None, None)
-    with pytest.raises(CheckpointError, match=r"no checkpoint to go on from.*names none"):
+    with pytest.raises(CheckpointError, match=r"no checkpoint to resume from.*names none"):
         manager.newest_good()
     with pytest.raises(CheckpointError, match="the run's folder .* is gone"):
         manager.save(row(4), write)
@@ -405,15 +405,15 @@ def link(path: Path) -> None:
 
 DAMAGE = {
     "model/deep/weights is missing": lambda folder: (folder / "model/deep/weights").unlink(),
-    "state/state.json has 1 bytes, and should have 2": lambda folder: os.truncate(folder / "state/state.json", 1),
-    "state/state.json has another digest": lambda folder: flip(folder / "state/state.json"),
+    "state/state.json has 1 bytes instead of 2": lambda folder: os.truncate(folder / "state/state.json", 1),
+    "state/state.json has the digest": lambda folder: flip(folder / "state/state.json"),
     "state/more is not in the row": lambda folder: (folder / "state/more").touch(),
     "step_4/state/state.json is a link": lambda folder: link(folder / "state/state.json"),
     "step_4/state is a link": lambda folder: link(folder / "state"),
     "checkpoints/step_4 is a link": link,
     "checkpoints is a link": lambda folder: link(folder.parent),
     "checkpoints/step_4 is missing": shutil.rmtree,
-    "state/pipe is no plain file": lambda folder: os.mkfifo(folder / "state/pipe"),
+    "state/pipe is not a regular file": lambda folder: os.mkfifo(folder / "state/pipe"),
 }
 
 
@@ -438,7 +438,7 @@ HOSTILE = {
     "'/etc/passwd' leaves the folder": {"digests": {"/etc/passwd": "0"}},
     "names no files": {"digests": {}},
     "names model/ and no file in it": {"digests": {"state/state.json": "0"}},
-    "its row does not say how many": {"sizes": {}},
+    "its row has no size for it": {"sizes": {}},
 }
 
 
@@ -471,7 +471,7 @@ def test_nothing_is_written_through_a_link(tmp_path):
 
 def test_a_manifest_that_is_no_file_is_refused(tmp_path):
     os.mkfifo(tmp_path / "checkpoints.jsonl")
-    with pytest.raises(CheckpointError, match=r"checkpoints\.jsonl is no plain file"):
+    with pytest.raises(CheckpointError, match=r"checkpoints\.jsonl is not a regular file"):
         _ = manager_of(tmp_path).rows
 
 
@@ -482,10 +482,10 @@ def test_the_newest_good_one_is_found_and_the_others_are_explained(tmp_path):
     found, reasons = manager.newest_good()
     assert found.name == "step_2"
     assert len(reasons) == 2
-    assert "step_6 is not what its row says: state/state.json is missing" in reasons[0]
-    assert "step_4 is not what its row says: model/deep/weights has another digest" in reasons[1]
+    assert "step_6 does not match its row: state/state.json is missing" in reasons[0]
+    assert "step_4 does not match its row: model/deep/weights has the digest" in reasons[1]
     shutil.rmtree(tmp_path / "checkpoints/step_2")
-    with pytest.raises(CheckpointError, match=r"step_6.*missing.*step_4.*another digest.*step_2 is missing"):
+    with pytest.raises(CheckpointError, match=r"step_6.*missing.*step_4.*has the digest.*step_2 is missing"):
         manager.newest_good()
 
 
@@ -506,14 +506,14 @@ def test_a_torn_last_line_is_passed_over_and_cut_off(torn, tmp_path):
 
 
 UNREADABLE = {
-    '{"name": "st': "line 2, ",
-    "\0\0\0\0}": "line 2, ",
+    '{"name": "st': "line 2 ",
+    "\0\0\0\0}": "line 2 ",
     "[1]": "it holds a list",
     "{}": "it has no name",
     '{"name": "a", "epoch": 0}': "it has no batch",
     '{"name": "a", "batch": "b", "epoch": 0}': "batch cannot be 'b'",
     '{"name": 5}': "name cannot be 5",
-    "[" * 100_000: "line 2, ",
+    "[" * 100_000: "line 2 ",
 }
 
 
@@ -527,7 +527,7 @@ def test_a_line_that_cannot_be_read_is_reported_and_costs_no_other_checkpoint(tm
         caplog.clear()
         assert names(manager) == names(manager) == ["step_2", "step_4"]
         assert [words in record.message for record in caplog.records] == [True]  # once
-        assert "line 2, which is passed over" in caplog.text
+        assert "line 2 cannot be read and is ignored" in caplog.text
         saved(run, row(6))
         assert names(manager) == ["step_2", "step_4", "step_6"]
         assert line in manager.manifest_path.read_text().splitlines()  # somebody may be able to read it

@@ -202,7 +202,7 @@ def test_a_full_disk_is_told_with_path_need_and_room(tmp_path):
     assert "No space left on device" in words
     assert f"about {needed} bytes, as step_2 did" in words
     assert "300 bytes were written" in words
-    assert "GB free" in words or "MB free" in words
+    assert "GB are free" in words or "MB are free" in words
     assert inside(run / "checkpoints") == ["step_2"]
 
 

@@ -8,7 +8,7 @@ import pytest
 from proa.data.results import EvalResult
 from proa.record import evals
 from proa.record.evals import EvalRecord, predictions_path
-from proa.record.run_folder import BrokenRecordError, as_json
+from proa.record.run_folder import BrokenRecordError, json_text
 
 ROWS = [
     {"task_id": "0", "completion": "one\u2028two\u0085three\nfour", "reward": 1.0},
@@ -108,7 +108,7 @@ def test_parts_called_as_secrets_are_keep_their_numbers(tmp_path):
 
 def test_the_header_keeps_scores_called_as_secrets_are_and_nothing_else_of_that_name(tmp_path):
     told = {"evals": {"auth": {"token": 3}}, "token": "abc", "arms": [{"eval_breakdowns": {"token": {"x": {"n": 3}}}}]}
-    written = json.loads(as_json(told))
+    written = json.loads(json_text(told))
     assert written["evals"] == told["evals"]
     assert written["arms"] == told["arms"]
     assert written["token"] == "REDACTED"
@@ -119,7 +119,7 @@ def test_a_secret_known_by_its_value_is_taken_out_of_scores(tmp_path, monkeypatc
     record = EvalRecord(tmp_path)
     record.append(EvalResult("a", "sort", {}, {"key": {"planted-in-the-environment": {"n": 1}}}), [])
     assert "planted" not in record.path.read_text()
-    assert "planted" not in as_json({"evals": {"a": {"planted-in-the-environment": 1.0}}})
+    assert "planted" not in json_text({"evals": {"a": {"planted-in-the-environment": 1.0}}})
 
 
 # -- what others may have written -----------------------------------------------------------------------
@@ -136,7 +136,7 @@ def test_keys_of_a_newer_version_are_left_out(tmp_path):
     [
         b'{"name": "\xff"}', b"[1]", b"3", b'{"metrics": {}}', b'{"name": 3}', b'{"name": "a", "metrics": 3}',
         b'{"name": "a", "breakdowns": {"length": 3}}', b'{"name": "a", "breakdowns": {"length": {"long": 3}}}',
-        b'{"name": "a", "step": "x"}', b'{"name": "a", "step": 1' + b"0" * 30 + b"}", b"[" * 100_000,
+        b'{"name": "a", "step": "x"}', b'{"name": "a", "step": -2}', b"[" * 100_000,
     ],
     ids=lambda line: line[:50].decode(errors="replace"),
 )  # fmt: skip

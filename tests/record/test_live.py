@@ -59,9 +59,9 @@ def test_what_an_older_version_did_not_know_has_its_default(tmp_path):
         ('{"time": 10', "live.json is broken: Expecting"),
         ("[1, 2]", "it holds a list, not an object"),
         ("{}", "time"),
-        ('{"time": "now"}', "time is 'now' and should be of type float"),
-        ('{"time": 1, "waits": [3]}', "3 stands where a WaitView should"),
-        ('{"time": 1, "actors": [{"name": "a", "role": 4}]}', "role is 4"),
+        ('{"time": "now"}', "time must be of type float, not 'now'"),
+        ('{"time": 1, "waits": [3]}', "expected a WaitView, found 3"),
+        ('{"time": 1, "actors": [{"name": "a", "role": 4}]}', "role must be of type Literal, not 4"),
         ('{"time": 1, "waits": [{"owner": "a"}]}', "reason"),
     ],
 )
@@ -95,7 +95,7 @@ def test_a_full_disk_is_logged_once_and_leaves_the_old_view(tmp_path, monkeypatc
             live.look(lambda: LiveView(time=2000.0))
     assert LiveFile.read(tmp_path) == VIEW
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
-    assert "the run goes on" in caplog.text
+    assert "the run continues" in caplog.text
     live.look(lambda: LiveView(time=2000.0))
     assert LiveFile.read(tmp_path) == LiveView(time=2000.0)
 

@@ -64,7 +64,7 @@ def test_a_row_that_cannot_be_read_is_left_out_and_said(tmp_path, kind, caplog):
     path.write_bytes(b"".join([*lines[:2], b"\xff\x00 garbage\n", b"\n", *lines[2:]]))
     gone_on(path, kind, 2)
     assert path.read_bytes().splitlines(keepends=True) == lines[:-1]
-    assert "m cannot be read at line 3, which is left out" in caplog.text
+    assert "m: line 3 cannot be read and is dropped" in caplog.text
 
 
 @pytest.mark.parametrize("kind", [CsvMetrics, JsonlMetrics])
@@ -80,7 +80,7 @@ def test_rows_go_on_in_a_new_file_where_somebody_removed_the_old_one(tmp_path, k
     assert [line.partition(",")[0] for line in path.read_text().splitlines()] == (
         [*head, "2", "3"] if head else ['{"step": 2', '{"step": 3']
     )
-    assert caplog.text.count("was removed or replaced while the run went on") == 1
+    assert caplog.text.count("was removed or replaced during the run") == 1
 
 
 def test_of_a_long_file_that_is_cut_back_already_only_the_end_is_read(tmp_path):

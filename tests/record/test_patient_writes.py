@@ -96,7 +96,7 @@ def test_an_outage_of_several_steps_is_said_once_and_filled_in(tmp_path, caplog)
     said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(said) == 2
     assert "metrics.jsonl cannot be written for now: No space left" in said[0]
-    assert "nothing of it is missing" in said[1]
+    assert "nothing is missing" in said[1]
 
 
 def test_a_record_that_cannot_be_written_to_the_end_fails_the_run_with_path_and_error(tmp_path):

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from proa.private_files import (
-    keep_others_out,
     make_private_folder,
     open_private,
     private_writing,
+    restrict_folder,
     write_private,
 )
 from proa.record.live import LiveFile, LiveView
@@ -86,7 +86,7 @@ def test_a_file_where_a_folder_should_be_is_an_error(tmp_path):
 
 def test_a_folder_that_is_there_can_be_closed_to_others(tmp_path):
     tmp_path.chmod(0o777)
-    keep_others_out(tmp_path)
+    restrict_folder(tmp_path)
     assert mode(tmp_path) == 0o700
 
 

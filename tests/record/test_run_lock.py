@@ -12,7 +12,7 @@ from tests.record.faulty_disk import inside
 
 from proa.record import run_lock
 from proa.record.checkpoints import RunLockedError, lock
-from proa.record.run_folder import RunFolder, RunFolderError, refuse_used
+from proa.record.run_folder import RunFolder, RunFolderError, check_unused
 
 HOLD = """
 import os, sys, time
@@ -66,11 +66,11 @@ def test_one_who_is_patient_has_it_when_the_other_leaves_and_is_refused_when_not
         with pytest.raises(RunLockedError):
             with lock(tmp_path, patience=0.01):
                 pass
-        assert caplog.text.count("which is waited for") == 1
+        assert caplog.text.count("waiting for it") == 1
         monkeypatch.setattr(run_lock, "sleep", lambda seconds: first.close())  # the other leaves in the meantime
         with lock(tmp_path, patience=60.0):
             assert (tmp_path / ".lock").exists()
-    assert caplog.text.count("which is waited for") == 2
+    assert caplog.text.count("waiting for it") == 2
 
 
 def test_the_same_process_cannot_have_it_twice(tmp_path):
@@ -93,13 +93,13 @@ def test_a_lock_is_released_by_an_error(tmp_path):
 
 def test_a_lock_leaves_nothing_behind_where_nothing_was_made(tmp_path):
     with lock(tmp_path / "runs" / "a"):
-        refuse_used(tmp_path / "runs" / "a")
+        check_unused(tmp_path / "runs" / "a")
     assert list(tmp_path.iterdir()) == []
     with lock(tmp_path / "runs" / "a"):
         RunFolder.create(tmp_path / "runs" / "a", {})
     assert inside(tmp_path / "runs" / "a") == ["config.json", "run.json"]
-    with pytest.raises(RunFolderError, match="was used"):
-        refuse_used(tmp_path / "runs" / "a")
+    with pytest.raises(RunFolderError, match="was already used"):
+        check_unused(tmp_path / "runs" / "a")
 
 
 def test_a_lock_on_a_file_that_was_removed_keeps_nobody_out_and_takes_nobody_elses(tmp_path):

@@ -16,7 +16,7 @@ from proa.data.loop import ManifestRow
 from proa.record.durable import Disk
 from proa.record.live import ActorView, LiveFile, LiveView
 from proa.record.manifest import Manifest
-from proa.record.run_folder import RunFolder, as_json, as_json_line
+from proa.record.run_folder import RunFolder, json_line, json_text
 from proa.record.secrets import REDACTED, Redactor, is_secret_key, redacted_keys
 
 SECRET_KEYS = [
@@ -346,8 +346,8 @@ def test_every_file_of_one_object_and_every_line_is_written_without_secrets(monk
     monkeypatch.setenv("PLANTED_TOKEN", "planted-by-env-1")
     said = {"reason": "planted-by-env-1", "params": {"password": "x"}, "loss": float("nan")}
     clean = {"reason": REDACTED, "params": {"password": REDACTED}, "loss": "NaN"}
-    assert json.loads(as_json(said)) == clean
-    assert json.loads(as_json_line(said)) == clean
+    assert json.loads(json_text(said)) == clean
+    assert json.loads(json_line(said)) == clean
 
 
 def test_a_run_folder_remembers_the_secrets_of_its_configuration(tmp_path):

@@ -3,7 +3,7 @@
 import pytest
 
 from proa.record.run_folder import BrokenRecordError
-from proa.record.spans import SpanRecord, trace_of
+from proa.record.spans import SpanRecord, chrome_trace
 
 
 def span(actor="maker_0", kind="generate", start=5.0, **more):
@@ -38,7 +38,9 @@ def test_a_broken_line_is_named(tmp_path, line):
 
 
 def test_an_actor_is_named_once_in_a_trace():
-    events = trace_of([span(), span("trainer_0", "compute", step=3), span(start=6.0), span("trainer_0")])["traceEvents"]
+    events = chrome_trace([span(), span("trainer_0", "compute", step=3), span(start=6.0), span("trainer_0")])[
+        "traceEvents"
+    ]
     named = [(event["tid"], event["args"]["name"]) for event in events if event["name"] == "thread_name"]
     assert named == [(1, "maker_0"), (2, "trainer_0")]
     assert [event["tid"] for event in events if event["ph"] == "X"] == [1, 2, 1, 2]

@@ -23,7 +23,7 @@ from proa.policy.reward_model import reward_model_from, save_reward_model
 from proa.recipes import dpo, grpo, reward_model, sft
 from proa.record.checkpoints import CheckpointError
 from proa.resume.inputs import MOST_DIGESTS, ChangedInputsError, Rows
-from proa.resume.resuming import changes_to, find_checkpoint
+from proa.resume.resuming import config_changes, find_checkpoint
 from proa.rewards.identity import identity
 from proa.run.replay import replay
 from proa.tasks import template_date
@@ -93,9 +93,9 @@ def all_files(folder):
 
 EDITS = {
     "halved": (lambda lines: lines[:4], "the data had 8 rows and has 4"),
-    "an answer": (lambda lines: [*lines[:5], lines[5].replace('"5"', '"6"'), *lines[6:]], "row 5 is another"),
-    "a prompt": (lambda lines: [lines[0].replace("0>", "9>"), *lines[1:]], "row 0 is another than it was (what the"),
-    "another order": (lambda lines: lines[::-1], "row 0 is another"),
+    "an answer": (lambda lines: [*lines[:5], lines[5].replace('"5"', '"6"'), *lines[6:]], "row 5 changed"),
+    "a prompt": (lambda lines: [lines[0].replace("0>", "9>"), *lines[1:]], "row 0 changed (what the"),
+    "another order": (lambda lines: lines[::-1], "row 0 changed"),
 }
 
 
@@ -123,7 +123,7 @@ def test_edited_pairs_are_refused(place):
     resume = started(dpo, place, model="model", task="pairs.jsonl")
     text = (place / "pairs.jsonl").read_text()
     (place / "pairs.jsonl").write_text(text.replace('"rejected": "4"', '"rejected": "7"'))
-    with pytest.raises(ChangedInputsError, match="row 3 is another"):
+    with pytest.raises(ChangedInputsError, match="row 3 changed"):
         resume()
 
 
@@ -136,7 +136,7 @@ def test_data_that_is_edited_after_the_start_is_not_taken_for_what_was_trained_o
 
     state = sft(**COMMON, model="model", task="rows.jsonl", output_dir=place, callbacks=[Edits(), StopsAfter(1)])
     assert state.global_step == 1
-    with pytest.raises(ChangedInputsError, match="row 0 is another"):
+    with pytest.raises(ChangedInputsError, match="row 0 changed"):
         sft(**COMMON, model="model", task="rows.jsonl", output_dir=place, resume="step_1")
 
 
@@ -144,7 +144,7 @@ def test_other_inputs_can_be_allowed_and_are_then_what_the_run_is_bound_to(place
     resume = started(sft, place, model="model", task="rows.jsonl")
     (place / "rows.jsonl").write_text((place / "rows.jsonl").read_text().replace('"0"', '"1"'))
     assert resume(allow_changes=True).global_step == 3
-    assert "row 0 is another than it was" in caplog.text
+    assert "row 0 changed" in caplog.text
     assert "this was allowed" in caplog.text
     found = find_checkpoint(place / "run", "step_3").bound_to[1]
     assert found.differences(found) == []
@@ -157,7 +157,7 @@ def test_a_replay_on_other_data_says_so(place):
     outcome = replay(place / "run")
     assert outcome.same is False
     assert outcome.as_dict()["difference_expected"]
-    assert outcome.other_inputs[0].startswith("row 0 is another than it was")
+    assert outcome.other_inputs[0].startswith("row 0 changed")
 
 
 def test_many_rows_have_few_digests(tmp_path):
@@ -165,7 +165,7 @@ def test_many_rows_have_few_digests(tmp_path):
     before = Rows.of(range(count), [None] * count, count)
     now = Rows.of([-1 if n == 5000 else n for n in range(count)], [None] * count, count)
     assert len(before.tokens) <= MOST_DIGESTS
-    assert before.differences(now) == ["one of the rows 4994 to 5004 is another than it was (what the model reads)"]
+    assert before.differences(now) == ["one of the rows 4994 to 5004 changed (what the model reads)"]
 
 
 # Rewards.
@@ -178,7 +178,7 @@ def test_an_edited_reward_is_refused_and_an_edited_comment_is_not(place):
     assert resume().global_step == 3
     for line, scale in (("return -len(completion) / 3", "1.0"), ("return len(completion) / 3", "2.0")):
         write_reward(place, line, scale=scale)
-        with pytest.raises(ChangedInputsError, match="the reward judge is another function than it was"):
+        with pytest.raises(ChangedInputsError, match="the reward judge has changed"):
             resume()
 
 
@@ -231,7 +231,7 @@ def test_another_tokenizer_architecture_or_reward_model_is_refused(place):
     (place / "model" / "config.json").write_text(json.dumps(config))
 
     (place / "model" / "chat_template.jinja").write_text("{{ messages[0].content }}")
-    with pytest.raises(ChangedInputsError, match="the tokenizer is another"):
+    with pytest.raises(ChangedInputsError, match="the tokenizer has changed"):
         resume()
 
 
@@ -266,7 +266,7 @@ def test_keys_that_a_newer_version_adds_were_at_their_defaults():
     config = load_run_config(**COMMON, model={"config": MODEL}, task="sort_digits", algorithm="sft")
     older = config.model_dump(mode="json")
     del older["record"], older["optimizer"]["warmup_steps"], older["sampling"]
-    assert changes_to(older, config, older) == {}
+    assert config_changes(older, config, older) == {}
 
 
 def test_other_tokens_that_end_a_completion_are_refused(place):
@@ -304,7 +304,7 @@ def test_a_template_that_writes_the_date_writes_that_of_the_runs_beginning(place
     assert whole.global_step == 3
     assert replay(place / "whole").same
     assert template_date.pinned() is None
-    with pytest.raises(ChangedInputsError, match="row 0 is another"):  # as it would be without
+    with pytest.raises(ChangedInputsError, match="row 0 changed"):  # as it would be without
         monkeypatch.setattr("proa.run.start.beginning_of", lambda folder: today[0])
         resume()
 
@@ -331,7 +331,7 @@ def test_columns_of_any_kind_are_bound_by_what_they_hold():
     for before, after in columns:
         one, same, other = (Rows.of([(1,)], [{"column": value}], 1) for value in (before, before, after))
         assert one.differences(same) == [], before
-        assert one.differences(other) == ["row 0 is another than it was (its columns)"], before
+        assert one.differences(other) == ["row 0 changed (its columns)"], before
 
 
 def _times(factor):
@@ -383,7 +383,7 @@ def test_what_a_reward_was_made_with_is_a_part_of_it_and_what_it_counts_is_not()
 def test_a_run_whose_reward_is_an_object_goes_on_with_another_like_it(place):
     started(grpo, place, model="model", task="rows.jsonl", **GRPO | {"reward": inline(Times(1.0))})
     settings = {**COMMON, **GRPO, "model": "model", "task": "rows.jsonl", "output_dir": place, "resume": "step_1"}
-    with pytest.raises(ChangedInputsError, match="the reward Times is another function than it was"):
+    with pytest.raises(ChangedInputsError, match="the reward Times has changed"):
         grpo(**settings | {"reward": inline(Times(2.0))})
     assert grpo(**settings | {"reward": inline(Times(1.0))}).global_step == 3
     assert "0x" not in (place / "run" / "config.json").read_text()

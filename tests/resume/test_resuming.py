@@ -22,7 +22,7 @@ from proa.record.run_folder import RunFolderError
 from proa.record.run_record import RECORD_FILES
 from proa.record.state_files import StateError, read_state
 from proa.resume import checkpoints
-from proa.resume.resuming import begin_again, changes_to, cut_back, find_checkpoint, tell_changes
+from proa.resume.resuming import clear_run, config_changes, find_checkpoint, log_changes, truncate_record
 
 SETTINGS = {
     "name": "run", "total_steps": 4, "train_batch_size": 4, "model": {"config": MODEL},
@@ -105,18 +105,18 @@ def test_it_is_the_newest_or_the_one_that_is_named(run):
 def test_a_torn_one_is_passed_over_with_a_warning(run, caplog):
     tear(run, "step_4")
     assert find_checkpoint(run).row.name == "step_3"
-    assert "passed over: checkpoint step_4 is not what its row says: state/trainer/state.json has" in caplog.text
+    assert "passed over: checkpoint step_4 does not match its row: state/trainer/state.json has" in caplog.text
 
 
 def test_a_torn_one_that_is_named_is_refused_and_the_newest_good_one_offered(run):
     tear(run, "step_2")
-    with pytest.raises(CheckpointError, match="step_2 is not what its row says.*; the newest that is whole is step_4"):
+    with pytest.raises(CheckpointError, match="step_2 does not match its row.*; the newest that is whole is step_4"):
         find_checkpoint(run, "step_2")
     for name in ("step_1", "step_3", "step_4"):
         tear(run, name)
     with pytest.raises(CheckpointError, match="there is no other that is whole"):
         find_checkpoint(run, "step_2")
-    with pytest.raises(CheckpointError, match="there is no checkpoint to go on from"):
+    with pytest.raises(CheckpointError, match="there is no checkpoint to resume from"):
         find_checkpoint(run)
 
 
@@ -192,7 +192,7 @@ def test_the_record_is_cut_back_to_the_checkpoint(run):
     lengths = resumption.part("run")["record"]
     before = {name: (run / name).read_bytes() for name in RECORD_FILES if (run / name).exists()}
     assert len(before["metrics.jsonl"]) > lengths["metrics.jsonl"] > 0
-    cut_back(resumption)
+    truncate_record(resumption)
     for name, content in before.items():
         assert (run / name).read_bytes() == content[: lengths[name]]
     assert sorted(path.name for path in (run / "evals" / "held_out").iterdir()) == [
@@ -211,7 +211,7 @@ def test_every_file_that_is_appended_to_is_cut_back(run, name, monkeypatch):
         (run / one).write_bytes(b"12345678")
     monkeypatch.setattr("proa.resume.resuming.EvalRecord", lambda folder: type("None", (), {"read": list})())
     monkeypatch.setattr(type(resumption), "part", lambda self, part: {"record": lengths})
-    cut_back(resumption)
+    truncate_record(resumption)
     assert {one: (run / one).read_bytes() for one in RECORD_FILES} == {
         one: b"12345" if one == name else b"" for one in RECORD_FILES
     }
@@ -246,7 +246,7 @@ def test_links_are_refused_before_anything_is_cut(run):
         linked.symlink_to(outside if "." not in name else outside / "step_4.jsonl")
         before = all_files(run) | all_files(outside)
         with pytest.raises(CheckpointError, match=f"{name} is a link, and links are not followed"):
-            cut_back(resumption)
+            truncate_record(resumption)
         assert all_files(run) | all_files(outside) == before
         linked.unlink()
         if kept.exists():
@@ -257,7 +257,7 @@ def test_links_are_refused_before_anything_is_cut(run):
 def test_a_run_that_had_no_checkpoint_begins_without_what_it_left(run):
     (run / "notes.txt").write_text("mine")
     (run / "checkpoints.jsonl").unlink()
-    begin_again(run)
+    clear_run(run)
     left = {path.name for path in run.iterdir()} - {".lock"}
     assert left == {"run.json", "config.json", "notes.txt"}
 
@@ -285,7 +285,7 @@ def test_a_crash_in_the_first_save_leaves_a_run_that_begins_again(run):
 def test_a_file_of_somebody_else_among_the_rollouts_is_left_alone(run):
     (run / "rollouts").mkdir(exist_ok=True)
     (run / "rollouts" / "step_mine.jsonl").write_text("{}")
-    cut_back(find_checkpoint(run, "step_2"))
+    truncate_record(find_checkpoint(run, "step_2"))
     assert (run / "rollouts" / "step_mine.jsonl").exists()
 
 
@@ -293,7 +293,7 @@ def test_only_a_runs_folder_is_cleared(tmp_path):
     (tmp_path / "evals").mkdir()
     (tmp_path / "metrics.jsonl").write_text("not of a run")
     with pytest.raises(RunFolderError, match="not a run's folder: there is no run.json"):
-        begin_again(tmp_path)
+        clear_run(tmp_path)
     assert len(list(tmp_path.iterdir())) == 2
 
 
@@ -303,7 +303,7 @@ def test_a_link_among_what_is_cleared_is_removed_and_not_followed(run):
     (outside / "precious").write_text("mine")
     shutil.rmtree(run / "evals")
     (run / "evals").symlink_to(outside)
-    begin_again(run)
+    clear_run(run)
     assert not (run / "evals").is_symlink()
     assert (outside / "precious").exists()
 
@@ -371,7 +371,7 @@ def test_what_was_refused_leaves_the_folder_as_it_was(run):
 def test_a_folder_of_somebody_else_is_refused(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "holiday.jpg").write_bytes(b"...")
-    with pytest.raises(RunFolderError, match="was used"):
+    with pytest.raises(RunFolderError, match="was already used"):
         sft(**SETTINGS, output_dir=tmp_path, resume="auto")
     (tmp_path / "run" / "run.json").write_text("{}")
     with pytest.raises(RunFolderError, match="there is no config.json"):
@@ -391,7 +391,7 @@ def saved(**changes):
 
 
 def test_the_same_configuration_changes_nothing():
-    assert changes_to(saved(), of()) == {}
+    assert config_changes(saved(), of()) == {}
 
 
 @pytest.mark.parametrize(
@@ -403,9 +403,9 @@ def test_the_same_configuration_changes_nothing():
     ids=str,
 )  # fmt: skip
 def test_what_changes_nothing_that_is_learned_is_allowed_and_told(change, caplog):
-    changes = changes_to(saved(), of(**change))
+    changes = config_changes(saved(), of(**change))
     assert len(changes) >= 1
-    tell_changes(changes)
+    log_changes(changes)
     assert "last bits" not in caplog.text
     assert ("was" in caplog.text) is (not {"name", "output_dir"} & change.keys())
 
@@ -414,9 +414,9 @@ def test_what_changes_nothing_that_is_learned_is_allowed_and_told(change, caplog
     "change", [{"threads": 2}, {"optimizer.token_budget": 100}, {"engine": "hf"}, {"model.device": "cuda"}], ids=str
 )
 def test_what_computes_in_another_order_is_allowed_with_a_warning(change, caplog):
-    changes = changes_to(saved(), of(**change))
+    changes = config_changes(saved(), of(**change))
     (key,) = change
-    tell_changes(changes)
+    log_changes(changes)
     assert [name.startswith(key) for name in changes] == [True]
     assert "results may differ in their last bits" in caplog.text
 
@@ -436,23 +436,23 @@ def test_what_computes_in_another_order_is_allowed_with_a_warning(change, caplog
 )  # fmt: skip
 def test_what_would_change_what_is_learned_is_refused_with_what_to_do(change, told):
     with pytest.raises(ConfigError) as refused:
-        changes_to(saved(), of(**change))
+        config_changes(saved(), of(**change))
     assert told in str(refused.value)
-    assert "begin a new run whose model.path is one of its checkpoints" in str(refused.value)
+    assert "start a new run whose model.path is one of its checkpoints" in str(refused.value)
 
 
 def test_all_that_is_refused_is_told_at_once():
     with pytest.raises(ConfigError, match=r"seed was 0 and is 3; total_steps was 4 and is 5\."):
-        changes_to(saved(), of(seed=3, total_steps=5, threads=2))
+        config_changes(saved(), of(seed=3, total_steps=5, threads=2))
 
 
 def test_a_key_that_an_older_version_did_not_have_was_at_its_default():
     older = saved()
     del older["optimizer"]["warmup_steps"]
     del older["checkpoint"]["grace"]
-    assert changes_to(older, of()) == {}
+    assert config_changes(older, of()) == {}
     with pytest.raises(ConfigError, match=r"optimizer.warmup_steps was 0 and is 5\."):
-        changes_to(older, of(**{"optimizer.warmup_steps": 5}))
+        config_changes(older, of(**{"optimizer.warmup_steps": 5}))
 
 
 def test_a_secret_that_is_given_again_is_told_nowhere(caplog):
@@ -460,10 +460,10 @@ def test_a_secret_that_is_given_again_is_told_nowhere(caplog):
     before = saved(callbacks=[{"kind": "chat", "params": {"token": "REDACTED", "room": "runs"}}])
     for room in ("runs", "others"):
         now = of(callbacks=[{"kind": "chat", "params": {"token": "t-123456789", "room": room}}])
-        tell_changes(changes_to(before, now))
+        log_changes(config_changes(before, now))
         assert ("callbacks was" in caplog.text) is (room == "others")
     with pytest.raises(ConfigError) as refused:
-        changes_to(before, of(algorithm={"name": "sft", "params": {"api_key": "t-123456789"}}))
+        config_changes(before, of(algorithm={"name": "sft", "params": {"api_key": "t-123456789"}}))
     assert "t-123456789" not in caplog.text + str(refused.value)
 
 

@@ -25,7 +25,7 @@ from proa.rewards import InlineRewards, RewardError, RewardFunction, load_reward
     ],
 )
 def test_every_form_of_a_reward_is_loaded_under_its_name(given, name):
-    assert RewardFunction.of(given).name == name
+    assert RewardFunction.load(given).name == name
 
 
 def test_equal_names_are_numbered():
@@ -53,12 +53,12 @@ def test_an_argument_with_a_default_may_be_missing():
     ("given", "words"),
     [
         ("tests.rewards.judges:lenght", "has no 'lenght'; did you mean 'length'"),
-        ("no_such_module:reward", "there is no module 'no_such_module'"),
+        ("no_such_module:reward", "no module 'no_such_module'"),
         ("reward", "write 'package.module:name'"),
-        ("tests.rewards.judges:_loop", "is no reward"),
-        (42, "42 is no reward"),
-        (judges.NeedsASetting, "cannot be made without arguments"),
-        (object, "is no reward"),
+        ("tests.rewards.judges:_loop", "is not a reward"),
+        (42, "42 is not a reward"),
+        (judges.NeedsASetting, "cannot be created without arguments"),
+        (object, "is not a reward"),
         ([], "at least one"),
     ],
 )
@@ -87,7 +87,7 @@ def test_wrong_weights_are_refused(weights, words):
 
 def test_a_missing_column_can_be_found_before_the_run():
     rewards = InlineRewards(judges.misspelt)
-    with pytest.raises(RewardError, match="wants 'anwser'; did you mean 'answer'"):
+    with pytest.raises(RewardError, match="needs 'anwser', which the task does not have; did you mean 'answer'"):
         rewards.check(["answer"])
     rewards.check(["anwser"])
 

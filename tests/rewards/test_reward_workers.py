@@ -308,7 +308,7 @@ def test_what_a_function_writes_into_its_channel_is_told_and_its_worker_is_repla
     ) as rewards:
         score = rewards.score(["p"], [STRAY[stray]])[0]
         assert score.parts == {"writes_into_its_channel": None, "length": float(len(STRAY[stray]))}
-        assert "'writes_into_its_channel': its worker sent something that is no answer to this call" in score.error
+        assert "'writes_into_its_channel': its worker sent an invalid answer" in score.error
 
 
 def test_a_command_that_a_function_starts_does_not_inherit_the_channel():

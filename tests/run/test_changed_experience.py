@@ -221,7 +221,7 @@ def test_a_run_goes_on_with_the_hooks_that_it_had(tmp_path):
     go_on = cut_off(tmp_path, "hooked", Scale(-1.0))
     others = {
         "Scale, which is shown experience and may change it, was there and is not": [],
-        "Scale, which may change experience, is another than it was": [Scale(-2.0)],
+        "Scale, which may change experience, has changed": [Scale(-2.0)],
         "Scale (2), which is shown experience and may change it, was not there and is now": [Scale(-1.0), Scale(-1.0)],
     }
     for words, hooks in others.items():

@@ -117,12 +117,12 @@ def test_rewards_that_fail_in_part_are_a_metric_of_each_step_and_said_at_once(tm
     steps = [row for row in rows(tmp_path) if "loss" in row]
     assert [row["reward_failed_fraction"] for row in steps] == [0.25, 0.25]  # the first of each lease of four
     assert len(seen[0]) == 1  # before the first step was over, and once
-    assert "reward 'Spoilt' gave 'x', which is no number. Its prompt: '" in seen[0][0]
+    assert "reward 'Spoilt' gave 'x', which is not a number. Its prompt: '" in seen[0][0]
     found = header(tmp_path)
     assert found["status"] == "completed"
     assert found["reward_failures"] == {
         "samples": found["ledger"]["dropped"]["reward_failed"],
-        "first": "reward 'Spoilt' gave 'x', which is no number",
+        "first": "reward 'Spoilt' gave 'x', which is not a number",
     }
 
 

@@ -79,7 +79,7 @@ class SmallRun:
         self.epochs = train_epochs
         self.store = WeightStore(wait_timeout=wait_timeout)
         self.store.publish(0, policy_of(self.model).published())
-        self.manager = CallbackManager.of(callbacks)
+        self.manager = CallbackManager.create(callbacks)
         self.trainer: PolicyTrainer = _trainer(
             self.model,
             critic,

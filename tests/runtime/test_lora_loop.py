@@ -49,7 +49,7 @@ def test_what_is_published_is_the_adapter_and_nothing_else():
 
 def test_the_reference_is_the_base_and_holds_no_copy():
     run = SmallRun(lora=LORA, kl=0.1)
-    with run.trainer._reference() as reference:
+    with run.trainer.learner._reference.active() as reference:
         assert reference is run.model
         tokens = torch.tensor([[6, 7, 8, 3]])
         alone = SmallRun().model(tokens).logits

@@ -1,4 +1,4 @@
-"""A Ray cluster that cannot be used is told from one that is not there: no token, another token, no raylet."""
+"""A Ray cluster that cannot be used is distinguished from one that is not there: no token, another token, no raylet."""
 
 import socket
 from concurrent.futures import ThreadPoolExecutor
@@ -79,7 +79,7 @@ def test_a_raylet_that_takes_connections_and_says_nothing_is_dead(monkeypatch):
     assert "has not answered for 0.2 s" in said
 
 
-def test_a_token_that_is_not_the_clusters_is_told_and_where_it_was_found(monkeypatch, tmp_path):
+def test_a_token_that_is_not_the_clusters_is_reported_with_where_it_was_found(monkeypatch, tmp_path):
     (tmp_path / "token").write_text("from-a-file\n")
     with serving() as raylet, serving([(raylet, ALIVE)], token="the-clusters") as head:
         for environment, words in (

@@ -305,6 +305,13 @@ def test_who_does_not_end_in_time_is_killed_and_who_cannot_be_is_named(caplog):
     assert caplog.messages == ["maker_1 did not end with the run and is left behind"]
 
 
+def test_activities_have_a_duration_where_it_is_known(monkeypatch):
+    monkeypatch.setattr("proa.runtime.supervisor.time.time", lambda: 31.0)
+    fleet = Fleet(2)
+    fleet.makers[1].works()
+    assert fleet.supervisor.activities() == ["maker_0: starting", "maker_1: working, for 30 s"]
+
+
 # -- whatever happens --------------------------------------------------------------------------------
 
 SOMETHING = st.one_of(

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from proa.errors import SettingError
-from proa.statistics import Best, Estimate, best_of, estimate
+from proa.statistics import Best, Estimate, estimate, rank_arms
 
 
 def mean(value):
@@ -14,45 +14,45 @@ def mean(value):
 
 def test_the_mode_decides_which_mean_is_best():
     arms = {"a": mean(0.2), "b": mean(0.9), "c": mean(0.5)}
-    assert best_of(arms) == Best(("b",), 0.9, ("b", "c", "a"), ())
-    assert best_of(arms, "min") == Best(("a",), 0.2, ("a", "c", "b"), ())
-    assert best_of(arms).arm == "b"
+    assert rank_arms(arms) == Best(("b",), 0.9, ("b", "c", "a"), ())
+    assert rank_arms(arms, "min") == Best(("a",), 0.2, ("a", "c", "b"), ())
+    assert rank_arms(arms).arm == "b"
 
 
 def test_a_tie_names_every_arm_and_picks_none():
-    best = best_of({"z": mean(0.1 + 0.2), "a": mean(0.3), "m": mean(0.2)})
+    best = rank_arms({"z": mean(0.1 + 0.2), "a": mean(0.3), "m": mean(0.2)})
     assert best.arms == ("a", "z")
     assert best.arm is None
     assert best.score == pytest.approx(0.3)
-    assert best_of({"a": mean(1e6 * (0.1 + 0.2)), "b": mean(3e5)}).arms == ("a", "b")
+    assert rank_arms({"a": mean(1e6 * (0.1 + 0.2)), "b": mean(3e5)}).arms == ("a", "b")
 
 
 @pytest.mark.parametrize("mode", ["max", "min"])
 def test_arms_without_a_value_are_listed_and_not_ranked(mode):
     arms = {"nan": mean(math.nan), "a": mean(0.2), "none": estimate([None]), "failed": None, "far": mean(math.inf)}
-    best = best_of(arms, mode)
+    best = rank_arms(arms, mode)
     assert (best.arms, best.ranked) == (("a",), ("a",))
     assert best.unranked == ("failed", "far", "nan", "none")
 
 
 def test_no_value_at_all_is_no_best():
-    assert best_of({"a": None}) == Best((), None, (), ("a",))
-    assert best_of({}).arm is None
+    assert rank_arms({"a": None}) == Best((), None, (), ("a",))
+    assert rank_arms({}).arm is None
 
 
 def test_the_order_of_the_arms_changes_nothing():
     arms = {"a": mean(0.2), "b": mean(0.2), "c": None, "d": mean(0.1)}
-    assert best_of(arms) == best_of(dict(reversed(arms.items())))
+    assert rank_arms(arms) == rank_arms(dict(reversed(arms.items())))
 
 
 def test_near_is_no_tie():
-    assert best_of({"a": mean(0.5), "b": mean(0.500001)}).arm == "b"
+    assert rank_arms({"a": mean(0.5), "b": mean(0.500001)}).arm == "b"
 
 
 def test_rounding_near_zero_is_a_tie():
-    assert best_of({"a": mean(0.0), "b": mean(1e-13)}).arms == ("a", "b")
+    assert rank_arms({"a": mean(0.0), "b": mean(1e-13)}).arms == ("a", "b")
 
 
 def test_a_wrong_mode_is_refused():
     with pytest.raises(SettingError, match="max"):
-        best_of({}, "maximum")
+        rank_arms({}, "maximum")

@@ -376,7 +376,7 @@ def test_rows_that_cannot_be_learned_from_are_refused_before_the_first_step():
     refused([good], "max_length=65 is more than the model's context of 64", settings=SFTSettings(max_length=65))
     refused([], "the task mine has no rows")
     refused(
-        [good, TaskRow([{"role": "user", "content": "1"}])], "ends with the assistant's", tokenizer=chat_tokenizer()
+        [good, TaskRow([{"role": "user", "content": "1"}])], "must end with the assistant's", tokenizer=chat_tokenizer()
     )
 
 

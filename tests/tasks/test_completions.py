@@ -113,7 +113,7 @@ def test_a_text_that_cannot_be_cut_between_two_tokens_is_refused_in_words():
     core.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="</s>", unk_token="<unk>")
     assert completion_tokens("hello ", "world", tokenizer, where="row 0") == ((2,), (3, 1))
-    with pytest.raises(TaskError, match="row 7: .*cannot be cut.* between prompt and completion"):
+    with pytest.raises(TaskError, match="row 7: .*cannot be split.* between prompt and completion"):
         completion_tokens("hel", "lo", tokenizer, where="row 7")
 
 
@@ -147,7 +147,9 @@ def test_a_completion_continues_what_the_prompt_began():
 def test_a_begun_answer_that_a_completion_cannot_continue_is_refused():
     tokenizer = tiny_tokenizer("byte level, nothing")
     call = {"role": "assistant", "content": "", "tool_calls": [{"name": "add"}]}
-    with pytest.raises(TaskError, match="row 3: the prompt ends with a begun message of the assistant"):
+    with pytest.raises(
+        TaskError, match="row 3: the prompt ends with a message of the assistant, so the completion must continue it"
+    ):
         completion_tokens([user("2"), assistant("a")], [call], tokenizer, where="row 3")
 
 
@@ -226,7 +228,7 @@ WITH_TOOLS = (
 def test_a_message_without_content_is_not_the_word_none():
     tokenizer = copy.deepcopy(tiny_tokenizer("byte level, nothing"))
     calls = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "add", "arguments": {}}}]}
-    with pytest.raises(TaskError, match="row 2: message 1 calls the tool 'add', and the tokenizer's chat template"):
+    with pytest.raises(TaskError, match="row 2: message 1 calls the tool 'add', but the tokenizer's chat template"):
         conversation_tokens([user("2+2="), calls], tokenizer, every_answer=False, where="row 2")
     tokenizer.chat_template = WITH_TOOLS
     tokens, learned = conversation_tokens([user("2+2="), calls], tokenizer, every_answer=False, where="row 2")

@@ -139,7 +139,7 @@ GOOD = {"prompt": "p", "chosen": "a", "rejected": "b"}
                 "chosen": [user("p"), assistant("a"), assistant("b")],
                 "rejected": [user("p"), assistant("a"), assistant("c")],
             },
-            "row 1: both sides begin with a message of the assistant that another of it follows",
+            "row 1: both sides begin with the assistant's message and continue with another",
         ),
         (
             {"chosen": [user("p")], "rejected": [user("p"), assistant("b")]},
@@ -147,7 +147,7 @@ GOOD = {"prompt": "p", "chosen": "a", "rejected": "b"}
         ),
         (
             {"prompt": "q", "chosen": [user("p"), assistant("a")], "rejected": [user("p"), assistant("b")]},
-            "row 1: the prompt, 'q', is none of the messages that both sides begin with",
+            "row 1: the prompt, 'q', is not among the messages that both sides begin with",
         ),
     ],
 )
@@ -160,8 +160,8 @@ def test_what_is_no_pair_is_refused_with_its_row_and_the_remedy(row, words):
 @pytest.mark.parametrize(
     ("source", "words"),
     [
-        ([], "the list is empty: there must be at least one pair"),
-        (42, "no preferences can be made of 42"),
+        ([], "the list is empty: give at least one pair"),
+        (42, "42 does not hold preferences"),
         ("no_such_file.jsonl", "there is no file 'no_such_file.jsonl'"),
     ],
 )
@@ -239,7 +239,7 @@ def test_a_tokenizer_without_an_end_is_refused_with_the_remedy():
         (
             PreferencePair("123", "4", "5"),
             3,
-            "pair 7: the prompt has 3 tokens and fills the context of 3, with no room",
+            "pair 7: the prompt has 3 tokens and fills the context of 3, with no space",
         ),
     ],
 )
@@ -288,7 +288,7 @@ def test_a_template_that_rewrites_earlier_answers_is_refused_for_every_answer_on
 
 @pytest.mark.parametrize("messages", [[user("1")], [user("1"), assistant("2"), user("3")], [assistant("1")]])
 def test_a_conversation_without_a_last_answer_is_refused(messages, chat):
-    with pytest.raises(TaskError, match="ends with the assistant's message, after at least one other"):
+    with pytest.raises(TaskError, match="must end with the assistant's message, after at least one other"):
         learned(chat, messages, every_answer=False)
 
 

@@ -135,13 +135,13 @@ def does_nothing(callbacks):
 
 BROKEN = {
     forgets_to_end_on_error: "train_start was never followed by its train_end",
-    swallows_errors: "the error did not come out",
+    swallows_errors: "the error was not raised",
     ignores_stops: "more steps were started after the stop was requested",
     counts_from_one: "expected step_idx=0",
     saves_before_it_evaluates: "evals come before the checkpoint of their step",
     pushes_before_the_last_epoch: "an epoch after the episode's push of weights",
     steps_outside_an_epoch: "fired inside train, belongs inside epoch",
-    treats_a_stop_as_an_error: "a stop is no error",
+    treats_a_stop_as_an_error: "a stop is not an error",
     does_nothing: "no step_end fired",
 }
 
@@ -161,7 +161,7 @@ def test_an_error_is_recognised_through_the_wrapping_of_a_runtime():
         except Exception as error:
             raise RuntimeError("the actor died") from error
 
-    assert not [p for p in check_lifecycle(wrapped).problems if "did not come out" in p]
+    assert not [p for p in check_lifecycle(wrapped).problems if "was not raised" in p]
 
 
 def test_a_run_without_disturbance_is_left_alone():

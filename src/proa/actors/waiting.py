@@ -39,7 +39,7 @@ class LeaseFailedError(ProaError):
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """One wait that is going on."""
+    """One wait that is under way."""
 
     owner: str
     reason: Callable[[], str]
@@ -101,7 +101,7 @@ class WaitingRoom:
 class LongWaits:
     """Says, while it lasts, that somebody has waited long, and what everyone else does; then each time twice as long.
 
-    What was said of one wait later ones have to exceed, so that a slow run is not told of at every step.
+    Later waits are mentioned only if they are longer, so that a slow run is not reported at every step.
     """
 
     def __init__(self, owner: str, first_seconds: float = 30.0) -> None:

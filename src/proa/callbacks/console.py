@@ -12,7 +12,7 @@ from ..data.state import LoopState
 from ..errors import CallbackConfigError
 from ..lifecycle.hooks import Callback
 from ..lifecycle.policy import ErrorPolicy, Priority
-from ..visible import in_one_line
+from ..visible import single_line
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -81,12 +81,12 @@ class ConsoleProgress(Callback):
 
     def _say(self, line: str) -> None:
         assert self._console is not None
-        self._console.print(in_one_line(line), markup=False, emoji=False, highlight=False, soft_wrap=True)
+        self._console.print(single_line(line), markup=False, emoji=False, highlight=False, soft_wrap=True)
 
     def _values(self, metrics: dict[str, Any]) -> str:
         names = self._shown or list(metrics)[:6]
         values = [f"{name} {_number(metrics[name])}" for name in names if name in metrics]
-        return in_one_line("  ".join([*values, *_troubles(metrics)]))
+        return single_line("  ".join([*values, *_troubles(metrics)]))
 
     def _panel(self, state: LoopState, metrics: dict[str, Any]) -> RenderableType:
         from rich.panel import Panel
@@ -101,7 +101,7 @@ class ConsoleProgress(Callback):
         rows.append(Text(self._values(metrics) or "waiting for the first step"))
         if len(self._curve.points) > 1:
             rows.append(Text(f"loss {sparkline(self._curve.points)}", style="cyan"))
-        rows += [Text(f"eval {in_one_line(name)}: {values}") for name, values in self._evals.items()]
+        rows += [Text(f"eval {single_line(name)}: {values}") for name, values in self._evals.items()]
         grid = Table.grid(expand=True)
         for row in rows:
             grid.add_row(row)

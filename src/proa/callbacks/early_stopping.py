@@ -20,10 +20,9 @@ log = logging.getLogger("proa.callbacks")
 class EarlyStopping(Callback):
     """Stops when `metric` has not improved by more than `min_delta` in `patience` looks in a row.
 
-    `metric` is a step's metric (`loss`) or an eval's as `eval_name.metric` (`sort_digits.exact`); it is
-    looked at whenever it is reported. A name that the first step, or the first eval of that name, does not report is
-    warned of at once. A value that is not finite is never an improvement and never the
-    best. Each run starts afresh; a resumed run goes on where it was.
+    `metric` is a metric of steps (`loss`) or of evals, as `eval_name.metric` (`sort_digits.exact`); it is checked
+    whenever it is reported. If the first step, or the first eval of that name, does not report it, a warning is logged.
+    A value that is not finite is never an improvement. Each run starts with no best value; a resumed run continues.
     """
 
     priority = Priority.CONTROL
@@ -63,16 +62,16 @@ class EarlyStopping(Callback):
 
     def on_step_end(self, state: LoopState, step_idx: int, batch: TrainingBatch, metrics: dict[str, float]) -> None:
         self._look(state, step_idx, metrics)
-        # What hooks log by now is in the state. A metric with a point may be an eval's, which is still to come.
+        # The state also has what hooks have logged. A metric with a dot may belong to a later eval.
         if metrics and not metrics.get("skipped") and "." not in self.metric:
-            self._warn_if_missing({*metrics, *state.metrics}, f"step {step_idx}")
+            self._warn_missing({*metrics, *state.metrics}, f"step {step_idx}")
 
     def on_eval(self, state: LoopState, step_idx: int, eval_name: str, metrics: dict[str, float]) -> None:
         scores = {f"{eval_name}.{name}": value for name, value in metrics.items()}
         self._look(state, step_idx, scores)
         own = self.metric.startswith(f"{eval_name}.")
         if metrics and (own or did_you_mean(self.metric, scores)):
-            self._warn_if_missing(scores, f"the eval {eval_name} after step {step_idx}")
+            self._warn_missing(scores, f"the eval {eval_name} after step {step_idx}")
 
     def on_train_end(self, state: LoopState, artifacts: LoopArtifacts) -> None:
         if self._seen and self.metric not in self._seen:
@@ -81,7 +80,7 @@ class EarlyStopping(Callback):
                 self.metric, did_you_mean(self.metric, self._seen),
             )  # fmt: skip
 
-    def _warn_if_missing(self, reported: Collection[str], where: str) -> None:
+    def _warn_missing(self, reported: Collection[str], where: str) -> None:
         if self._warned or self.metric in self._seen or self.metric in reported:
             return
         self._warned = True

@@ -1,4 +1,4 @@
-"""Metrics on disk as they come: JSON lines, which keep everything, and CSV, which opens anywhere."""
+"""Metrics on disk, step by step: JSON lines, which keep everything, and CSV, which opens anywhere."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import logging
 import math
 import os
 import time
-from collections.abc import Iterator
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeAlias
 
 from ..data.loop import LoopArtifacts, TrainingBatch
 from ..data.state import LoopState
@@ -22,17 +23,19 @@ from ..lifecycle.policy import ErrorPolicy, Priority
 from ..private_files import make_private_folder, open_private, write_private
 from ..record.durable import Disk
 from ..record.patient_writes import LineFile, PatientWrites
-from ..record.run_folder import spelt
+from ..record.run_folder import encode_number
 from ..record.secrets import redact_metrics
 
 log = logging.getLogger("proa.callbacks")
 
+Row: TypeAlias = dict[str, int | float | str | None]
+
 
 class _MetricFile(Callback):
-    """One row per step, and one per eval with the eval's name; written as each happens, for its owner's eyes alone.
+    """One row per step, and one per eval with the eval's name, written at once to a private file.
 
-    What the disk does not take for a while is kept and written later, in order. If it cannot be written at all, that
-    is a failure of a logger; with `required`, which the run's own record is, it ends the run.
+    While the disk is full, rows are kept and written later, in order. If they cannot be written at all, that is a
+    failure of a logger; with `required`, as for the run's own record, it ends the run.
     """
 
     priority = Priority.RECORD
@@ -50,14 +53,18 @@ class _MetricFile(Callback):
     def on_train_start(self, state: LoopState) -> None:
         self._close()
         self._writes, self._lines = PatientWrites(), LineFile(self.disk)
-        self.path = self._given_path or self._path_in_run_folder(state)
+        if self._given_path is None and state.output_dir is None:
+            raise CallbackConfigError(
+                f"{type(self).__name__} has nowhere to write: give it a path, or the run an output_dir"
+            )
+        self.path = self._given_path or (state.output_dir or Path()) / self.default_name
         make_private_folder(self.path.parent)
         if state.resumed_from and self.path.exists():
-            self._cut_back(state.global_step)
+            self._truncate(state.global_step)
         self._file = open_private(self.path, "a" if state.resumed_from else "w")
 
     def on_step_end(self, state: LoopState, step_idx: int, batch: TrainingBatch, metrics: dict[str, float]) -> None:
-        if state.exception is None:  # a step that was cut short has no metrics
+        if state.exception is None:  # an interrupted step has no metrics
             self._write(_row(state, step_idx, metrics))
 
     def on_eval(self, state: LoopState, step_idx: int, eval_name: str, metrics: dict[str, float]) -> None:
@@ -71,56 +78,49 @@ class _MetricFile(Callback):
             self._close()
 
     def catch_up(self) -> None:
-        """Write what waits for the disk; raise if it cannot be."""
+        """Write all rows that wait for the disk; raise if that fails."""
         if self._file is not None:
             self._writes.finish()
 
-    def _write(self, row: dict[str, Any]) -> None:
+    def _write(self, row: Row) -> None:
         assert self._file is not None, "no row comes before train_start"
-        self._writes.write(self.path, lambda: self._append_where_it_is(row))
+        self._writes.write(self.path, lambda: self._append_safely(row))
 
-    def _append_where_it_is(self, row: dict[str, Any]) -> None:
-        """Add a row to the file of this name: somebody may have removed or replaced the one that was opened."""
+    def _append_safely(self, row: Row) -> None:
+        """Append a row to the file at this path, which may not be the one that was opened."""
         assert self._file is not None, "it is closed when nothing waits any more"
         if not self.path.exists() or not os.path.samestat(self.path.stat(), os.fstat(self._file.fileno())):
-            log.warning("%s was removed or replaced while the run went on: its rows so far are lost", self.path)
+            log.warning("%s was removed or replaced during the run: its rows so far are lost", self.path)
             self._close()
-            self._begin_anew()
+            self._reopen()
         self._append(row)
 
-    def _begin_anew(self) -> None:
+    def _reopen(self) -> None:
         self._file, self._lines = open_private(self.path, "a"), LineFile(self.disk)
 
-    def _append(self, row: dict[str, Any]) -> None:
-        """Add a row to the file, or nothing."""
-        raise NotImplementedError
+    @abstractmethod
+    def _append(self, row: Row) -> None:
+        """Append a row to the file, or nothing."""
 
     def _append_text(self, text: str) -> None:
         assert self._file is not None, "it is closed when nothing waits any more"
         self._lines.append(self._file.fileno(), text.encode("utf-8"))
 
-    def _cut_back(self, steps: int) -> None:
-        """Drop what was written after the checkpoint that the run goes on from, and a half-written last row."""
+    def _truncate(self, steps: int) -> None:
+        """Drop rows after the checkpoint that the run resumes from, and an incomplete last row."""
         with self.path.open(encoding="utf-8", errors="replace", newline="") as file:
             kept = [row for step, row in self._rows(file.read()) if step is None or step < steps]
-        beside = self.path.with_name(self.path.name + ".new")
-        write_private(beside, "".join(kept))
-        beside.replace(self.path)
+        temporary = self.path.with_name(self.path.name + ".new")
+        write_private(temporary, "".join(kept))
+        temporary.replace(self.path)
 
+    @abstractmethod
     def _rows(self, text: str) -> Iterator[tuple[int | None, str]]:
-        """The whole rows of the file, each with the step that it is of; None is a head."""
-        raise NotImplementedError
+        """The complete rows of the file with their steps; None is a header."""
 
-    def _leave_out(self, line: int, error: Exception) -> None:
-        """A row that cannot be read costs itself: whoever goes on has all that it needs without."""
-        log.warning("%s cannot be read at line %d, which is left out: %s", self.path, line, error)
-
-    def _path_in_run_folder(self, state: LoopState) -> Path:
-        if state.output_dir is None:
-            raise CallbackConfigError(
-                f"{type(self).__name__} has nowhere to write: give it a path, or the run an output_dir"
-            )
-        return state.output_dir / self.default_name
+    def _skip_row(self, line: int, error: Exception) -> None:
+        """A row that cannot be read is dropped: nothing depends on it."""
+        log.warning("%s: line %d cannot be read and is dropped: %s", self.path, line, error)
 
     def _close(self) -> None:
         if self._file is not None:
@@ -131,21 +131,21 @@ class _MetricFile(Callback):
 class JsonlMetrics(_MetricFile):
     """Appends one JSON object per step and per eval to `<output_dir>/metrics.jsonl`, or to `path`.
 
-    Values that JSON has no number for are written as the strings `"NaN"`, `"Infinity"`, `"-Infinity"`:
-    every parser reads the file, and a NaN stays visible.
+    NaN and infinities are written as the strings `"NaN"`, `"Infinity"`, `"-Infinity"`, so that every JSON parser reads
+    the file.
     """
 
     default_name = "metrics.jsonl"
 
-    def _cut_back(self, steps: int) -> None:
+    def _truncate(self, steps: int) -> None:
         if not self._ends_before(steps):
-            super()._cut_back(steps)
+            super()._truncate(steps)
 
     def _ends_before(self, steps: int, block: int = 2**16) -> bool:
-        """Whether nothing is to be dropped, as when the run itself has cut the file back; read from its end.
+        """Whether there is nothing to drop, as when the run itself has truncated the file; read from its end.
 
-        A row with an epoch was written at its own step, so that none before it is of a later one: the rest of a long
-        run's file is not read.
+        A row with an epoch was written at its own step, so all rows before it are of earlier steps, and the rest of a
+        long file need not be read.
         """
         size = self.path.stat().st_size
         with self.path.open("rb") as file:
@@ -153,14 +153,14 @@ class JsonlMetrics(_MetricFile):
             first, *lines = file.read().split(b"\n")
         lines = [first, *lines] if block >= size else lines
         if lines and lines[-1]:
-            return False  # half a row
+            return False  # an incomplete row
         for line in reversed(lines[:-1]):
             try:
                 row = json.loads(line)
                 if row["step"] >= steps:
                     return False
             except (ValueError, TypeError, KeyError, RecursionError):
-                return False  # it is left out, which needs a look at all
+                return False  # to be dropped
             if "epoch" in row:
                 return True
         return block >= size or self._ends_before(steps, 2 * block)
@@ -170,19 +170,18 @@ class JsonlMetrics(_MetricFile):
             try:
                 step = int(json.loads(line)["step"])
             except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
-                self._leave_out(number, error)
+                self._skip_row(number, error)
             else:
                 yield step, f"{line}\n"
 
-    def _append(self, row: dict[str, Any]) -> None:
+    def _append(self, row: Row) -> None:
         self._append_text(json.dumps(row, allow_nan=False) + "\n")
 
 
 class CsvMetrics(_MetricFile):
     """Appends one row per step and per eval to `<output_dir>/metrics.csv`, or to `path`.
 
-    A metric that first appears later gets a column of its own; the file is then written anew, beside
-    itself, and put in place at once.
+    A metric that first appears later gets a new column; the file is then rewritten and replaced atomically.
     """
 
     default_name = "metrics.csv"
@@ -190,12 +189,12 @@ class CsvMetrics(_MetricFile):
     def _rows(self, text: str) -> Iterator[tuple[int | None, str]]:
         lines = [f"{line}\n" for line in text.split("\n")[:-1]]
         reader, begin = csv.reader(lines, strict=True), 0
-        with suppress(csv.Error):  # the end of the file within quotes: half of a row
-            for row in reader:  # others than the first column, as `_row` orders them, may have line breaks in quotes
+        with suppress(csv.Error):  # the file ends within quotes: an incomplete row
+            for row in reader:  # all columns but the first, which is the step, may have line breaks in quotes
                 try:
                     step = None if row[:1] == ["step"] else int(row[0])
                 except (ValueError, IndexError) as error:
-                    self._leave_out(begin + 1, error)
+                    self._skip_row(begin + 1, error)
                 else:
                     yield step, "".join(lines[begin : reader.line_num])
                 begin = reader.line_num
@@ -204,15 +203,15 @@ class CsvMetrics(_MetricFile):
         super().on_train_start(state)
         self._read_columns()
 
-    def _begin_anew(self) -> None:
-        super()._begin_anew()
+    def _reopen(self) -> None:
+        super()._reopen()
         self._read_columns()
 
     def _read_columns(self) -> None:
         with self.path.open(encoding="utf-8", newline="") as file:
             self._columns = next(csv.reader(file), [])
 
-    def _append(self, row: dict[str, Any]) -> None:
+    def _append(self, row: Row) -> None:
         if not row.keys() <= set(self._columns):
             self._widen([*self._columns, *(name for name in row if name not in self._columns)])
         line = io.StringIO()
@@ -222,32 +221,32 @@ class CsvMetrics(_MetricFile):
     def _widen(self, columns: list[str]) -> None:
         with self.path.open(encoding="utf-8", newline="") as file:
             rows = list(csv.DictReader(file))
-        beside = self.path.with_name(self.path.name + ".new")
-        with open_private(beside, "w") as file:
+        temporary = self.path.with_name(self.path.name + ".new")
+        with open_private(temporary, "w") as file:
             writer = csv.DictWriter(file, columns, restval="")
             writer.writeheader()
             writer.writerows(rows)
-        wider = open_private(beside, "a")  # before the old one is given up, so that there is always one to write to
-        beside.replace(self.path)
+        wider = open_private(temporary, "a")  # before the old one is closed, so that there is always one to write to
+        temporary.replace(self.path)
         self._close()
         self._file, self._columns, self._lines = wider, columns, LineFile(self.disk)
 
 
-def _row(state: LoopState, step_idx: int, metrics: dict[str, Any]) -> dict[str, Any]:
-    """What is written for a step or an eval, without secrets; a metric cannot take the place of the row's own keys."""
-    own: dict[str, Any] = {"step": step_idx, "epoch": state.epoch, "time": round(time.time(), 3)}
+def _row(state: LoopState, step_idx: int, metrics: Mapping[str, object]) -> Row:
+    """The row of a step or an eval, without secrets; metrics do not replace the row's own keys."""
+    own: Row = {"step": step_idx, "epoch": state.epoch, "time": round(time.time(), 3)}
     if step_idx != state.global_step - 1:
-        del own["epoch"]  # of an eval that went on in the background: the step's own row has it
-    row = redact_metrics({name: _plain_value(value) for name, value in metrics.items()})
+        del own["epoch"]  # an eval that ran in the background: the step's own row has it
+    row = redact_metrics({name: _json_value(value) for name, value in metrics.items()})
     return own | row | own
 
 
-def _plain_value(value: Any) -> int | float | str | None:
-    """Numbers (of torch and numpy too) as Python's; what is no number as text."""
+def _json_value(value: Any) -> int | float | str | None:
+    """A value as a Python number (also from torch and numpy), or else as text."""
     if value is None or isinstance(value, (bool, int, str)):
         return value
     try:
         number = float(value)
     except (TypeError, ValueError):
         return str(value)
-    return number if math.isfinite(number) else spelt(number)
+    return number if math.isfinite(number) else encode_number(number)

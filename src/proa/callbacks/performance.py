@@ -1,4 +1,4 @@
-"""How fast trainer and makers are, and what they spend their time on."""
+"""The throughput of trainer and makers, and how they spend their time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Performance:
 
     @property
     def tflops(self) -> float:
-        """10¹² floating-point operations a second, over all the time measured, waiting included."""
+        """10¹² floating-point operations per second over the whole time, including waits."""
         return self.flop / self.seconds / 1e12 if self.seconds else 0.0
 
     def __str__(self) -> str:
@@ -162,7 +162,7 @@ class ExperienceMakerPerformanceEvaluator(MakerCallback):
 
 @dataclass
 class _Stopwatch:
-    """Time by activity since the last reset, with what was done in it."""
+    """Time by activity since the last reset, with the samples and tokens processed."""
 
     activities: tuple[str, ...]
     since: float = 0.0

@@ -1,6 +1,6 @@
 """Builds callbacks from `{kind, params}`, as configuration files name them.
 
-A kind may be the dotted path of a class of one's own, or of a function that makes a callback:
+A kind may be the dotted path of a user's class, or of a function that makes a callback:
 
     callbacks:
       - kind: my_module.MyCallback
@@ -58,7 +58,7 @@ def build_callback(spec: Mapping[str, Any]) -> BaseCallback:
         callback = factory(**params)
     except ProaError:
         raise
-    except Exception as error:  # whatever a constructor says of its parameters
+    except Exception as error:  # a constructor may raise anything
         raise CallbackConfigError(f"callback kind {kind!r}: {type(error).__name__}: {error}") from error
     if not isinstance(callback, BaseCallback):
         raise CallbackConfigError(f"callback kind {kind!r} made {callback!r}, which is not a callback")
@@ -66,8 +66,8 @@ def build_callback(spec: Mapping[str, Any]) -> BaseCallback:
 
 
 def check_callback(spec: Mapping[str, Any]) -> None:
-    """Raise if `build_callback` would. One that comes with Proa is built and let go of; one of the user's or of another
-    package may start something when it is built, so only the names of its parameters are looked at."""
+    """Raise if `build_callback` would. Proa's own callbacks are built and dropped; others may have side effects when
+    they are built, so only the names of their parameters are checked."""
     kind, params = _parse(spec)
     if kind in _SHIPPED:
         build_callback(spec)
@@ -86,7 +86,7 @@ def _parse(spec: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def changes_experience(spec: Mapping[str, Any]) -> bool:
-    """Whether what `build_callback` would make may change experience, and so what is learned."""
+    """Whether the callback may change experience, and so the result of training."""
     kind, params = _parse(spec)
     factory = _factory(kind)
     made = factory if isinstance(factory, type) else type(factory(**params))
@@ -107,7 +107,7 @@ def _factory(kind: str) -> Factory:
     """A class, or a function that makes a callback."""
     found = _KINDS.find(kind)
     if isinstance(found, BaseCallback):
-        raise CallbackConfigError(f"callback kind {kind!r} is one that was made already: name its class")
+        raise CallbackConfigError(f"callback kind {kind!r} is a callback object: name its class")
     if not callable(found) or (isinstance(found, type) and not issubclass(found, BaseCallback)):
         raise CallbackConfigError(
             f"callback kind {kind!r} is not a callback: derive a class from Callback, TrainerCallback or "
@@ -120,7 +120,7 @@ def _factory(kind: str) -> Factory:
 def _check_params(kind: str, factory: Factory, params: Mapping[str, Any]) -> None:
     try:
         signature = inspect.signature(factory)
-    except ValueError:  # some types written in C have none; calling them will tell
+    except ValueError:  # some types written in C have no signature
         return
     names = {p.name for p in signature.parameters.values() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
     takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())

@@ -1,14 +1,15 @@
-"""What the loggers have in common: when a run is opened with their library, what is sent to it, when it is closed.
+"""The base of all loggers: when a run is opened with a library, what is sent to it, and when it is closed.
 
 A plain run is opened at `train_start` and closed at `train_end`. In an experiment it is closed at `run_end`, so that
-the benchmarks after training are part of it. It is opened at `run_start` if its files go to a folder of many runs; its
-own folder is made later and must be empty then, so that one waits for `train_start`, and so does one of which an
-earlier try left something: only then is it known whether the run goes on or begins again.
+the benchmarks after training are part of it. It is opened at `run_start` if its files go to a folder of many runs. Its
+own folder is created later and must be empty then, so such a run is opened at `train_start`, and so is one that an
+earlier try left: only then is it known whether the run is resumed or starts again.
 """
 
 from __future__ import annotations
 
 import sys
+from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,15 +21,15 @@ from ..errors import CallbackConfigError
 from ..lifecycle.hooks import Callback
 from ..lifecycle.policy import ErrorPolicy, Priority
 from ..private_files import make_private_folder
-from .logged_values import Table, error_text, plain_values, table_of
-from .run_place import Place, Wanted, id_of, require
+from .destination import Destination, DestinationSettings, experiment_id, require
+from .logged_values import Plain, Table, error_text, plain_values, sample_table
 
 
 class RunLogger(Callback):
-    """Tells a library of a run. A kind of logger says how a run is opened, written to and closed with it.
+    """Logs runs with a library. A subclass defines how a run is opened, written to and closed.
 
-    `folder` takes the place of the run's own folder, `project` of the experiment's name; `predictions` is how many
-    rows of a benchmark's predictions are shown, evenly spread; 0 shows none.
+    `folder` replaces the run's own folder, `project` the experiment's name; `predictions` is how many rows of a
+    benchmark's predictions are logged, evenly spread.
     """
 
     priority = Priority.LOGGING
@@ -47,51 +48,57 @@ class RunLogger(Callback):
     ) -> None:
         require(self.package, self.kind)
         if predictions < 0:
-            raise CallbackConfigError(f"predictions={predictions}: show so many rows of a benchmark, 0 or more")
-        self._wanted = Wanted(self.kind, project, group, None if folder is None else Path(folder))
+            raise CallbackConfigError(f"predictions must be at least 0, not {predictions}")
+        self._destination_settings = DestinationSettings(
+            self.kind, project, group, None if folder is None else Path(folder)
+        )
         self._predictions = predictions
         self.state_key = state_key or self.kind
         self._ctx: LogContext | None = None
-        self._place: Place | None = None
+        self._destination: Destination | None = None
         self._saved_id: str | None = None
         self._steps_done = 0
         self.run_id: str | None = None
         self._tried = False
         self._last: dict[str, int] = {}
 
-    # -- when: the hooks -----------------------------------------------------------------------------------
+    # -- hooks ---------------------------------------------------------------------------------------------
 
     def on_experiment_start(self, ctx: LogContext) -> None:
-        ctx.ids.setdefault("experiment_id", id_of(ctx.output_dir))
+        ctx.ids.setdefault("experiment_id", experiment_id(ctx.output_dir))
 
     def on_group_start(self, ctx: LogContext, group_name: str) -> None:
-        ctx.ids.setdefault(f"group:{group_name}", group_name)  # each library calls a group by its name
+        ctx.ids.setdefault(f"group:{group_name}", group_name)  # libraries know a group by its name
 
     def on_run_start(self, ctx: LogContext) -> None:
         self._end("cancelled")
         self._ctx = ctx
         self._steps_done = 0
-        self._place = self._wanted.place_in_experiment(ctx)
-        if self._place.shared and self._earlier_id(self._place) is None:
-            self._begin(self._place)
+        self._destination = self._destination_settings.arm_destination(ctx)
+        if self._destination.shared and self._earlier_id(self._destination) is None:
+            self._begin(self._destination)
 
     def on_train_start(self, state: LoopState) -> None:
         self._steps_done = state.global_step
-        first_step = state.global_step if state.resumed_from else -1  # a baseline eval stands before step 0
-        place = self._place if self._ctx is not None and self._place is not None else self._wanted.place_of(state)
-        if self.run_id is not None and place == self._place:
-            if self._last:  # the trainer died and was started again, or the run in an experiment begins again
+        first_step = state.global_step if state.resumed_from else -1  # a baseline eval comes before step 0
+        destination = (
+            self._destination
+            if self._ctx is not None and self._destination is not None
+            else self._destination_settings.run_destination(state)
+        )
+        if self.run_id is not None and destination == self._destination:
+            if self._last:  # the trainer was restarted, or the run in an experiment starts again
                 self._rewind(first_step)
             return
         self._end("cancelled")
-        self._place = place
-        earlier = (self._saved_id or self._earlier_id(place)) if state.resumed_from else None
-        self._begin(place, earlier, first_step)
+        self._destination = destination
+        earlier = (self._saved_id or self._earlier_id(destination)) if state.resumed_from else None
+        self._begin(destination, earlier, first_step)
         if state.ctx is not None and self._ctx is None:
-            self._tell_ids(state.ctx)
+            self._share_ids(state.ctx)
 
     def on_step_end(self, state: LoopState, step_idx: int, batch: TrainingBatch, metrics: dict[str, float]) -> None:
-        if state.exception is None:  # a step that was cut short has no metrics
+        if state.exception is None:  # an interrupted step has no metrics
             self._steps_done = step_idx + 1
             self._log(metrics, step_idx)
 
@@ -105,18 +112,18 @@ class RunLogger(Callback):
             self._write_checkpoint(
                 row.name, {"step": row.step, "path": where, "final": row.final, **plain_values(row.metrics)}, row.batch
             )
-            self._note({key: None}, row.batch)
+            self._note_logged({key: None}, row.batch)
 
     def on_benchmark_eval(
         self, ctx: LogContext, eval_result: EvalResult, predictions: list[dict[str, Any]], *, step: int | None = None
     ) -> None:
         self._ensure_open()
-        at = self._steps_done if step is None else step  # after training: where the next step would stand
+        at = self._steps_done if step is None else step  # after training: the index of the next step
         self._log({f"{eval_result.name}.{name}": value for name, value in eval_result.metrics.items()}, at)
         name = f"{eval_result.name}.predictions"
         if self.run_id is not None and predictions and self._predictions and self._is_new(name, at):
-            self._write_table(name, table_of(predictions, self._predictions), at)
-            self._note({name: None}, at)
+            self._write_table(name, sample_table(predictions, self._predictions), at)
+            self._note_logged({name: None}, at)
 
     def on_exception(self, state: LoopState, exception: BaseException) -> None:
         if self.run_id is not None:
@@ -129,13 +136,13 @@ class RunLogger(Callback):
         status: Status = "failed" if failed else "cancelled" if interrupted else "completed"
         summary = {"status": status, "steps_run": state.global_step, "stop_reason": state.stop_reason}
         self._end(status, plain_values({name: value for name, value in summary.items() if value is not None}))
-        self._place = None
+        self._destination = None
 
     def on_run_end(self, ctx: LogContext, run_result: RunResult | None, arm: ArmResult | None) -> None:
         self._ensure_open()
         results = [result for result in (run_result, arm) if result is not None]
         status: Status = results[0].status if results else "failed"
-        summary: dict[str, Any] = {"status": status}
+        summary: dict[str, Plain] = {"status": status}
         for result in results:
             summary |= plain_values(result.metrics)
             if result.error:
@@ -144,16 +151,16 @@ class RunLogger(Callback):
             summary |= plain_values(_scores(arm))
         self._ctx = None
         self._end(status, summary)
-        self._place = None
+        self._destination = None
 
     def on_experiment_end(self, ctx: LogContext, result: ExperimentResult) -> None:
-        """The arms beside each other, as a run of their own that has the experiment's name."""
+        """Log a table of all arms, as a run with the experiment's name."""
         self._end("cancelled")
-        place = self._wanted.place_of_result(ctx, result.name)
-        self._begin(place, self._earlier_id(place))
+        destination = self._destination_settings.result_destination(ctx, result.name)
+        self._begin(destination, self._earlier_id(destination))
         arms = [{"arm": arm.name, "status": arm.status, **arm.metrics, **_scores(arm)} for arm in result.arms]
         if arms:
-            self._write_table("arms", table_of(arms, len(arms)), 0)
+            self._write_table("arms", sample_table(arms, len(arms)), 0)
         facts = {"status": result.status, "best_arm": result.best_arm, "best_score": result.best_score,
                  "conclusion": result.conclusion, "hypothesis": result.hypothesis}  # fmt: skip
         self._end(result.status, plain_values({name: fact for name, fact in facts.items() if fact is not None}))
@@ -164,65 +171,65 @@ class RunLogger(Callback):
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         self._saved_id = saved["run_id"]
 
-    # -- how: what a kind of logger says -------------------------------------------------------------------
+    # -- to be defined by subclasses -----------------------------------------------------------------------
 
-    def _open(self, place: Place, run_id: str | None, first_step: int) -> str:
-        """Open a run, or go on with the one of that id, and return its id. Nothing from `first_step` on is valid."""
-        raise NotImplementedError
+    @abstractmethod
+    def _open(self, destination: Destination, run_id: str | None, first_step: int) -> str:
+        """Open a run, or resume the one with this id; return its id. Steps from `first_step` on are repeated."""
 
-    def _write(self, values: dict[str, Any], step: int) -> None:
-        """One row of numbers and texts."""
-        raise NotImplementedError
+    @abstractmethod
+    def _write(self, values: dict[str, Plain], step: int) -> None:
+        """Log one row of numbers and text."""
 
-    def _write_table(self, name: str, table: Table, step: int) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _write_table(self, name: str, table: Table, step: int) -> None: ...
 
-    def _write_checkpoint(self, name: str, facts: dict[str, Any], step: int) -> None:
-        """Where a checkpoint lies, and its scores; the checkpoint itself stays where it is."""
-        raise NotImplementedError
+    @abstractmethod
+    def _write_checkpoint(self, name: str, facts: Mapping[str, object], step: int) -> None:
+        """Log a checkpoint's path and scores, not the checkpoint itself."""
 
-    def _write_error(self, text: str, step: int) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _write_error(self, text: str, step: int) -> None: ...
 
-    def _close(self, status: Status, summary: dict[str, Any]) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _close(self, status: Status, summary: Mapping[str, object]) -> None: ...
 
-    def _earlier_id(self, place: Place) -> str | None:
-        """The id of the run that an earlier try left there."""
-        raise NotImplementedError
+    @abstractmethod
+    def _earlier_id(self, destination: Destination) -> str | None:
+        """The id of a run that an earlier try left at this destination."""
 
-    def _logged_before(self, place: Place, run_id: str) -> dict[str, int]:
-        """For each metric of a run that goes on, the last step that it was logged at."""
+    def _logged_before(self, destination: Destination, run_id: str) -> dict[str, int]:
+        """The last step at which each metric of a resumed run was logged."""
         return {}
 
-    def _remember(self, place: Place, run_id: str, last: Mapping[str, int]) -> None:
-        """Keep for a run that goes on what `_earlier_id` and `_logged_before` will be asked, where nobody else does."""
+    def _remember(self, destination: Destination, run_id: str, last: Mapping[str, int]) -> None:
+        """Save what `_earlier_id` and `_logged_before` return, if the library does not."""
 
     def _rewind(self, first_step: int) -> None:
-        """Steps from this one on come again. Those that were logged are not logged twice."""
+        """Steps from this one on will be repeated; those already logged are not logged twice."""
 
-    # -- in between ----------------------------------------------------------------------------------------
+    # -- shared --------------------------------------------------------------------------------------------
 
-    def _begin(self, place: Place, earlier: str | None = None, first_step: int = -1) -> None:
+    def _begin(self, destination: Destination, earlier: str | None = None, first_step: int = -1) -> None:
         self._forget_run()
-        self._tried = True  # a library that could not open the run once is not asked again at each step
-        make_private_folder(place.folder)
-        run_id = self._open(place, earlier, first_step)
+        self._tried = True  # a library that failed to open the run is not tried again at each step
+        make_private_folder(destination.folder)
+        run_id = self._open(destination, earlier, first_step)
         if run_id == earlier:
-            self._last = self._logged_before(place, run_id)
+            self._last = self._logged_before(destination, run_id)
         self.run_id = run_id
-        self._remember(place, run_id, self._last)
+        self._remember(destination, run_id, self._last)
         if self._ctx is not None:
-            self._tell_ids(self._ctx)
+            self._share_ids(self._ctx)
 
     def _ensure_open(self) -> None:
-        """For what comes without training: only the benchmarks of a run that was trained before, or its end."""
-        place = self._place
-        began = place is not None and (place.shared or place.folder.parent.is_dir())
-        if place is not None and began and self.run_id is None and not self._tried:
-            self._begin(place, self._earlier_id(place), sys.maxsize)
+        """Open a run that was not trained now: only its benchmarks or its end are logged."""
+        destination = self._destination
+        began = destination is not None and (destination.shared or destination.folder.parent.is_dir())
+        if destination is not None and began and self.run_id is None and not self._tried:
+            self._begin(destination, self._earlier_id(destination), sys.maxsize)
 
-    def _end(self, status: Status, summary: dict[str, Any] | None = None) -> None:
+    def _end(self, status: Status, summary: Mapping[str, object] | None = None) -> None:
         is_open = self.run_id is not None
         self._forget_run()
         if is_open:
@@ -233,29 +240,29 @@ class RunLogger(Callback):
         self._tried = False
         self._last = {}
 
-    def _log(self, metrics: Mapping[str, Any], step: int) -> None:
+    def _log(self, metrics: Mapping[str, object], step: int) -> None:
         if self.run_id is None:
             return
         new = {name: value for name, value in metrics.items() if self._is_new(name, step)}
         if new:
             self._write(plain_values(new), step)
-            self._note(new, step)
+            self._note_logged(new, step)
 
     def _is_new(self, name: str, step: int) -> bool:
         last = self._last.get(name)
         return last is None or step > last
 
-    def _note(self, names: Mapping[str, Any], step: int) -> None:
+    def _note_logged(self, names: Mapping[str, object], step: int) -> None:
         self._last.update(dict.fromkeys(names, step))
-        assert self._place is not None
+        assert self._destination is not None
         assert self.run_id is not None
-        self._remember(self._place, self.run_id, self._last)
+        self._remember(self._destination, self.run_id, self._last)
 
-    def _tell_ids(self, ctx: LogContext) -> None:
+    def _share_ids(self, ctx: LogContext) -> None:
         ctx.ids[f"{self.kind}:run_id"] = self.run_id
         ctx.ids.setdefault("run_id", self.run_id)
 
 
-def _scores(arm: ArmResult) -> dict[str, Any]:
-    """What its benchmarks gave, as `benchmark.metric`."""
+def _scores(arm: ArmResult) -> dict[str, float]:
+    """The scores of its benchmarks, as `benchmark.metric`."""
     return {f"{name}.{metric}": value for name, scores in arm.eval_metrics.items() for metric, value in scores.items()}

@@ -1,4 +1,4 @@
-"""Shows every moment as it fires, indented as moments nest: for seeing what a run really does."""
+"""Prints every moment as it fires, indented by nesting: to see what a run does."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import IO, Any
 from ..lifecycle.hooks import EveryMoment, unknown_event
 from ..lifecycle.moments import MOMENTS, EventName
 from ..lifecycle.policy import ErrorPolicy, Priority
-from ..visible import in_one_line
+from ..visible import single_line
 
 _SHOWN = (
     "episode",
@@ -37,7 +37,7 @@ class EventTracer(EveryMoment):
       step_end step_idx=0
     """
 
-    priority = Priority.METRICS + 1  # before anyone else, so that what others print stands after the moment
+    priority = Priority.METRICS + 1  # first, so that the output of others follows the moment
     error_policy = ErrorPolicy.DISABLE
 
     def __init__(self, *, only: Collection[str] | None = None, file: IO[str] | None = None, times: bool = True) -> None:
@@ -57,14 +57,12 @@ class EventTracer(EveryMoment):
             del self._open[self._open.index(start) :]
         if self._only is None or event in self._only:
             self.events.append(event)
-            self._print(event, payload)
+            items = "".join(f" {name}={_short(payload[name])}" for name in _SHOWN if payload.get(name) is not None)
+            clock = f"{perf_counter() - self._begun:9.3f} s  " if self._times else ""
+            line = f"{clock}{'  ' * len(self._open)}{event}{single_line(items)}"
+            print(line, file=self._file or sys.stdout, flush=True)
         if event.endswith("_start") and f"{event.removesuffix('_start')}_end" in MOMENTS:
             self._open.append(event)
-
-    def _print(self, event: EventName, payload: Mapping[str, Any]) -> None:
-        items = "".join(f" {name}={_short(payload[name])}" for name in _SHOWN if payload.get(name) is not None)
-        clock = f"{perf_counter() - self._begun:9.3f} s  " if self._times else ""
-        print(f"{clock}{'  ' * len(self._open)}{event}{in_one_line(items)}", file=self._file or sys.stdout, flush=True)
 
 
 def _short(value: object) -> str:

@@ -1,4 +1,4 @@
-"""Trackio: a local database that `trackio show` serves, or a Space that it is sent to."""
+"""Trackio: a local database for `trackio show`, or a Space."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
 from ..data.results import Status
 from ..errors import CallbackConfigError
-from .logged_values import Table, text_of
+from .destination import Destination, library
+from .logged_values import Plain, Table, json_text
 from .run_logger import RunLogger
-from .run_place import Place, library
 
 log = logging.getLogger("proa.callbacks")
 
@@ -25,11 +25,10 @@ REMOTES = ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL")
 
 
 class TrackioLogger(RunLogger):
-    """Writes `<output_dir>/trackio`, or where the environment's TRACKIO_DIR says.
+    """Writes `<output_dir>/trackio`, or to the environment's TRACKIO_DIR.
 
-    `mode` is `offline` (no account, no network) or `online`, which sends to `space_id`, or to what the environment
-    names for it. Opening a run waits no longer than `timeout` seconds. A run that goes on keeps its id; a step that
-    was logged before stays as it was.
+    `mode` is `offline` (no account, no network) or `online`, which sends to `space_id` or to the environment's.
+    Opening a run takes at most `timeout` seconds. A resumed run keeps its id; steps that were already logged stay.
     """
 
     kind = "trackio"
@@ -53,81 +52,81 @@ class TrackioLogger(RunLogger):
         if space_id is not None and mode == "offline":
             raise CallbackConfigError(f"space_id={space_id!r} is online: write mode: online with it")
         if timeout <= 0:
-            raise CallbackConfigError(f"timeout={timeout}: the seconds that opening may take, more than 0")
+            raise CallbackConfigError(f"timeout must be more than 0 seconds, not {timeout}")
         self._mode = mode
         self._space_id = space_id
         self._timeout = timeout
 
-    def _open(self, place: Place, run_id: str | None, first_step: int) -> str:
-        self._trackio = _FOLDER.enter(_wanted_folder(place))
+    def _open(self, destination: Destination, run_id: str | None, first_step: int) -> str:
+        self._trackio = _FOLDER.enter(_wanted_folder(destination))
         try:
-            self._run = _within(self._timeout, lambda: self._opened(place, goes_on=run_id is not None))
+            self._run = _open_within(self._timeout, lambda: self._init(destination, resume=run_id is not None))
         except BaseException:
             _FOLDER.leave()
             raise
         return str(self._run.id)
 
-    def _opened(self, place: Place, *, goes_on: bool) -> Any:
-        with _offline() if self._mode == "offline" else _as_it_is():
+    def _init(self, destination: Destination, *, resume: bool) -> Any:
+        with _offline() if self._mode == "offline" else nullcontext():
             return self._trackio.init(
-                project=place.project,
-                name=place.name,
-                group=place.group,
+                project=destination.project,
+                name=destination.name,
+                group=destination.group,
                 space_id=self._space_id,
-                config={"job": place.job, **place.config},
-                resume="allow" if goes_on else "never",
+                config={"job": destination.job, **destination.config},
+                resume="allow" if resume else "never",
                 embed=False,
                 auto_log_cpu=False,
                 auto_log_gpu=False,
             )
 
-    def _write(self, values: dict[str, Any], step: int) -> None:
+    def _write(self, values: dict[str, Plain], step: int) -> None:
         self._run.log(values, step=step)
 
     def _write_table(self, name: str, table: Table, step: int) -> None:
         self._run.log({name: self._trackio.Table(columns=table.columns, data=table.rows)}, step=step)
 
-    def _write_checkpoint(self, name: str, facts: dict[str, Any], step: int) -> None:
+    def _write_checkpoint(self, name: str, facts: Mapping[str, object], step: int) -> None:
         self._markdown(f"checkpoint {name}", facts, step)
 
     def _write_error(self, text: str, step: int) -> None:
         self._run.alert(title="the run failed", text=text, level=self._trackio.AlertLevel.ERROR, step=step)
 
-    def _close(self, status: Status, summary: dict[str, Any]) -> None:
+    def _close(self, status: Status, summary: Mapping[str, object]) -> None:
         try:
             self._markdown("summary", summary, max(0, self._steps_done - 1))
             self._run.finish()
         finally:
             _FOLDER.leave()
 
-    def _markdown(self, name: str, facts: dict[str, Any], step: int) -> None:
-        text = "\n".join(f"    {line}" for line in text_of(facts).splitlines())
+    def _markdown(self, name: str, facts: Mapping[str, object], step: int) -> None:
+        text = "\n".join(f"    {line}" for line in json_text(facts).splitlines())
         self._run.log({name: self._trackio.Markdown(text)}, step=step)
 
-    def _earlier_id(self, place: Place) -> str | None:
-        folder = _wanted_folder(place)
+    def _earlier_id(self, destination: Destination) -> str | None:
+        folder = _wanted_folder(destination)
         if not any(folder.glob("*.db")):
-            return None  # and the library need not be imported for it
+            return None  # without importing the library
         storage = _FOLDER.enter(folder).SQLiteStorage
         try:
-            found = storage.get_latest_run_record_by_name(place.project, place.name)
+            found = storage.get_latest_run_record_by_name(destination.project, destination.name)
         finally:
             _FOLDER.leave()
         return None if found is None else str(found["id"])
 
-    def _logged_before(self, place: Place, run_id: str) -> dict[str, int]:
+    def _logged_before(self, destination: Destination, run_id: str) -> dict[str, int]:
         last: dict[str, int] = {}
-        for row in self._trackio.SQLiteStorage.get_logs(place.project, place.name, run_id=run_id):
+        for row in self._trackio.SQLiteStorage.get_logs(destination.project, destination.name, run_id=run_id):
             step = int(row.pop("step"))
             last |= {name: max(step, last.get(name, step)) for name in row if name != "timestamp"}
         return last
 
 
-class _OneFolder:
-    """The library's folder, which is one for the whole process: it asks the environment when it is imported.
+class _ProcessFolder:
+    """The library's folder, one for the whole process, which it reads from the environment when imported.
 
-    A run that comes while none is open moves it. One that comes while another run writes elsewhere joins that run's,
-    and is told so.
+    A run that starts while none is open moves it. A run that starts while another writes elsewhere uses that one's
+    folder, with a warning.
     """
 
     ATTRIBUTES = ("TRACKIO_DIR", "MEDIA_DIR", "ARTIFACTS_DIR")
@@ -137,7 +136,7 @@ class _OneFolder:
         self._open = 0
 
     def enter(self, folder: Path) -> Any:
-        """The library, writing there until it is left as often as it was entered."""
+        """The library, which writes there until `leave` was called as often as this."""
         with self._guard:
             if "trackio" not in sys.modules:
                 with _environment(TRACKIO_DIR=str(folder)):
@@ -165,35 +164,30 @@ class _OneFolder:
                         setattr(module, attribute, folder / path.relative_to(before))
 
 
-_FOLDER = _OneFolder()
+_FOLDER = _ProcessFolder()
 
 
-def _wanted_folder(place: Place) -> Path:
-    return Path(os.environ.get("TRACKIO_DIR") or place.folder).resolve()
-
-
-@contextmanager
-def _as_it_is() -> Iterator[None]:
-    yield
+def _wanted_folder(destination: Destination) -> Path:
+    return Path(os.environ.get("TRACKIO_DIR") or destination.folder).resolve()
 
 
 @contextmanager
 def _offline() -> Iterator[None]:
-    """Inside, the library is told of no remote, and does not ask one for the name of whoever is logged in."""
+    """Inside, the library has no remote, and does not ask one for the name of the user."""
+
+    def refuse() -> str:
+        raise RuntimeError("offline")
+
     run = importlib.import_module("trackio.run")
-    asks = getattr(run, "_get_default_namespace", None)
+    original = getattr(run, "_get_default_namespace", None)
     with _environment(**dict.fromkeys(REMOTES)):
-        if asks is not None:
-            run._get_default_namespace = _nobody  # type: ignore[attr-defined]
+        if original is not None:
+            run._get_default_namespace = refuse  # type: ignore[attr-defined]
         try:
             yield
         finally:
-            if asks is not None:
-                run._get_default_namespace = asks  # type: ignore[attr-defined]
-
-
-def _nobody() -> str:
-    raise RuntimeError("offline")
+            if original is not None:
+                run._get_default_namespace = original  # type: ignore[attr-defined]
 
 
 @contextmanager
@@ -214,16 +208,16 @@ def _set(values: dict[str, str | None]) -> None:
             os.environ[name] = value
 
 
-def _within(seconds: float, opened: Callable[[], Any]) -> Any:
-    """A run opened in a thread of its own, so that one that hangs is given up; opened too late, it is closed.
+def _open_within(seconds: float, open_run: Callable[[], Any]) -> Any:
+    """Open a run in a thread, so that one that hangs is abandoned; if it opens too late it is closed.
 
-    The library keeps the current run in a context variable and ends the one before: in another thread that is nobody's.
+    The library keeps the current run in a context variable and ends the previous one: a new thread has none.
     """
     opening: Future[Any] = Future()
 
     def work() -> None:
         try:
-            run = opened()
+            run = open_run()
         except BaseException as error:
             if opening.set_running_or_notify_cancel():
                 opening.set_exception(error)
@@ -239,4 +233,4 @@ def _within(seconds: float, opened: Callable[[], Any]) -> Any:
     except TimeoutError:
         if opening.cancel():
             raise TimeoutError(f"trackio did not open the run within {seconds:g} seconds") from None
-        return opening.result()  # it came just now, or the library itself had waited too long
+        return opening.result()  # it opened just now, or the library itself timed out

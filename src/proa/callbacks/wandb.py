@@ -1,4 +1,4 @@
-"""Weights & Biases: a run that `wandb sync` uploads later, or one that is online from the start."""
+"""Weights & Biases: an offline run for `wandb sync`, or an online one."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from typing import Any, Literal
 from ..data.results import Status
 from ..errors import CallbackConfigError
 from ..private_files import write_private
-from .logged_values import Table
+from .destination import Destination, library, new_id
+from .logged_values import Plain, Table
 from .run_logger import RunLogger
-from .run_place import Place, library, new_id
 
 STEP = "step"
-"""The axis of every metric. The library's own counts rows, and a step may have several."""
+"""The x axis of every metric. The library's own counts rows, and a step may have several."""
 EXIT_CODES: dict[Status, int] = {"completed": 0, "cancelled": 130}
 
 
 class WandbLogger(RunLogger):
     """Writes `<output_dir>/wandb`. `mode` is `offline` (no account, no network) or `online`.
 
-    Nothing of the process is collected that may hold a secret: no arguments, no console, no code, no git remote. An
-    API key is taken from where `wandb login` or the environment put it, never from a configuration. No call waits
-    longer than `timeout` seconds. A run that goes on keeps its id; a step that was logged before stays as it was.
+    Nothing that may hold a secret is collected: no arguments, console, code or git remote. The API key comes from
+    `wandb login` or the environment, never from a configuration. Calls take at most `timeout` seconds. A resumed run
+    keeps its id; steps that were already logged stay.
     """
 
     kind = "wandb"
@@ -48,35 +48,36 @@ class WandbLogger(RunLogger):
         if mode not in ("offline", "online"):
             raise CallbackConfigError(f"mode={mode!r}: write 'offline', or 'online' if this machine may upload")
         if timeout <= 0:
-            raise CallbackConfigError(f"timeout={timeout}: the seconds that a call may take, more than 0")
+            raise CallbackConfigError(f"timeout must be more than 0 seconds, not {timeout}")
         self._mode = mode
         self._entity = entity
         self._tags = list(tags)
         self._timeout = timeout
 
-    def _open(self, place: Place, run_id: str | None, first_step: int) -> str:
+    def _open(self, destination: Destination, run_id: str | None, first_step: int) -> str:
         wandb = self._wandb = library("wandb")
-        run_id, goes_on = run_id or new_id(), run_id is not None
-        if goes_on:
-            _wait_for_another_second(place.folder, run_id)
+        run_id, is_resumed = run_id or new_id(), run_id is not None
+        # Runs are named by id and second: one resumed within the second would overwrite itself.
+        while is_resumed and any(destination.folder.glob(f"*run-{time.strftime('%Y%m%d_%H%M%S')}-{run_id}")):
+            time.sleep(0.02)
         self._run = wandb.init(
             id=run_id,
             entity=self._entity,
-            project=place.project,
-            name=place.name,
-            group=place.group,
-            job_type=place.job,
+            project=destination.project,
+            name=destination.name,
+            group=destination.group,
+            job_type=destination.job,
             tags=self._tags,
-            config=None if goes_on else place.config,
-            dir=str(place.folder.parent),
+            config=None if is_resumed else destination.config,
+            dir=str(destination.folder.parent),
             mode=self._mode,
-            resume="allow" if goes_on and self._mode == "online" else None,
-            reinit="create_new",  # others in this process may have runs of their own
+            resume="allow" if is_resumed and self._mode == "online" else None,
+            reinit="create_new",  # the process may have other runs
             settings=self._settings(wandb),
         )
         self._run.define_metric(STEP, hidden=True)
         self._run.define_metric("*", step_metric=STEP)
-        self._checkpoints: dict[str, Any] = {}
+        self._checkpoints: dict[str, Mapping[str, object]] = {}
         return run_id
 
     def _settings(self, wandb: Any) -> Any:
@@ -85,46 +86,46 @@ class WandbLogger(RunLogger):
             "x_disable_meta": True, "x_save_requirements": False,
             "init_timeout": self._timeout, "login_timeout": self._timeout, "finish_timeout": self._timeout,
         }  # fmt: skip
-        known = wandb.Settings.model_fields  # some came with later versions
+        known = wandb.Settings.model_fields  # older versions lack some
         return wandb.Settings(**{name: value for name, value in wanted.items() if name in known})
 
-    def _write(self, values: dict[str, Any], step: int) -> None:
+    def _write(self, values: dict[str, Plain], step: int) -> None:
         self._run.log({**values, STEP: step})
 
     def _write_table(self, name: str, table: Table, step: int) -> None:
         shown = self._wandb.Table(columns=table.columns, data=table.rows, allow_mixed_types=True)
         self._run.log({name: shown, STEP: step})
 
-    def _write_checkpoint(self, name: str, facts: dict[str, Any], step: int) -> None:
+    def _write_checkpoint(self, name: str, facts: Mapping[str, object], step: int) -> None:
         self._checkpoints[name] = facts
         self._run.summary["checkpoints"] = dict(self._checkpoints)
 
     def _write_error(self, text: str, step: int) -> None:
         self._run.summary["error"] = text
 
-    def _close(self, status: Status, summary: dict[str, Any]) -> None:
+    def _close(self, status: Status, summary: Mapping[str, object]) -> None:
         self._run.summary.update(summary)
         self._run.finish(exit_code=EXIT_CODES.get(status, 1))
 
-    # An offline run cannot be asked what it holds, so that is noted beside it.
+    # An offline run cannot be read back, so its state is saved beside it.
 
-    def _earlier_id(self, place: Place) -> str | None:
-        noted = _read_note(_note_path(place))
+    def _earlier_id(self, destination: Destination) -> str | None:
+        noted = _read_note(_note_path(destination))
         return None if noted is None else str(noted["run_id"])
 
-    def _logged_before(self, place: Place, run_id: str) -> dict[str, int]:
-        noted = _read_note(_note_path(place))
+    def _logged_before(self, destination: Destination, run_id: str) -> dict[str, int]:
+        noted = _read_note(_note_path(destination))
         return dict(noted["last"]) if noted is not None and noted["run_id"] == run_id else {}
 
-    def _remember(self, place: Place, run_id: str, last: Mapping[str, int]) -> None:
-        path = _note_path(place)
-        beside = path.with_suffix(".new")
-        write_private(beside, json.dumps({"run_id": run_id, "last": last}))
-        beside.replace(path)
+    def _remember(self, destination: Destination, run_id: str, last: Mapping[str, int]) -> None:
+        path = _note_path(destination)
+        temporary = path.with_suffix(".new")
+        write_private(temporary, json.dumps({"run_id": run_id, "last": last}))
+        temporary.replace(path)
 
 
-def _note_path(place: Place) -> Path:
-    return place.folder / f"logged-{place.name}.json"
+def _note_path(destination: Destination) -> Path:
+    return destination.folder / f"logged-{destination.name}.json"
 
 
 def _read_note(path: Path) -> dict[str, Any] | None:
@@ -133,9 +134,3 @@ def _read_note(path: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     return noted
-
-
-def _wait_for_another_second(folder: Path, run_id: str) -> None:
-    """Runs are named by id and second: one that goes on within the second would overwrite what it goes on from."""
-    while any(folder.glob(f"*run-{time.strftime('%Y%m%d_%H%M%S')}-{run_id}")):
-        time.sleep(0.02)

@@ -23,7 +23,7 @@ from ..private_files import make_private_folder
 from ..record.checkpoints import CheckpointManager
 from ..record.evals import AFTER_TRAINING, write_predictions
 from ..record.reading import read_header
-from ..record.run_folder import as_json as as_json_text
+from ..record.run_folder import json_text
 from ..resume.resuming import saved_config_in
 from ..run.evaluate import evaluate_folder
 from ..run.start import beginning_of
@@ -31,7 +31,7 @@ from ..spelling import did_you_mean
 from ..tasks.builtin import BUILTIN
 from ..tasks.template_date import pinned_to
 from ..terminal import Console
-from ..visible import in_one_line, print_visible
+from ..visible import print_visible, single_line
 from .exit_codes import exit_code
 from .text import count
 
@@ -205,13 +205,13 @@ def _show(scored: Scored, folder: Path, unscored: int, as_json: bool) -> None:
     completions = count(len(scored.predictions), "completion")
     if first_error is not None:
         print_visible(
-            f"{unscored} of {completions} could not be scored; the first: {in_one_line(str(first_error))}",
+            f"{unscored} of {completions} could not be scored; the first: {single_line(str(first_error))}",
             file=sys.stderr,
         )
     if as_json:
         content: dict[str, Any] = {"model": str(folder), "metrics": result.metrics, "breakdowns": result.breakdowns}
         content |= {"rows": len(scored.predictions), "seconds": result.eval_seconds, "first_error": first_error}
-        print(as_json_text(content), end="")
+        print(json_text(content), end="")
         return
     console = Console()
     counted = f", {completions}" if scored.predictions else ""

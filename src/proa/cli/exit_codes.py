@@ -13,7 +13,7 @@ from typing import TextIO
 
 from ..errors import CallbackConfigError, ProaError, SettingError
 from ..record.checkpoints import UnknownCheckpointError
-from ..record.reading import NoRunError
+from ..record.reading import RunNotFoundError
 from ..record.run_folder import RunFolderError
 from ..visible import print_visible
 
@@ -71,7 +71,7 @@ def exit_code(work: Callable[[], int], paths: Iterable[Path | str | None] = ()) 
             _print_traceback(error)
             return 1
         print_visible(describe_os_error(error), file=sys.stderr)
-        return 2 if error.errno not in DISK_FULL and _is_at(error, paths) else 1
+        return 2 if error.errno not in DISK_FULL and _concerns(error, paths) else 1
     except SystemExit as error:  # raised by a callback, a reward or a model's code, so the work is not complete
         print_visible(f"sys.exit({error.code!r}) was called before the work was complete", file=sys.stderr)
         return error.code if isinstance(error.code, int) and error.code else 1
@@ -89,7 +89,7 @@ def _is_wrong_use(error: ProaError) -> bool:
 
     return isinstance(
         error,
-        RunFolderError | NoRunError | UnknownCheckpointError | ConfigError | SettingError | CallbackConfigError,
+        RunFolderError | RunNotFoundError | UnknownCheckpointError | ConfigError | SettingError | CallbackConfigError,
     )
 
 
@@ -106,7 +106,7 @@ def describe_os_error(error: OSError) -> str:
     return f"{_file_name(error)} cannot be {'written' if error.errno in DISK_FULL else 'used'}: {reason}"
 
 
-def _is_at(error: OSError, paths: Iterable[Path | str | None]) -> bool:
+def _concerns(error: OSError, paths: Iterable[Path | str | None]) -> bool:
     """Whether the error's file is one of the paths, inside one, or a parent of one."""
     if error.filename is None:
         return False

@@ -14,13 +14,13 @@ from rich.text import Text
 from ..config import load_experiment_config
 from ..data.results import ArmResult, ExperimentResult
 from ..experiments import Experiment
-from ..terminal import JobConsole, output_may_be_lost
+from ..terminal import JobConsole, tolerate_lost_output
 from ..visible import print_visible
 from .exit_codes import exit_code
 from .text import count, duration, interval
 
 
-@output_may_be_lost()
+@tolerate_lost_output()
 def experiment(file: str, flags: Sequence[str]) -> int:
     """Exit code: 0 all runs are complete, 1 a run failed, 2 wrong use."""
     sys.path.insert(0, str(Path.cwd()))  # so that rewards, tasks and callbacks there can be named

@@ -287,9 +287,9 @@ def _add_moments(verbs: Verbs) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
 
     def run(options: argparse.Namespace) -> int:
-        from ..lifecycle.table import describe, hooks_by_moment
+        from ..lifecycle.table import describe, moment_table
 
-        rows = hooks_by_moment()
+        rows = moment_table()
         if options.event is not None:
             if options.event not in rows:
                 hint = did_you_mean(options.event, rows)

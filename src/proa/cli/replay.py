@@ -14,12 +14,12 @@ from transformers.utils import logging as transformers_logging
 
 from ..callbacks import ConsoleProgress
 from ..run.replay import Replay, replay
-from ..terminal import JobConsole, output_may_be_lost
+from ..terminal import JobConsole, tolerate_lost_output
 from .exit_codes import exit_code
 from .text import count
 
 
-@output_may_be_lost()
+@tolerate_lost_output()
 def run_replay(folder: str, *, until: int | None, into: str | None, as_json: bool, flags: Sequence[str]) -> int:
     """Exit code: 0 same weights, or nothing to compare; 1 other weights, or failed; 2 wrong use."""
     sys.path.insert(0, str(Path.cwd()))  # so that rewards and tasks there can be named

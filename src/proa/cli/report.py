@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 from ..errors import ProaError
-from ..record.durable import in_words
-from ..record.reading import NoRunError
+from ..record.durable import format_bytes
+from ..record.reading import RunNotFoundError
 from ..report import REPORT_NAME, write_report
 from ..visible import print_visible
 from .exit_codes import describe_os_error
@@ -24,7 +24,7 @@ def report(path: str, output: str | None = None) -> int:
         return 2
     try:
         written, size = write_report(Path(path), target)
-    except NoRunError as error:
+    except RunNotFoundError as error:
         print_visible(error, file=sys.stderr)
         return 2
     except ProaError as error:
@@ -37,5 +37,5 @@ def report(path: str, output: str | None = None) -> int:
         action = "the report cannot be written" if is_page else "the record cannot be read"
         print_visible(f"{action}: {describe_os_error(error)}", file=sys.stderr)
         return 1
-    print_visible(f"{written}: {in_words(size)}")
+    print_visible(f"{written}: {format_bytes(size)}")
     return 0

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import ProaError
-from ..record.reading import NoRunError, read_header
+from ..record.reading import RunNotFoundError, read_header
 from ..resume.resuming import AUTO, config_in
 from ..visible import print_visible
 from .exit_codes import describe_os_error
@@ -38,8 +38,8 @@ def resume(folder: str, flags: Sequence[str], checkpoint: str | None, *, allow_c
 
 def _check_run_folder(path: Path) -> None:
     if path.is_file():
-        raise NoRunError(f"{path} is a file: give the folder of a run")
+        raise RunNotFoundError(f"{path} is a file: give the folder of a run")
     if not (path / "run.json").exists() and (path / "experiment.json").is_file():
-        raise NoRunError(
+        raise RunNotFoundError(
             f"{path} is an experiment's folder: resume it with proa experiment FILE, with the file it was started with"
         )

@@ -14,13 +14,13 @@ from rich.table import Table
 from rich.text import Text
 
 from ..errors import ProaError
-from ..record.reading import RunRecord, read_run
+from ..record.reading import RunSummary, read_run
 from ..record.run_folder import read_json
 from ..record.times import is_time
 from ..report.text import ended, squeezed
-from ..statistics.words import FOUND_BEST, finding_in
+from ..statistics.conclusions import FOUND_BEST, parse_finding
 from ..terminal import Console
-from ..visible import in_one_line, print_visible, visible
+from ..visible import print_visible, single_line, visible
 from .exit_codes import describe_os_error
 from .show_experiment import experiment_status
 from .text import count, day, json_text, number
@@ -103,7 +103,7 @@ def _read_row(root: Path, folder: Path, unreadable: OSError | None) -> Row:
         return {"name": name, "kind": "run", "status": "broken", "error": str(error)}
 
 
-def _run_row(name: str, record: RunRecord) -> Row:
+def _run_row(name: str, record: RunSummary) -> Row:
     scores = {f"{one}.{metric}": value for one, metrics in record.evals.items() for metric, value in metrics.items()}
     algorithm = record.config.get("algorithm")
     return {
@@ -121,7 +121,7 @@ def _run_row(name: str, record: RunRecord) -> Row:
 def _experiment_row(name: str, folder: Path) -> Row:
     content = read_json(folder / "experiment.json")
     completed = sum(arm.get("status") == "completed" for arm in content.get("arms", []))
-    finding = finding_in(str(content.get("conclusion") or ""), content.get("best_arm"))
+    finding = parse_finding(str(content.get("conclusion") or ""), content.get("best_arm"))
     starts = []
     for header in folder.glob("*/run.json"):
         with suppress(ProaError, OSError):  # reported in the run's own row
@@ -164,7 +164,7 @@ def _show(rows: list[Row]) -> None:
     console.print(table)
     for row in rows:
         if "error" in row:
-            console.print(Text(in_one_line(f"{row['name']}: {row['error']}")), soft_wrap=True)
+            console.print(Text(single_line(f"{row['name']}: {row['error']}")), soft_wrap=True)
 
 
 def _width(columns: Mapping[str, list[str]]) -> int:

@@ -20,11 +20,11 @@ from ..errors import SettingError
 from ..private_files import write_private
 from ..record.checkpoints import CheckpointManager
 from ..record.live import ActorView, LiveView
-from ..record.reading import QUIET_SECONDS, Process, RunRecord, read_run
+from ..record.reading import QUIET_SECONDS, Process, RunSummary, read_run
 from ..record.run_folder import BrokenRecordError
-from ..record.spans import SpanRecord, trace_of
+from ..record.spans import SpanRecord, chrome_trace
 from ..terminal import Console
-from ..visible import in_one_line, print_visible
+from ..visible import print_visible, single_line
 from .exit_codes import exit_code
 from .show_experiment import show_experiment
 from .text import STYLES, count, curve, day, duration, json_text, ledger_line, metrics_line, number, progress, ran
@@ -55,7 +55,7 @@ def _show(folder: Path, as_json: bool, follow: bool, trace: str | None) -> int:
         return show_experiment(folder, console, as_json)
     record = read_run(folder)
     if trace is not None:
-        write_private(Path(trace), json.dumps(trace_of(SpanRecord(record.folder).read())))
+        write_private(Path(trace), json.dumps(chrome_trace(SpanRecord(record.folder).read())))
         print_visible(f"open {trace} at https://ui.perfetto.dev", file=sys.stderr)
     elif as_json:
         (last,) = deque(_follow(record) if follow else [record], maxlen=1)
@@ -70,7 +70,7 @@ def _show(folder: Path, as_json: bool, follow: bool, trace: str | None) -> int:
     return 0
 
 
-def as_object(record: RunRecord) -> dict[str, Any]:
+def as_object(record: RunSummary) -> dict[str, Any]:
     """What `--json` prints."""
     return {
         "folder": str(record.folder),
@@ -84,7 +84,7 @@ def as_object(record: RunRecord) -> dict[str, Any]:
     }
 
 
-def _parts(record: RunRecord) -> list[RenderableType]:
+def _parts(record: RunSummary) -> list[RenderableType]:
     """What is shown of a run, from top to bottom."""
     header, live = record.header, record.live
     parts: list[RenderableType] = [_headline(record), _times(record)]
@@ -96,26 +96,26 @@ def _parts(record: RunRecord) -> list[RenderableType]:
         parts += [
             Text(f"{live.runtime}, episode {live.episode}, version {live.version} (kept: {kept}), as of {age} ago"),
             _actors(live),
-            *(Text(in_one_line(line)) for line in _remarks(live)),
+            *(Text(single_line(line)) for line in _remarks(live)),
         ]
         ledger = live.ledger
     if ledger:
         parts.append(Text(ledger_line(ledger)))
-    parts += [Text(f"eval {in_one_line(name)}: {metrics_line(scores)}") for name, scores in record.evals.items()]
+    parts += [Text(f"eval {single_line(name)}: {metrics_line(scores)}") for name, scores in record.evals.items()]
     checkpoints = [row.name + (" (final)" if row.final else "") for row in CheckpointManager(record.folder).rows]
     if checkpoints:
-        parts.append(Text(in_one_line(f"checkpoints: {', '.join(checkpoints)}")))
+        parts.append(Text(single_line(f"checkpoints: {', '.join(checkpoints)}")))
     if record.cut_off or header["status"] in ("cancelled", "failed"):
-        parts.append(Text(in_one_line(f"resume it with proa resume {record.folder}")))
+        parts.append(Text(single_line(f"resume it with proa resume {record.folder}")))
     if failures := header.get("reward_failures"):
         words = f"{count(failures.get('samples', 0), 'sample')} had no reward; the first: {failures.get('first', '')}"
-        parts.append(Text(in_one_line(words), style="red"))
+        parts.append(Text(single_line(words), style="red"))
     if header.get("callback_errors"):
         parts.append(Text(f"callback errors: {metrics_line(header['callback_errors'])}", style="red"))
     return [*parts, *_metrics(record)]
 
 
-def _follow(record: RunRecord) -> Iterator[RunRecord]:
+def _follow(record: RunSummary) -> Iterator[RunSummary]:
     """Read the run again and again, until it has ended or its process is certainly gone."""
     yield record
     while record.running and not record.cut_off:
@@ -124,7 +124,7 @@ def _follow(record: RunRecord) -> Iterator[RunRecord]:
         yield record
 
 
-def _headline(record: RunRecord) -> Text:
+def _headline(record: RunSummary) -> Text:
     """`demo: running, 12 of 40 steps, 1.8 steps/s, about 16 s left`."""
     header, rate = record.header, record.steps_per_second
     total = (record.live.of if record.live else 0) or record.total_steps
@@ -137,20 +137,20 @@ def _headline(record: RunRecord) -> Text:
     reason = str(header.get("stop_reason") or "").replace("\n", "\n  ")  # an error may have several lines
     by = f" (by {header['stopped_by']})" if header.get("stopped_by") else ""
     return Text.assemble(
-        (f"{in_one_line(record.folder.resolve().name)}: ", "bold"),
+        (f"{single_line(record.folder.resolve().name)}: ", "bold"),
         (status, STYLES["failed"] if record.cut_off else STYLES.get(status, "")),
         f", {', '.join(words)}",
         f"\n{reason}{by}" if reason else "",
     )
 
 
-def _times(record: RunRecord) -> Text:
+def _times(record: RunSummary) -> Text:
     header = record.header
     words = []
-    if record.going is not None:
+    if record.running_time is not None:
         begun = day(header["started"], "%Y-%m-%d %H:%M:%S")
         is_over = not record.running or record.cut_off
-        words.append(f"started {begun}, {'ran' if is_over else 'running for'} {ran(record.going)}")
+        words.append(f"started {begun}, {'ran' if is_over else 'running for'} {ran(record.running_time)}")
     if "pid" in header:
         words.append(f"process {header['pid']} on {header.get('host', 'an unknown machine')}")
     if "weights_digest" in header:
@@ -160,7 +160,7 @@ def _times(record: RunRecord) -> Text:
     return Text(", ".join(words), style="dim")
 
 
-def _warnings(record: RunRecord) -> Iterator[str]:
+def _warnings(record: RunSummary) -> Iterator[str]:
     """Signs that a run whose header says `running` may not be."""
     if not record.running:
         return
@@ -168,10 +168,10 @@ def _warnings(record: RunRecord) -> Iterator[str]:
     pid = record.header.get("pid")
     if record.cut_off:
         yield f"no sign of life for {quiet}, and its process {pid} is gone: the run was cut off"
-    elif record.getting_ready:
+    elif record.is_starting:
         yield f"starting up for {quiet}: nothing is written yet"
     elif record.live is not None and record.quiet_seconds > QUIET_SECONDS:
-        if record.process is Process.THERE:
+        if record.process is Process.ALIVE:
             yield f"no sign of life for {quiet}, but process {pid} exists: it hangs, is stopped, or cannot write here"
         else:
             yield f"no sign of life for {quiet}: its process is probably gone"
@@ -216,14 +216,14 @@ def _remarks(live: LiveView) -> Iterator[str]:
             yield f"{actor.name} prints to {actor.log}"
 
 
-def _metrics(record: RunRecord) -> Iterator[RenderableType]:
+def _metrics(record: RunSummary) -> Iterator[RenderableType]:
     last = record.last_metrics
     if last is None:
         return
     prefixes = tuple(f"{name}." for name in record.eval_names)
     shown = [name for name in last if name not in ROW_KEYS and not name.startswith(prefixes)]
     yield Text(f"step {last['step']}:")
-    yield Columns([Text(in_one_line(f"  {name} {number(last[name])}")) for name in shown], column_first=True)
+    yield Columns([Text(single_line(f"  {name} {number(last[name])}")) for name in shown], column_first=True)
     name = "reward" if any("reward" in row for row in record.rows) else "loss"
     values = curve(record.rows, name)
     if len(values) > 1:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from ..record.reading import read_run
 from ..record.run_folder import BrokenRecordError, read_json
-from ..record.run_lock import was_left
+from ..record.run_lock import is_abandoned
 from .text import STYLES, json_text, metrics_line, progress
 
 
@@ -52,7 +52,7 @@ def _runs(folder: Path, content: dict[str, Any]) -> Table:
 
 def experiment_status(folder: Path, content: dict[str, Any]) -> str:
     """The status in the header of an experiment, or `cut off` if its process is gone."""
-    is_cut_off = content["status"] == "running" and was_left(folder)
+    is_cut_off = content["status"] == "running" and is_abandoned(folder)
     return "cut off" if is_cut_off else str(content["status"])
 
 

@@ -9,10 +9,10 @@ from datetime import datetime
 from typing import Any
 
 from ..callbacks.console import sparkline
-from ..record.run_folder import readable
+from ..record.run_folder import encode_numbers
 from ..report.metrics import number_in
 from ..report.text import duration, ran
-from ..visible import in_one_line
+from ..visible import single_line
 
 __all__ = [
     "STYLES", "count", "curve", "day", "duration", "interval", "json_text", "ledger_line", "metric_values",
@@ -30,7 +30,7 @@ def ledger_line(ledger: Mapping[str, Any]) -> str:
     """Where every sample is, as a sum."""
     reasons = ledger.get("dropped")
     counts = reasons.items() if isinstance(reasons, Mapping) else ()
-    dropped = ", ".join(f"{samples} {in_one_line(str(reason))}" for reason, samples in counts) or "none"
+    dropped = ", ".join(f"{samples} {single_line(str(reason))}" for reason, samples in counts) or "none"
     return (
         f"samples: {ledger.get('leased', 0)} leased = {ledger.get('trained', 0)} trained "
         f"+ {ledger.get('buffered', 0)} buffered + {ledger.get('in_flight', 0)} in flight + dropped ({dropped})"
@@ -90,11 +90,11 @@ def day(seconds: float, form: str) -> str:
 
 def json_text(content: Any) -> str:
     """What `--json` prints: standard JSON, whatever a record holds."""
-    return json.dumps(readable(content), indent=2, allow_nan=False)
+    return json.dumps(encode_numbers(content), indent=2, allow_nan=False)
 
 
 def metrics_line(metrics: Mapping[str, object]) -> str:
-    return in_one_line("  ".join(f"{name} {number(value)}" for name, value in metrics.items()))
+    return single_line("  ".join(f"{name} {number(value)}" for name, value in metrics.items()))
 
 
 def metric_values(rows: Iterable[Mapping[str, Any]], name: str) -> list[float]:

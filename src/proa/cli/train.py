@@ -22,7 +22,7 @@ from ..lifecycle.policy import ErrorPolicy, Priority
 from ..recipes import run
 from ..record.checkpoints import CheckpointManager
 from ..record.run_folder import read_json
-from ..terminal import JobConsole, output_may_be_lost
+from ..terminal import JobConsole, tolerate_lost_output
 from ..visible import print_visible
 from .exit_codes import exit_code
 from .text import count, curve, ledger_line, metric_values
@@ -33,7 +33,7 @@ def train(config: RunConfig) -> int:
     return run_to_end(config)
 
 
-@output_may_be_lost()
+@tolerate_lost_output()
 def run_to_end(config: RunConfig, resume: str | None = None, *, allow_changes: bool = False) -> int:
     """Start a run, or resume one, and show its results."""
     # A progress bar for writing one file would appear among the results.

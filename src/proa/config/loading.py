@@ -10,7 +10,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from ..record.run_folder import numbers_back
+from ..record.run_folder import decode_numbers
 from ..spelling import did_you_mean
 from .experiment_config import ArmContent, ExperimentConfig, KeyPath
 from .run_config import RESTORED, SHORT_FORMS, RunConfig, config_type, drop_foreign_keys
@@ -114,7 +114,7 @@ def restore_run_config(content: Mapping[str, Any], flags: Sequence[str] = ()) ->
     """
     changed = drop_foreign_keys(unshared(content))
     if isinstance(section := changed.get("algorithm"), dict):
-        section["params"] = numbers_back(section.get("params", {}))  # a clip may be infinite
+        section["params"] = decode_numbers(section.get("params", {}))  # a clip may be infinite
     for key, value in _parse_flags(flags).items():
         _put(changed, key, value)
     return _validate(config_type(changed), changed, {}, "", RESTORED)

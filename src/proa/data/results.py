@@ -164,7 +164,7 @@ class ExperimentResult:
     def _scores(self, group: str, metric: str) -> ArmScores:
         """Of the runs that were completed: what others scored before they broke off is not comparable."""
         runs = [arm for arm in self.arms if arm.name in self.groups[group].runs and arm.status == "completed"]
-        return ArmScores.of(
+        return ArmScores.collect(
             (
                 getattr(arm.run_config, "seed", arm.name),
                 arm.score(metric),

@@ -21,7 +21,7 @@ from ..dotted import resolve
 from ..errors import ProaError
 from ..policy.measuring import measuring
 from ..policy.trainable import Trainable
-from ..rewards.calling import run_to_end
+from ..rewards.calling import await_result
 from ..rollouts import Progress, SingleTurn, VersionedEngine
 from ..tasks.task import TaskRow
 from .benchmark import Scored
@@ -130,7 +130,7 @@ class OwnEvaluator:
     def _call(self, policy: EvaluatedPolicy) -> Any:
         try:
             given = self._function(policy)
-            return run_to_end(given) if inspect.isawaitable(given) else given
+            return await_result(given) if inspect.isawaitable(given) else given
         except Exception as error:  # the user's function runs here, and may raise anything
             code = getattr(inspect.unwrap(self._function), "__code__", None)
             frames = [

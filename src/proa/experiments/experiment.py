@@ -17,15 +17,15 @@ from ..lifecycle.failures import note_failure
 from ..lifecycle.hooks import BaseCallback, Callback
 from ..lifecycle.manager import CallbackManager, Callbacks
 from ..lifecycle.moments import EventName
-from ..lifecycle.placement import refuse_unportable
-from ..lifecycle.roles import callbacks_in
+from ..lifecycle.placement import check_portable
+from ..lifecycle.roles import callback_list
 from ..record.checkpoints import CheckpointManager
 from ..record.durable import Disk
-from ..record.run_folder import RunFolderError, as_json, read_json
+from ..record.run_folder import RunFolderError, json_text, read_json
 from ..record.run_lock import lock
 from ..record.secrets import remember
-from ..resume.resuming import changes_to, saved_config
-from ..terminal import output_may_be_lost
+from ..resume.resuming import config_changes, saved_config
+from ..terminal import tolerate_lost_output
 from .arm_run import ArmRun, GivenCallbacks, unreached
 from .checking import check_arms
 from .concurrent import run_concurrently
@@ -63,7 +63,7 @@ class Experiment:
         self.config = config
         self.plan = plan(config)
         self._given: GivenCallbacks = (
-            callbacks if isinstance(callbacks, CallbackManager) else tuple(callbacks_in(callbacks or ()))
+            callbacks if isinstance(callbacks, CallbackManager) else tuple(callback_list(callbacks or ()))
         )
         self._report = report
         self._managers: list[CallbackManager] = []
@@ -80,7 +80,7 @@ class Experiment:
         self._arms, self._announced_groups = {}, set()
         self._result = ExperimentResult(config.name, "running", hypothesis=config.metadata.hypothesis)
         interruption = Interruption(grace=float("inf"))  # each run has a grace period of its own
-        with lock(config.folder, LOCK_SECONDS), output_may_be_lost(), interruption.listening():
+        with lock(config.folder, LOCK_SECONDS), tolerate_lost_output(), interruption.listening():
             if (config.folder / "run.json").exists():
                 raise RunFolderError(
                     f"{config.folder} is the folder of a run: give the experiment another name or output_dir"
@@ -239,7 +239,7 @@ class Experiment:
             "groups": {name: group.as_dict() for name, group in result.groups.items()},
             "arms": [arm_dict(arm) for arm in self._ordered_arms()],
         }
-        Disk().replace_file(self.config.folder / EXPERIMENT_NAME, as_json(content, in_words=True).encode("utf-8"))
+        Disk().replace_file(self.config.folder / EXPERIMENT_NAME, json_text(content, stringify=True).encode("utf-8"))
 
 
 def _check_same_run(run: PlannedRun) -> None:
@@ -247,7 +247,7 @@ def _check_same_run(run: PlannedRun) -> None:
     if not CheckpointManager(run.config.folder).rows:
         return
     try:
-        changes_to(saved_config(run.config.folder), run.config)
+        config_changes(saved_config(run.config.folder), run.config)
     except ConfigError as error:
         raise ConfigError(f"{run.config.folder} belongs to another experiment: {error}") from None
 
@@ -259,7 +259,7 @@ def _check_portable(given: GivenCallbacks) -> None:
             "with max_concurrent_arms above 1 each run has its own process, which an instance of a callback cannot "
             "reach: give a factory, e.g. the class itself, which makes one for each run"
         )
-    refuse_unportable(given)
+    check_portable(given)
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise ConfigError(
             "with max_concurrent_arms above 1 each run's process imports this script again: put the code that runs "

@@ -13,7 +13,7 @@ from ..data.loop import LoopArtifacts, ManifestRow
 from ..data.results import ArmResult, RunResult
 from ..record.durable import Disk
 from ..record.evals import eval_result
-from ..record.run_folder import as_json, numbers_back, read_json
+from ..record.run_folder import decode_numbers, json_text, read_json
 from .plan import PlannedRun
 
 ARM_NAME = "arm.json"
@@ -23,7 +23,7 @@ def save_arm(arm: ArmResult, folder: Path, benchmarks: Sequence[EvalSection]) ->
     """Write the result atomically, with the configuration of its benchmarks; that of the run is beside it, in
     `config.json`. Objects that a hook left in it are written as text, so that they cannot fail the run."""
     content = {**arm_dict(arm), "benchmarks": _benchmark_content(benchmarks)}
-    Disk().replace_file(folder / ARM_NAME, as_json(content, in_words=True).encode("utf-8"))
+    Disk().replace_file(folder / ARM_NAME, json_text(content, stringify=True).encode("utf-8"))
 
 
 def arm_dict(arm: ArmResult) -> dict[str, Any]:
@@ -50,17 +50,17 @@ def load_arm(run: PlannedRun, benchmarks: Sequence[EvalSection]) -> ArmResult | 
     result = None
     if run_content is not None:
         changes = {
-            "metrics": numbers_back(run_content["metrics"]),
+            "metrics": decode_numbers(run_content["metrics"]),
             "artifacts": _load_artifacts(run_content["artifacts"]),
         }
         result = RunResult(**{**run_content, **changes})
-    numbers = {key: numbers_back(content[key]) for key in ("metrics", "eval_metrics", "eval_breakdowns")}
+    numbers = {key: decode_numbers(content[key]) for key in ("metrics", "eval_metrics", "eval_breakdowns")}
     return ArmResult(**{**content, **numbers}, run_config=run.config, evals=evals, run_result=result)
 
 
 def _benchmark_content(benchmarks: Sequence[EvalSection]) -> list[dict[str, Any]]:
     """The configuration of benchmarks as it is after writing and reading."""
-    written: list[dict[str, Any]] = json.loads(as_json({"": [one.model_dump(mode="json") for one in benchmarks]}))[""]
+    written: list[dict[str, Any]] = json.loads(json_text({"": [one.model_dump(mode="json") for one in benchmarks]}))[""]
     return written
 
 

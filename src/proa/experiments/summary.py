@@ -11,7 +11,7 @@ from ..data.results import ArmResult, ExperimentResult, GroupResult
 from ..record.evals import EvalRecord
 from ..record.run_folder import BrokenRecordError
 from ..spelling import did_you_mean
-from ..statistics import best_of, conclusion, estimate, task_means, without_metric
+from ..statistics import conclusion, estimate, rank_arms, task_means, without_metric
 from ..statistics.intervals import finite
 
 log = logging.getLogger("proa.experiments")
@@ -69,7 +69,7 @@ def _judge(result: ExperimentResult, metric: str, hypothesis: str | None, compar
     if known and metric not in known:
         log.warning("no run has a metric %r%s", metric, did_you_mean(metric, known))
     means = {name: group.metrics.get(metric) for name, group in result.groups.items() if name in compared}
-    best = best_of(means, result.mode)
+    best = rank_arms(means, result.mode)
     result.best_arm, result.best_score = best.arm, best.score
     has_next = best.arm is not None and len(best.ranked) > 1
     said = conclusion(

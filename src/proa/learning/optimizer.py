@@ -146,7 +146,7 @@ class Optimizer:
         self._weights.gather_gradients()
 
     def step(self, loss_is_finite: bool = True) -> StepOutcome:
-        """One update from the gradients as they are, or none; either way the schedule goes on."""
+        """One update from the gradients as they are, or none; either way the schedule advances."""
         learning_rate = learning_rate_at(self.steps, self.settings, self.total_steps)
         self.steps += 1
         self._weights.gather_gradients()  # of whoever called `loss.backward()` instead
@@ -186,7 +186,7 @@ class Optimizer:
         return " and ".join(reasons) or "the norm of the gradient is too large for its dtype"
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything a resumed run needs to go on bit for bit; settings stay the user's.
+        """Everything a resumed run needs to continue bit for bit; settings stay the user's.
 
         Moments and masters are the optimizer's own, not copies: save them before the next step.
         """
@@ -211,7 +211,7 @@ class Optimizer:
         elif self.masters:
             log.warning(
                 "this checkpoint was trained in bfloat16 without float32 weights, as version 0.1 did: small steps were "
-                "rounded away. The run goes on from the weights as they are, with float32 weights from here on"
+                "rounded away. The run continues from the weights as they are, with float32 weights from here on"
             )
             self._weights.copy_model()
         indices = self._indices()

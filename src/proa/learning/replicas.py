@@ -4,7 +4,7 @@ Every trainer holds the whole batch, which is small beside the model, and comput
 whatever looks at a batch as a whole (advantages, whitening, how a loss is averaged, metrics) is the same code and the
 same numbers for one trainer and for many; only what comes out of the model is exchanged.
 
-All trainers call the same methods in the same order. Each call is a meeting: nobody goes on before everyone has come,
+All trainers call the same methods in the same order. Each call is a meeting: nobody continues before everyone has come,
 and one that cannot come says so (`leave`), which ends the meeting for all, at the same step.
 """
 
@@ -24,6 +24,10 @@ T = TypeVar("T")
 
 class ReplicaError(ProaError):
     """Another trainer failed or is gone; the message says which, and why."""
+
+
+class AgreedInterrupt(KeyboardInterrupt):
+    """All trainers leave, at the same step and with a checkpoint that each had a part in."""
 
 
 class Replicas(Protocol):
@@ -71,11 +75,11 @@ class Alone:
 
 
 @contextlib.contextmanager
-def telling_the_others(replicas: Replicas) -> Iterator[None]:
+def leaving_on_error(replicas: Replicas) -> Iterator[None]:
     """Whatever ends the work inside, the others hear of it instead of waiting."""
     try:
         yield
-    except ReplicaError:
+    except (ReplicaError, AgreedInterrupt):
         raise  # they know
     except BaseException as error:
         replicas.leave(error)
@@ -89,7 +93,7 @@ def farewell(rank: int, error: BaseException) -> dict[str, Any]:
     return {"stop": False, "reason": f"trainer_{rank} failed: {type(error).__name__}: {error}"}
 
 
-def as_raised_elsewhere(said: dict[str, Any]) -> Exception:
+def error_of_another(said: dict[str, Any]) -> Exception:
     """What the others raise then: a stop is a stop for all, and an error is an error."""
     return StopTraining(said["reason"]) if said["stop"] else ReplicaError(said["reason"])
 

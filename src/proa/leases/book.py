@@ -24,6 +24,8 @@ from ..actors.waiting import ClosedError, LeaseFailedError, StepInterrupted, Wai
 from ..data.experience import BufferItem
 from ..data.lease import Delivery, Lease, Prompt, sample_seed
 from ..data.saved_items import delivery_from, delivery_tree, items_from, items_tree
+from ..record.journal import JournalEntry
+from ..record.spans import Span
 from .decisions import Decisions
 from .ledger import Ledger, tokens_in
 from .open_leases import OpenLeases
@@ -62,7 +64,7 @@ class LeaseBook:
         self._scored = (0, 0)  # in the step being assembled: samples, and those without a reward
         self._in_training = (0, 0)  # samples and tokens of the step being computed
         self._decisions = Decisions()
-        self._spans: list[dict[str, Any]] = []
+        self._spans: list[Span] = []
         self._episode = 0
         self._steps_taken = 0
         self._closed = ""
@@ -359,12 +361,12 @@ class LeaseBook:
 
     # -- for the record ------------------------------------------------------------------------------
 
-    def take_journal(self) -> list[dict[str, Any]]:
+    def take_journal(self) -> list[JournalEntry]:
         """The decisions since the last call: which lease came first, which sample's reward failed."""
         with self.room:
             return self._decisions.take()
 
-    def take_spans(self) -> list[dict[str, Any]]:
+    def take_spans(self) -> list[Span]:
         """What makers did for the leases consumed since the last call."""
         with self.room:
             taken, self._spans = self._spans, []

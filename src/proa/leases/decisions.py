@@ -8,13 +8,14 @@ from dataclasses import replace
 from typing import Any
 
 from ..data.experience import BufferItem
+from ..record.journal import JournalEntry
 
 
 class Decisions:
     """Collects decisions for the journal, and repeats those of another run of the same plan, where one is given."""
 
     def __init__(self) -> None:
-        self._decisions: list[dict[str, Any]] = []
+        self._decisions: list[JournalEntry] = []
         self._script: deque[int] = deque()  # leases to be taken in this order
         self._failed_rewards: Mapping[str, str] = {}  # errors by uid, of samples whose reward failed in that run
 
@@ -22,7 +23,7 @@ class Decisions:
         self._script = deque(entry["lease"] for entry in entries if entry["kind"] == "lease")
         self._failed_rewards = {entry["uid"]: entry["error"] for entry in entries if entry["kind"] == "reward"}
 
-    def take(self) -> list[dict[str, Any]]:
+    def take(self) -> list[JournalEntry]:
         """The decisions since the last call."""
         decisions, self._decisions = self._decisions, []
         return decisions

@@ -3,7 +3,7 @@
 from .hooks import BaseCallback, Callback, EveryMoment, MakerCallback, TrainerCallback
 from .manager import CallbackManager, Callbacks
 from .moments import EVENT_NAMES, MOMENTS, EventName, Moment, Moments, Scope
-from .placement import Placement, refuse_unportable
+from .placement import Placement, check_portable
 from .policy import ErrorPolicy, Priority
 from .report import CallbackReport, ReportRow
 from .roles import Role
@@ -12,5 +12,5 @@ from .spans import Lifecycle
 __all__ = [
     "EVENT_NAMES", "MOMENTS", "BaseCallback", "Callback", "CallbackManager", "CallbackReport", "Callbacks",
     "ErrorPolicy", "EventName", "EveryMoment", "Lifecycle", "MakerCallback", "Moment", "Moments", "Placement",
-    "Priority", "ReportRow", "Role", "Scope", "TrainerCallback", "refuse_unportable",
+    "Priority", "ReportRow", "Role", "Scope", "TrainerCallback", "check_portable",
 ]  # fmt: skip

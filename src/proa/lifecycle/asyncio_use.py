@@ -1,8 +1,7 @@
-"""Whether a hook may start asyncio tasks, judged from its code and its module.
+"""Whether a hook may start asyncio tasks, judged by its code and its module.
 
-Making an event loop current costs more than dispatching to ten callbacks, so it is done only for hooks
-that may need it: those whose module, or whose own code, mentions asyncio. A hook that reaches asyncio
-through a helper in another module says so with `uses_asyncio = True`.
+Setting an event loop costs more than dispatching to ten callbacks, so it is done only for hooks that may need it: those
+whose module or own code mentions asyncio. A hook that uses asyncio through another module sets `uses_asyncio = True`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The event loop under which hooks run, so that a plain hook may call `asyncio.create_task(...)`.
+"""The event loop for hooks, so that a plain hook may call `asyncio.create_task(...)`.
 
-Training is synchronous code, so nobody runs that loop: it is turned for a moment at each step boundary,
-and drained with a deadline before the run ends. Each thread that fires moments has a loop of its own.
+Training is synchronous, so the loop runs for a moment at each step boundary, and is drained with a deadline before the
+run ends. Each thread that fires moments has its own loop.
 """
 
 from __future__ import annotations
@@ -20,32 +20,36 @@ from .listeners import Function, Listener
 
 TURN_SECONDS = 0.0005
 TURN_ITERATIONS = 16
-LEAST_ITERATIONS = 3  # a task that awaits nothing is done then, and its failure known, however busy the machine
+MIN_ITERATIONS = 3  # enough for a task that awaits nothing, however busy the machine
 CANCEL_SECONDS = 1.0
 """How long tasks that missed the deadline may take to clean up after being cancelled."""
 
 
 class BackgroundTasks:
-    """All tasks that the hooks of one manager started."""
+    """The tasks that the hooks of one manager started."""
 
     def __init__(self, failures: Failures, drain_seconds: float) -> None:
         self._failures = failures
         self._drain_seconds = drain_seconds
         self._loops: dict[int, _ThreadLoop] = {}
-        weakref.finalize(self, _close_all, self._loops)  # a manager dropped in mid-run leaves no socket open
+        weakref.finalize(
+            self, _close_loops, self._loops
+        )  # a manager that is dropped during a run leaves no socket open
 
-    def under_the_loop(self, listener: Listener) -> Function:
-        """The listener's call, made so that `asyncio.create_task` inside it works and knows whose task it is."""
+    def wrap(self, listener: Listener) -> Function:
+        """The listener's call, with a loop so that `asyncio.create_task` works in it and its tasks are tracked."""
 
         def call(*args: Any, **kwargs: Any) -> object:
-            loop = self._loops.get(get_ident()) or self._new_loop()
+            loop = self._loops.get(get_ident())
+            if loop is None:
+                loop = self._loops[get_ident()] = _ThreadLoop()
             with loop.current(listener):
                 return listener.call(*args, **kwargs)
 
         return call
 
     def turn(self, error: BaseException | None, subject: Any) -> BaseException | None:
-        """Let tasks get on for a moment. Returns the error to raise, as `failed` does."""
+        """Run tasks for a moment. Returns the error to raise, as `failed` does."""
         loop = self._loops.get(get_ident())
         if loop is None or not loop.owners:
             return error
@@ -62,10 +66,6 @@ class BackgroundTasks:
             return self._settle(loop, error, subject)
         finally:
             loop.close()
-
-    def _new_loop(self) -> _ThreadLoop:
-        loop = self._loops[get_ident()] = _ThreadLoop()
-        return loop
 
     def _settle(self, loop: _ThreadLoop, error: BaseException | None, subject: Any) -> BaseException | None:
         while loop.failures:
@@ -100,25 +100,25 @@ class _ThreadLoop:
 
     def turn(self) -> None:
         until = monotonic() + TURN_SECONDS
-        with _no_running_loop():
+        with _suspended_loop():
             for done in range(1, TURN_ITERATIONS + 1):
                 stop = self.loop.call_soon(self.loop.stop)
                 try:
                     self.loop.run_forever()
                 finally:
-                    stop.cancel()  # if a task raised an interrupt, it would end the next run of the loop
-                if not self.owners or (done >= LEAST_ITERATIONS and monotonic() > until):
+                    stop.cancel()  # after an interrupt in a task it would end the next run of the loop
+                if not self.owners or (done >= MIN_ITERATIONS and monotonic() > until):
                     return
 
     def drain(self, seconds: float) -> None:
-        with _no_running_loop():
+        with _suspended_loop():
             self._run_until_idle(seconds)
             late = [(task, listener) for task, listener in self.owners.items() if task in self._roots]
             for task in list(self.owners):
                 task.cancel()
             self._run_until_idle(CANCEL_SECONDS)
         for listener, child in self._failed_children:
-            if getattr(child, "_log_traceback", False):  # nobody awaited it, so nobody dealt with its failure
+            if getattr(child, "_log_traceback", False):  # nobody awaited it and handled its failure
                 self.failures.append((listener, child.exception() or AssertionError("it failed")))
         self._failed_children.clear()
         for task, listener in late:
@@ -153,7 +153,7 @@ class _ThreadLoop:
         if task.cancelled():
             return
         if not root:
-            if getattr(task, "_exception", None) is not None:  # not `exception()`: that would count as dealt with
+            if getattr(task, "_exception", None) is not None:  # not `exception()`, which would mark it as handled
                 self._failed_children.append((listener, task))
             return
         raised = task.exception()
@@ -164,8 +164,8 @@ class _ThreadLoop:
 
 
 @contextlib.contextmanager
-def _no_running_loop() -> Iterator[None]:
-    """Training may itself be called from a running loop (a notebook); ours may still be turned inside it."""
+def _suspended_loop() -> Iterator[None]:
+    """Training may be called from a running loop (a notebook); ours can still run inside it."""
     outer = _get_running_loop()
     _set_running_loop(None)
     try:
@@ -174,6 +174,6 @@ def _no_running_loop() -> Iterator[None]:
         _set_running_loop(outer)
 
 
-def _close_all(loops: dict[int, _ThreadLoop]) -> None:
+def _close_loops(loops: dict[int, _ThreadLoop]) -> None:
     for loop in loops.values():
         loop.close()

@@ -1,4 +1,4 @@
-"""Compiles one straight-line function for each moment: it calls exactly those who listen, in order.
+"""Compiles one straight-line function for each moment, which calls exactly its listeners, in order.
 
 For two listeners, one with `every=100`, and timing on, the function of `step_end` reads
 
@@ -21,8 +21,8 @@ For two listeners, one with `every=100`, and timing on, the function of `step_en
         if error is not None:
             raise error
 
-A failing listener never keeps a moment from the others: `failed` applies the callback's error policy
-and hands back the error to raise once everyone has heard. `try` costs nothing while nothing is raised.
+A failing listener does not keep the others from being called: `failed` applies the callback's error policy and returns
+the error to raise at the end. `try` costs nothing while nothing is raised.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from time import perf_counter
 from typing import Any, TypeAlias
 
 from .listeners import Function, Listener
-from .moments import Moment, defaults_from_state
+from .moments import Moment, state_default
 from .profiling import OVERRUN_SECONDS, OVERRUN_SHARE, Profiler
 
 Judge: TypeAlias = Callable[[Listener, BaseException, BaseException | None, Any], BaseException | None]
-"""Takes a failure, the error that is to be raised so far and the moment's first item; returns what to raise."""
+"""Takes a failure, the error to raise so far and the moment's first item; returns the error to raise."""
 Settle: TypeAlias = Callable[[BaseException | None, Any], BaseException | None]
-"""Sees to background tasks at a step boundary; takes and returns the error to raise, as a judge does."""
+"""Runs background tasks at a step boundary; takes and returns the error to raise, like a judge."""
 
 
 def compile_moment(
@@ -50,7 +50,7 @@ def compile_moment(
     settle: Settle | None = None,
     profiler: Profiler | None = None,
 ) -> Function:
-    """The dispatcher of one moment. With a profiler it is timed; while that profiles it, each listener is."""
+    """The dispatcher of one moment. A profiler times it; while it is being profiled, each listener is timed."""
     profiling = profiler is not None and profiler.is_profiling(moment)
     names: dict[str, Any] = {"failed": judge, "settle": settle, "perf_counter": perf_counter, "moment": moment}
     if profiler is not None:
@@ -67,22 +67,19 @@ def compile_moment(
         body += _stop_clock(profiling=profiling) if profiler else []
         body += [f"error = settle(error, {moment.payload[0]})"] if settle else []
         body += ["if error is not None:", "    try:", "        raise error", "    finally:", "        del error"]
-    source = "\n    ".join([f"def {moment.method}({_parameters(moment)}):", *(body or ["pass"])])
+    first, *rest = moment.payload
+    parameters = ", ".join([first, *(f"{item}=None" for item in rest)])
+    source = "\n    ".join([f"def {moment.method}({parameters}):", *(body or ["pass"])])
     exec(compile(source, f"<proa: {moment.name}>", "exec"), names)
     function: Function = names[moment.method]
     return function
 
 
-def _parameters(moment: Moment) -> str:
-    first, *rest = moment.payload
-    return ", ".join([first, *(f"{item}=None" for item in rest)])
-
-
 def _defaults(moment: Moment, listeners: Sequence[Listener]) -> list[str]:
-    """Fill what `fire(event, state)` left out, for the items that somebody reads."""
+    """Fill in the items that `fire(event, state)` left out and a listener reads."""
     lines = []
     for item in moment.payload:
-        expression = defaults_from_state(item)
+        expression = state_default(item)
         counted = moment.index == item and any(listener.every > 1 for listener in listeners)
         if expression and (counted or any(listener.takes(item) for listener in listeners)):
             lines.append(f"if {item} is None: {item} = {expression}")
@@ -96,7 +93,7 @@ def _call(moment: Moment, i: int, listener: Listener, *, profiling: bool) -> lis
         "except BaseException as raised:",
         f"    error = failed(listener_{i}, raised, error, {moment.payload[0]})",
     ]
-    if listener.failures_in_a_row:  # only a listener that failed lately has a count to reset
+    if listener.failures_in_a_row:  # only a listener that failed recently has a count to reset
         lines += ["else:", f"    listener_{i}.failures_in_a_row = 0"]
     if profiling:
         lines = ["since = perf_counter()", *lines, f"listener_{i}.profiled_seconds += perf_counter() - since"]
@@ -106,12 +103,12 @@ def _call(moment: Moment, i: int, listener: Listener, *, profiling: bool) -> lis
 
 
 def _count(moment: Moment, i: int) -> str:
-    """The expression for which firing this is, counted from 1."""
+    """The expression for the number of this firing, from 1."""
     firings = f"next(listener_{i}.firings)"
     if moment.index is None:
         return firings
     item = next((item for item in moment.payload if item in moment.index.split()), None)
-    if item is None or defaults_from_state(item) is not None:
+    if item is None or state_default(item) is not None:
         return f"({moment.index} + 1)"
     return f"({firings} if {item} is None else {moment.index} + 1)"
 

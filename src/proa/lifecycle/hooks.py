@@ -1,7 +1,7 @@
 """The three families of callbacks, whose hooks are typed views of the moments, and one that hears all.
 
-Override any hook; those left alone cost nothing. A method `on_*` that is no hook is refused when its
-class is created, because in a training run a misspelt hook would simply never be called.
+Override any hook; the others cost nothing. A method `on_*` that is not a hook is refused when its class is created,
+because a misspelt hook would never be called.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class Hook:
 
 
 class BaseCallback(ABC):
-    """What every callback may say of itself. Derive from one of the families below, not from this."""
+    """The settings of every callback. Derive from one of the families below, not from this."""
 
     priority: int = Priority.DEFAULT
     error_policy: ErrorPolicy = ErrorPolicy.RAISE
     thread_safe: bool = False
-    """True allows hooks of this callback to run in several threads at once."""
+    """Whether several threads may run its hooks at once."""
     state_key: str | None = None
     """The name its state is saved under, if it has `state_dict`; by default the class's name."""
     uses_asyncio: bool | None = None
@@ -57,16 +57,16 @@ class BaseCallback(ABC):
         if family:
             cls.hooks = {name: _view(method) for name, method in vars(cls).items() if hasattr(method, "__moment__")}
         else:
-            _refuse_two_families(cls)
-            refuse_unknown_hooks(cls, {name: getattr(cls, name) for name in dir(cls) if name.startswith("on_")})
-            _refuse_shadowed_hooks(cls)
+            _check_one_family(cls)
+            check_hook_names(cls, {name: getattr(cls, name) for name in dir(cls) if name.startswith("on_")})
+            _check_shadowed_hooks(cls)
 
 
 HookMethod = TypeVar("HookMethod", bound=Callable[..., None])
 
 
 def _hears(event: EventName) -> Callable[[HookMethod], HookMethod]:
-    """Mark a method as the view of a moment; its parameters name what it takes of the payload."""
+    """Mark a method as the hook of a moment; its parameters are items of the payload."""
 
     def mark(method: HookMethod) -> HookMethod:
         method.__moment__ = MOMENTS[event]  # type: ignore[attr-defined]
@@ -78,8 +78,8 @@ def _hears(event: EventName) -> Callable[[HookMethod], HookMethod]:
 def _view(method: Any) -> Hook:
     moment: Moment = method.__moment__
     parameters = list(inspect.signature(method).parameters.values())[1:]
-    strangers = {p.name for p in parameters} - set(moment.payload)
-    assert not strangers, f"{method.__name__} asks for {strangers}, which {moment.name} does not carry"
+    unknown = {p.name for p in parameters} - set(moment.payload)
+    assert not unknown, f"{method.__name__}: {unknown} are not items of {moment.name}"
     return Hook(
         method.__name__,
         moment,
@@ -184,23 +184,23 @@ class EveryMoment(BaseCallback, family=True):
     """Hears every moment through one hook: for tracing, recording and forwarding."""
 
     forwards: ClassVar[bool] = False
-    """Whether it does nothing but hand moments to another manager."""
+    """Whether it only forwards moments to another manager."""
 
     def on_moment(self, event: EventName, payload: Mapping[str, Any]) -> None:
         """`payload` maps each item's name to its value, in the moment's order."""
 
 
 def may_change_experience(kind: type) -> bool:
-    """Whether callbacks of a class are shown what makers made, which they may change. Proa's own change nothing."""
-    shown = MakerCallback.on_make_experience_end
-    overrides = issubclass(kind, MakerCallback) and kind.on_make_experience_end is not shown
+    """Whether callbacks of a class may change the experience of makers. Proa's own do not."""
+    default = MakerCallback.on_make_experience_end
+    overrides = issubclass(kind, MakerCallback) and kind.on_make_experience_end is not default
     return overrides and not kind.__module__.startswith("proa.")
 
 
 FAMILIES: tuple[type[BaseCallback], ...] = (TrainerCallback, MakerCallback, Callback, EveryMoment)
 
 
-def family_of(cls: type) -> type[BaseCallback]:
+def callback_family(cls: type) -> type[BaseCallback]:
     """The family a callback class belongs to."""
     for base in FAMILIES:
         if issubclass(cls, base):
@@ -211,12 +211,12 @@ def family_of(cls: type) -> type[BaseCallback]:
     )
 
 
-def refuse_unknown_hooks(cls: type[BaseCallback], methods: Mapping[str, object]) -> None:
-    """Raise for any callable named `on_*` that its family has no hook for, with the right name."""
-    base = family_of(cls)
+def check_hook_names(cls: type[BaseCallback], methods: Mapping[str, object]) -> None:
+    """Raise for any method named `on_*` that is not a hook of its family, with the right name."""
+    base = callback_family(cls)
     known = {"on_moment"} if base is EveryMoment else set(base.hooks)
     for name, method in methods.items():
-        if name not in known and _is_method(method):
+        if name not in known and (callable(method) or isinstance(method, (staticmethod, classmethod))):
             raise HookError(
                 f"{cls.__name__}.{name} is not a hook of {base.__name__}{_remedy(name, base, known)} "
                 f"(if it is a helper, give it a name that does not start with 'on_')"
@@ -224,14 +224,14 @@ def refuse_unknown_hooks(cls: type[BaseCallback], methods: Mapping[str, object])
 
 
 def unknown_event(event: object) -> NoReturn:
-    """Raise for an event name that no moment has, with the one that was likely meant."""
+    """Raise for an unknown event name, with the one that was probably meant."""
     if not isinstance(event, str):
-        raise EventError(f"{event!r} is no event name: write e.g. @callbacks.on('step_end')")
-    hook = f"on_{_as_we_say(event)}"
+        raise EventError(f"{event!r} is not an event name: write e.g. @callbacks.on('step_end')")
+    hook = f"on_{_normalised(event)}"
     meant: set[str] = {family.hooks[hook].moment.name for family in FAMILIES if hook in family.hooks}
-    meant |= {_as_we_say(event)} & MOMENTS.keys()
+    meant |= {_normalised(event)} & MOMENTS.keys()
     hint = f"; did you mean {' or '.join(map(repr, sorted(meant)))}?" if meant else did_you_mean(event, MOMENTS)
-    raise EventError(f"no moment is called {event!r}{hint or ' (known: ' + ', '.join(MOMENTS) + ')'}")
+    raise EventError(f"unknown moment {event!r}{hint or ' (known: ' + ', '.join(MOMENTS) + ')'}")
 
 
 def _remedy(name: str, base: type[BaseCallback], known: set[str]) -> str:
@@ -239,10 +239,10 @@ def _remedy(name: str, base: type[BaseCallback], known: set[str]) -> str:
     for other in FAMILIES:
         if name in other.hooks:
             return f", it is one of {other.__name__}{_twin(other.hooks[name].moment, base)}"
-    ours = _as_we_say(name)
-    if ours in known:
-        return f"; did you mean {ours!r}?"
-    moment = MOMENTS.get(ours.removeprefix("on_"))
+    normalised = _normalised(name)
+    if normalised in known:
+        return f"; did you mean {normalised!r}?"
+    moment = MOMENTS.get(normalised.removeprefix("on_"))
     if moment is not None:
         return _twin(moment, base) or f"; to hear {moment.name!r}, register a function with manager.on({moment.name!r})"
     return did_you_mean(name, known) or f" (it has: {', '.join(sorted(known))})"
@@ -253,14 +253,14 @@ def _twin(moment: Moment, base: type[BaseCallback]) -> str:
     return f"; {base.__name__} has {hook} for that moment" if hook else ""
 
 
-def _as_we_say(name: str) -> str:
-    """Words that other libraries use for the same things."""
+def _normalised(name: str) -> str:
+    """A name with the words of other libraries replaced by Proa's."""
     return name.replace("begin", "start").replace("evaluate", "eval").replace("exception_end", "exception")
 
 
-def _refuse_shadowed_hooks(cls: type[BaseCallback]) -> None:
-    """In `class Mine(Callback, Mixin)` the hooks of Mixin would never be reached: the empty ones come first."""
-    base = family_of(cls)
+def _check_shadowed_hooks(cls: type[BaseCallback]) -> None:
+    """In `class Mine(Callback, Mixin)` the hooks of Mixin would never be called: the empty ones come first."""
+    base = callback_family(cls)
     for mixin in cls.__mro__[cls.__mro__.index(base) + 1 :]:
         for name in vars(mixin).keys() & base.hooks.keys():
             if getattr(cls, name) is getattr(base, name):
@@ -270,14 +270,10 @@ def _refuse_shadowed_hooks(cls: type[BaseCallback]) -> None:
                 )
 
 
-def _refuse_two_families(cls: type) -> None:
+def _check_one_family(cls: type) -> None:
     bases = [base.__name__ for base in FAMILIES if issubclass(cls, base)]
     if len(bases) > 1:
         raise HookError(
             f"{cls.__name__} derives from {' and '.join(bases)}, whose hooks share names but not signatures: "
-            f"write one class for each, sharing an object if they need to talk"
+            f"write one class for each, with a shared object if needed"
         )
-
-
-def _is_method(value: object) -> bool:
-    return callable(value) or isinstance(value, (staticmethod, classmethod))

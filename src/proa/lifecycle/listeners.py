@@ -1,4 +1,4 @@
-"""From a callback or a function to the calls that a moment makes: who is called, with what, in what order."""
+"""The calls that moments make: which method of which callback, with which arguments."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..data.experience_changes import copied, put_back, refuse_other_changes
 from ..errors import HookError
 from ..spelling import did_you_mean
 from .asyncio_use import mentions_asyncio
-from .hooks import BaseCallback, EveryMoment, Hook, family_of, refuse_unknown_hooks
+from .hooks import BaseCallback, EveryMoment, Hook, callback_family, check_hook_names
 from .moments import MOMENTS, Moment
 from .policy import ErrorPolicy
 from .unread import unread_items
@@ -24,8 +24,8 @@ from .unread import unread_items
 Function = Callable[..., object]
 
 
-class Seat:
-    """The one lock of a callback, shared by every manager that has it, and alive as long as one does."""
+class SharedLock:
+    """The lock of a callback, shared by all managers that have it, and alive as long as one of them."""
 
     def __init__(self, owner: object) -> None:
         self.owner = owner
@@ -33,61 +33,61 @@ class Seat:
         self._managers: WeakSet[Any] = WeakSet()
 
     @staticmethod
-    def of(owner: object) -> Seat:
-        # Keyed by identity, because callbacks may be unhashable; the seat keeps its owner alive, so the
-        # identity cannot be reused while the entry exists. Each access to a bound method makes a new one.
+    def find(owner: object) -> SharedLock:
+        # Keyed by identity, because callbacks may be unhashable; the lock keeps its owner alive, so the identity
+        # cannot be reused while the entry exists. Each access to a bound method creates a new object.
         key = (id(owner.__self__), id(owner.__func__)) if isinstance(owner, MethodType) else (id(owner), 0)
-        with _seats_lock:
-            seat = _seats.get(key)
-            if seat is None:
-                seat = _seats[key] = Seat(owner)
-            return seat
+        with _registry_lock:
+            found = _shared_locks.get(key)
+            if found is None:
+                found = _shared_locks[key] = SharedLock(owner)
+            return found
 
     def join(self, manager: object) -> list[Any]:
-        """Take a manager in; returns the others, who must lock this callback from now on."""
-        with _seats_lock:
+        """Add a manager; return the others, which must lock this callback from now on."""
+        with _registry_lock:
             others = [other for other in self._managers if other is not manager]
             self._managers.add(manager)
             return others
 
     def leave(self, manager: object) -> None:
-        with _seats_lock:
+        with _registry_lock:
             self._managers.discard(manager)
 
     @property
     def is_shared(self) -> bool:
-        with _seats_lock:
+        with _registry_lock:
             return len(self._managers) > 1
 
 
-_seats: WeakValueDictionary[tuple[int, int], Seat] = WeakValueDictionary()
-_seats_lock = threading.Lock()
+_shared_locks: WeakValueDictionary[tuple[int, int], SharedLock] = WeakValueDictionary()
+_registry_lock = threading.Lock()
 
 
 @dataclass(eq=False, slots=True)
 class Registration:
-    """One callback or function as one manager knows it."""
+    """One callback or function in one manager."""
 
     owner: Any
     name: str
     priority: int
     error_policy: ErrorPolicy
     thread_safe: bool
-    seat: Seat = field(init=False)
+    shared_lock: SharedLock = field(init=False)
     listeners: list[Listener] = field(default_factory=list)
     errors: int = 0
     disabled: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.priority, int) or isinstance(self.priority, bool):
-            raise HookError(f"{self.name}: priority={self.priority!r} is no number; write e.g. Priority.LOGGING")
+            raise HookError(f"{self.name}: priority={self.priority!r} is not a number; write e.g. Priority.LOGGING")
         if not isinstance(self.error_policy, ErrorPolicy):
             raise HookError(f"{self.name}: error_policy={self.error_policy!r}; write e.g. ErrorPolicy.LOG")
-        self.seat = Seat.of(self.owner)
+        self.shared_lock = SharedLock.find(self.owner)
 
-    def is_of(self, owner: object) -> bool:
-        """Whether this is the registration of that object; a bound method is the same each time it is taken."""
-        return self.seat is Seat.of(owner)
+    def belongs_to(self, owner: object) -> bool:
+        """Whether this registers the given object; two bound methods of one object and function are the same."""
+        return self.shared_lock is SharedLock.find(owner)
 
 
 @dataclass(slots=True)
@@ -117,7 +117,7 @@ class Listener:
     errors: int = 0
     failures_in_a_row: int = 0
     task_failures_in_a_row: int = 0
-    """Of the background tasks it started: the hook that starts a task succeeds even if the task then fails."""
+    """Of its background tasks: the hook that starts a task succeeds even if the task fails later."""
     profiled_seconds: float = 0.0
     calls_before: int = 0
     """How often the moment had fired when this listener joined."""
@@ -135,29 +135,30 @@ class Listener:
         return self.takes(item) and item not in self.unread
 
 
-def listeners_of_callback(registration: Registration) -> list[Listener]:
+def callback_listeners(registration: Registration) -> list[Listener]:
     """One listener for each hook that the callback overrides."""
     callback: BaseCallback = registration.owner
     cls = type(callback)
-    family = family_of(cls)
+    family = callback_family(cls)
     attributes = getattr(callback, "__dict__", {})
-    refuse_unknown_hooks(cls, {name: value for name, value in attributes.items() if name.startswith("on_")})
+    check_hook_names(cls, {name: value for name, value in attributes.items() if name.startswith("on_")})
     if family is EveryMoment:
-        return [_listener_to_everything(registration, moment) for moment in MOMENTS.values()]
-    return [
-        _listener_of_hook(registration, hook)
-        for hook in family.hooks.values()
-        if _overrides(callback, family, hook.name)
-    ]
+        return [_moment_listener(registration, moment) for moment in MOMENTS.values()]
+    overridden = []
+    for hook in family.hooks.values():
+        method = attributes.get(hook.name) or getattr(cls, hook.name)
+        if method is not None and method is not getattr(family, hook.name):
+            overridden.append(_hook_listener(registration, hook))
+    return overridden
 
 
-def listener_of_function(registration: Registration, moment: Moment, every: int, uses_asyncio: bool | None) -> Listener:
-    """The one listener of a decorated function."""
+def function_listener(registration: Registration, moment: Moment, every: int, uses_asyncio: bool | None) -> Listener:
+    """The listener of a decorated function."""
     function: Function = registration.owner
     if isinstance(function, BaseCallback) or not callable(function):
-        raise HookError(f"{registration.name} is no function; a callback object is registered with manager.add(...)")
-    refuse_what_never_runs(function, registration.name)
-    arguments = arguments_for(function, registration.name, moment)
+        raise HookError(f"{registration.name} is not a function; register a callback object with manager.add(...)")
+    check_runnable(function, registration.name)
+    arguments = payload_arguments(function, registration.name, moment)
     return Listener(
         registration,
         moment,
@@ -170,82 +171,72 @@ def listener_of_function(registration: Registration, moment: Moment, every: int,
     )
 
 
-def arguments_for(function: Function, name: str, moment: Moment) -> tuple[str, ...]:
-    """The part of the payload that a function's parameters ask for, as source fragments.
+def payload_arguments(function: Function, name: str, moment: Moment) -> tuple[str, ...]:
+    """The part of the payload that a function's parameters name, as source fragments.
 
-    Parameters take payload items by name. One required parameter whose name is no item takes the first
-    item; parameters with defaults that name no item keep them; `*args` and `**kwargs` take the rest.
+    Parameters receive payload items by name. One required parameter with another name receives the first item; other
+    parameters keep their defaults; `*args` and `**kwargs` receive the rest.
     """
-    parameters = [p for p in _parameters(function) if p.name not in _bound_by_partial(function)]
-    asked = {p.name: p.name for p in parameters if p.name in moment.payload}
-    strangers = [p for p in parameters if p.name not in moment.payload and _is_required(p)]
-    if len(strangers) == 1 and moment.payload[0] not in asked:
-        asked[strangers[0].name] = moment.payload[0]
-    elif strangers:
-        wrong = strangers[0].name
+    try:
+        signature = list(inspect.signature(function).parameters.values())
+    except ValueError:  # some builtins have no signature; like list.append, they take one argument
+        signature = [inspect.Parameter("item", inspect.Parameter.POSITIONAL_ONLY)]
+    bound = function.keywords if isinstance(function, functools.partial) else {}
+    parameters = [p for p in signature if p.name not in bound]
+    items = {p.name: p.name for p in parameters if p.name in moment.payload}
+    unknown = [
+        p
+        for p in parameters
+        if p.name not in items and p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    ]
+    if len(unknown) == 1 and moment.payload[0] not in items:
+        items[unknown[0].name] = moment.payload[0]
+    elif unknown:
+        wrong = unknown[0].name
         raise HookError(
-            f"{name} asks for {wrong!r}, which {moment.name!r} does not carry{did_you_mean(wrong, moment.payload)} "
-            f"(it carries: {', '.join(moment.payload)})"
+            f"{name} has a parameter {wrong!r}, which is not an item of {moment.name!r}"
+            f"{did_you_mean(wrong, moment.payload)} (its items: {', '.join(moment.payload)})"
         )
-    return tuple(_fragments(parameters, asked, moment))
+    return tuple(_fragments(parameters, items, moment))
 
 
-def _fragments(parameters: Sequence[inspect.Parameter], asked: dict[str, str], moment: Moment) -> Iterator[str]:
-    """Positionally as far as no parameter is skipped, by keyword from there on."""
+def _fragments(parameters: Sequence[inspect.Parameter], items: dict[str, str], moment: Moment) -> Iterator[str]:
+    """Positional arguments until a parameter is skipped, then keyword arguments."""
     by_position = True
-    rest = [item for item in moment.payload if item not in asked.values()]
+    rest = [item for item in moment.payload if item not in items.values()]
     for parameter in parameters:
         if parameter.kind is parameter.VAR_POSITIONAL:
             yield from rest if by_position else ()
             by_position, rest = False, [] if by_position else rest
         elif parameter.kind is parameter.VAR_KEYWORD:
             yield from (f"{item}={item}" for item in rest)
-        elif parameter.name not in asked:
+        elif parameter.name not in items:
             by_position = False
         elif by_position and parameter.kind is not parameter.KEYWORD_ONLY:
-            yield asked[parameter.name]
+            yield items[parameter.name]
         else:
-            yield f"{parameter.name}={asked[parameter.name]}"
+            yield f"{parameter.name}={items[parameter.name]}"
 
 
-def _is_required(parameter: inspect.Parameter) -> bool:
-    variable = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-    return parameter.default is parameter.empty and not variable
-
-
-def _bound_by_partial(function: Function) -> set[str]:
-    return set(function.keywords) if isinstance(function, functools.partial) else set()
-
-
-def refuse_what_never_runs(function: object, name: str) -> None:
-    """Hooks are plain functions: a coroutine or a generator would be created and never run."""
+def check_runnable(function: object, name: str) -> None:
+    """Raise unless a hook is a plain function: a coroutine or a generator would be created and never run."""
     called = function if inspect.isroutine(function) else getattr(type(function), "__call__", None)
     if any(inspect.iscoroutinefunction(f) or inspect.isasyncgenfunction(f) for f in (function, called)):
         raise HookError(
-            f"{name} is 'async def', and hooks are plain functions: write 'def', and start async work in it "
+            f"{name} is 'async def', but hooks are plain functions: write 'def', and start async work in it "
             f"with asyncio.create_task(...); it runs between steps and is finished before training ends"
         )
     if any(inspect.isgeneratorfunction(f) for f in (function, called)):
-        raise HookError(f"{name} has a 'yield' in it, so calling it would run nothing: hooks are plain functions")
+        raise HookError(
+            f"{name} is a generator (it has a 'yield'), which a call would not run: hooks are plain functions"
+        )
 
 
-def _parameters(function: Function) -> list[inspect.Parameter]:
-    try:
-        return list(inspect.signature(function).parameters.values())
-    except ValueError:  # some builtins have no signature; like list.append, they take one thing
-        return [inspect.Parameter("item", inspect.Parameter.POSITIONAL_ONLY)]
-
-
-def _overrides(callback: BaseCallback, family: type[BaseCallback], name: str) -> bool:
-    own = getattr(callback, "__dict__", {}).get(name) or getattr(type(callback), name)
-    return own is not None and own is not getattr(family, name)
-
-
-def _listener_of_hook(registration: Registration, hook: Hook) -> Listener:
+def _hook_listener(registration: Registration, hook: Hook) -> Listener:
     callback: BaseCallback = registration.owner
     method = getattr(callback, hook.name)
     name = f"{registration.name}.{hook.name}"
-    refuse_what_never_runs(method, name)
+    check_runnable(method, name)
     _check_signature(method, name, hook)
     arguments = (*hook.positional, *(f"{item}={item}" for item in hook.keyword))
     return Listener(
@@ -286,7 +277,7 @@ def _definition(hook: Hook) -> str:
     return f"{hook.name}({', '.join(('self', *hook.positional, *keyword))})"
 
 
-def _listener_to_everything(registration: Registration, moment: Moment) -> Listener:
+def _moment_listener(registration: Registration, moment: Moment) -> Listener:
     callback: EveryMoment = registration.owner
     items = ", ".join(f"{item!r}: {item}" for item in moment.payload)
     return Listener(
@@ -302,24 +293,23 @@ def _listener_to_everything(registration: Registration, moment: Moment) -> Liste
 def _uses_asyncio(callback: BaseCallback, method: Function) -> bool:
     if callback.uses_asyncio is not None:
         return callback.uses_asyncio
-    return mentions_asyncio(method) or any(mentions_asyncio(f) for f in _own_methods(type(callback)))
+    # A hook may call any method of the user's classes.
+    user_classes = [
+        base for base in type(callback).__mro__ if base.__module__ != BaseCallback.__module__ and base is not object
+    ]
+    methods = [value for base in user_classes for value in vars(base).values() if inspect.isfunction(value)]
+    return mentions_asyncio(method) or any(map(mentions_asyncio, methods))
 
 
-def _own_methods(cls: type) -> list[Function]:
-    """The methods of a callback class and its bases, down to Proa's own: any of them may be what a hook calls."""
-    own = (base for base in cls.__mro__ if base.__module__ != BaseCallback.__module__ and base is not object)
-    return [value for base in own for value in vars(base).values() if inspect.isfunction(value)]
-
-
-def changing_only_what_may_be(listener: Listener, call: Function) -> Function:
-    """The call of a hook that is shown experience; what else it changes is refused, and so is half of a change."""
+def protect_experience(listener: Listener, call: Function) -> Function:
+    """The call of a hook that may change some of the experience; other changes are refused, and failed ones undone."""
     if getattr(listener.registration.owner, "forwards", False):
-        return call  # who it is forwarded to is called by a manager too
+        return call  # the manager that it forwards to checks
 
     def checked(*args: Any, **kwargs: Any) -> object:
-        shown = [*args, *kwargs.values()]
-        shown += [item for mapping in shown if isinstance(mapping, dict) for item in mapping.values()]
-        experience = next((item for item in shown if isinstance(item, Experience)), None)
+        items = [*args, *kwargs.values()]
+        items += [item for mapping in items if isinstance(mapping, dict) for item in mapping.values()]
+        experience = next((item for item in items if isinstance(item, Experience)), None)
         if experience is None:
             return call(*args, **kwargs)
         before = copied(experience)
@@ -337,8 +327,8 @@ def changing_only_what_may_be(listener: Listener, call: Function) -> Function:
 def locked(lock: threading.RLock, call: Function) -> Function:
     """The call, made by one thread at a time."""
 
-    def under_lock(*args: Any, **kwargs: Any) -> object:
+    def locked_call(*args: Any, **kwargs: Any) -> object:
         with lock:
             return call(*args, **kwargs)
 
-    return under_lock
+    return locked_call

@@ -53,7 +53,7 @@ class Scope(Enum):
     TRAINER = "trainer"
     MAKER = "maker"
     FLEET = "fleet"
-    """Of a maker, but fired by whoever supervises the makers."""
+    """About a maker, but fired by the supervisor of the makers."""
     EXPERIMENT = "experiment"
 
 
@@ -69,8 +69,8 @@ class Moment:
     teardown: bool
     """Outer teardown: callbacks hear it in reverse order of registration within their band."""
     index: str | None
-    """The expression that `every=` counts by, so that a run that goes on counts as before; None counts how often the
-    moment fired, and so does an item of it that is None, because whoever fired the moment gave the state alone."""
+    """The expression that `every=` counts by, so that a resumed run counts on. None counts firings, and so does an
+    expression whose item is None because the moment was fired with the state alone."""
 
 
 Declared = TypeVar("Declared", bound=Callable[..., None])
@@ -90,7 +90,7 @@ def _moment(scope: Scope, *, teardown: bool = False, index: str | None = None) -
 
 
 MOMENTS: dict[str, Moment] = {}
-_EPOCHS = "getattr(state, 'episode', 0) * state.num_epochs + epoch"  # they begin anew in every episode
+_EPOCHS = "getattr(state, 'episode', 0) * state.num_epochs + epoch"  # epochs start at 0 in every episode
 
 
 class Moments:
@@ -242,6 +242,6 @@ class Moments:
         """A benchmark was scored: in the loop (`step` is the step) or after training (`step` is None)."""
 
 
-def defaults_from_state(payload_item: str) -> str | None:
+def state_default(payload_item: str) -> str | None:
     """The expression for an item that `fire(event, state)` left out; None leaves it None."""
     return {"metrics": "state.metrics", "step_idx": "state.global_step - 1"}.get(payload_item)

@@ -1,4 +1,4 @@
-"""Which process each callback lives in when a run is spread over several, and whether it can get there."""
+"""Which process each callback lives in when a run has several, and whether it can be sent there."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import NotPortableError
-from .hooks import BaseCallback, MakerCallback, TrainerCallback, family_of
-from .roles import CallbackFactory, callback_from
+from .hooks import BaseCallback, MakerCallback, TrainerCallback, callback_family
+from .roles import CallbackFactory, make_callback
 
 
 @dataclass
 class Placement:
-    """Callbacks by the process they live in. Factories go where what they make belongs."""
+    """Callbacks by the process they live in. A factory goes where its callback belongs."""
 
     driver: list[BaseCallback] = field(default_factory=list)
     trainer: list[BaseCallback | CallbackFactory] = field(default_factory=list)
@@ -23,16 +23,15 @@ class Placement:
     makers: list[BaseCallback | CallbackFactory] = field(default_factory=list)
 
     @classmethod
-    def of(cls, callbacks: Iterable[BaseCallback | CallbackFactory]) -> Placement:
-        """Sort callbacks into their places.
+    def assign(cls, callbacks: Iterable[BaseCallback | CallbackFactory]) -> Placement:
+        """Assign callbacks to processes.
 
-        What lives in every rank or in every maker is made there if it came as a factory: each process
-        then has one of its own.
+        A factory of a callback for every rank or every maker is called there: each process has its own callback.
         """
         placement = cls()
         for given in callbacks:
-            made = callback_from(given)
-            family = family_of(type(made))
+            made = make_callback(given)
+            family = callback_family(type(made))
             if family is MakerCallback:
                 placement.makers.append(given)
             elif not isinstance(made, TrainerCallback):
@@ -45,18 +44,18 @@ class Placement:
 
     @property
     def travelling(self) -> list[BaseCallback | CallbackFactory]:
-        """Those that leave the driver's process."""
+        """The callbacks that leave the driver's process."""
         return [*self.trainer, *self.every_trainer, *self.makers]
 
 
-def refuse_unportable(callbacks: Iterable[object], dumps: Callable[[Any], bytes] = pickle.dumps) -> None:
-    """Raise for a callback that cannot be pickled, naming the attribute that stands in the way.
+def check_portable(callbacks: Iterable[object], dumps: Callable[[Any], bytes] = pickle.dumps) -> None:
+    """Raise for a callback that cannot be pickled, naming the attribute that is the cause.
 
     `dumps` is the pickler of the transport, e.g. cloudpickle's where the run is on Ray.
     """
     for callback in callbacks:
         name = type(callback).__name__
-        refuse_unportable_part(
+        check_portable_part(
             callback,
             dumps,
             f"open it in the first hook instead, or pass a factory that can be pickled, e.g. functools.partial({name}, "
@@ -65,14 +64,14 @@ def refuse_unportable(callbacks: Iterable[object], dumps: Callable[[Any], bytes]
         )
 
 
-def refuse_unportable_part(part: object, dumps: Callable[[Any], bytes], without_it: str, otherwise: str) -> None:
-    """Raise if a part of a run cannot be pickled. The remedy is `without_it` where one attribute stands in the way, and
+def check_portable_part(part: object, dumps: Callable[[Any], bytes], without_it: str, otherwise: str) -> None:
+    """Raise if a part of a run cannot be pickled. The remedy is `without_it` where one attribute is the cause, and
     `otherwise` where it is the whole."""
-    if (reason := _cannot(dumps, part)) is None:
+    if (reason := _pickle_error(dumps, part)) is None:
         return
     name = type(part).__name__
     for attribute, value in vars(part).items() if hasattr(part, "__dict__") else ():
-        if (why := _cannot(dumps, value)) is not None:
+        if (why := _pickle_error(dumps, value)) is not None:
             raise NotPortableError(
                 f"{name} lives in another process and cannot be sent there, because of its attribute {attribute!r} "
                 f"({why}): {without_it}"
@@ -80,8 +79,8 @@ def refuse_unportable_part(part: object, dumps: Callable[[Any], bytes], without_
     raise NotPortableError(f"{name} lives in another process and cannot be sent there ({reason}): {otherwise}")
 
 
-def _cannot(dumps: Callable[[Any], bytes], value: object) -> str | None:
-    """Why a value cannot be pickled; None if it can. Pickling runs arbitrary code, so anything may be raised."""
+def _pickle_error(dumps: Callable[[Any], bytes], value: object) -> str | None:
+    """Why a value cannot be pickled; None if it can. Pickling runs user code, which may raise anything."""
     try:
         dumps(value)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""What a callback may say of itself: when it runs among others, and what its failure means."""
+"""Settings of a callback: its place among others, and the effect of its failures."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from enum import Enum, IntEnum
 
 
 class Priority(IntEnum):
-    """Bands in which callbacks hear a moment, highest first. Any integer between two bands works too."""
+    """The order of callbacks at a moment, highest first. Integers between these work too."""
 
     METRICS = 300
-    """Adds to the metrics that everyone after it reads."""
+    """Adds metrics that later callbacks read."""
     RECORD = 200
     """Writes the local record: a step's row is on disk before a user's hook for it runs."""
     DEFAULT = 0
@@ -17,7 +17,7 @@ class Priority(IntEnum):
     """Decides: early stopping, schedules."""
     CHECKPOINT = -200
     LOGGING = -300
-    """Tells the outside world."""
+    """Sends to the outside world."""
 
 
 class ErrorPolicy(Enum):
@@ -26,9 +26,9 @@ class ErrorPolicy(Enum):
     RAISE = "raise"
     """The run ends with the error. The default for users' callbacks: a bug is found at once."""
     LOG = "log"
-    """It is logged and training goes on."""
+    """It is logged and training continues."""
     DISABLE = "disable"
-    """As LOG, and after three failures of a hook in a row the callback hears only the end of the run."""
+    """Like LOG, and after three failures of a hook in a row the callback hears only the end of the run."""
 
 
 FAILURES_BEFORE_DISABLING = 3

@@ -1,7 +1,7 @@
-"""How long the callbacks of each moment take; and when they take too long, which of them it is.
+"""How long the callbacks of each moment take, and which of them is slow.
 
-A moment is timed with one pair of clock reads. Only its first firings, and some firings after an overrun,
-are timed callback by callback.
+A moment is timed with one pair of clock reads. Only its first firings, and some after an overrun, are timed callback by
+callback.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ OVERRUN_SECONDS = 1e-4
 FIRST_CALLS = 3
 CALLS_AFTER_OVERRUN = 16
 QUIET_CALLS = 1000
-"""After an overrun, a moment is not examined again for so many firings."""
+"""How many firings after an overrun a moment is not examined again."""
 
 
 @dataclass(slots=True)
@@ -56,7 +56,7 @@ class Profiler:
         self._recompile = recompile
 
     def start(self, moment: Moment, listeners: Sequence[Listener], calls: int) -> None:
-        """Have the next firings timed callback by callback; the caller compiles the moment for it."""
+        """Time the next firings callback by callback; the caller compiles the moment for it."""
         for listener in listeners:
             listener.profiled_seconds = 0.0
         self._profiles[moment.name] = Profile(listeners, calls, perf_counter())
@@ -65,7 +65,7 @@ class Profiler:
         return moment.name in self._profiles
 
     def overran(self, moment: Moment, listeners: Sequence[Listener]) -> None:
-        """A firing took too long. It may have been a hiccup: look closer before saying anything."""
+        """A firing took too long. It may have been an outlier: profile before warning."""
         clock = self.clocks[moment.name]
         if clock.calls >= clock.quiet_until:
             clock.quiet_until = clock.calls + QUIET_CALLS
@@ -73,7 +73,7 @@ class Profiler:
             self._recompile(moment)
 
     def profiled(self, moment: Moment, took: float) -> None:
-        """One firing was timed callback by callback; after the last, say who is slow, if it was no hiccup."""
+        """One firing was timed callback by callback; after the last, warn if callbacks are slow."""
         profile = self._profiles.get(moment.name)
         if profile is None:
             return

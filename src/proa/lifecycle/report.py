@@ -1,4 +1,4 @@
-"""What callbacks cost: calls, time and errors of each, and who is slow."""
+"""The cost of callbacks: calls, time and errors of each."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ReportRow:
 
 @dataclass(frozen=True, slots=True)
 class CallbackReport:
-    """All rows, dearest first; printing it gives a table."""
+    """All rows, slowest first; printing it gives a table."""
 
     rows: tuple[ReportRow, ...]
 
@@ -44,8 +44,8 @@ class CallbackReport:
         return "\n".join(lines)
 
 
-def report_of(registrations: Sequence[Registration], clocks: Mapping[str, Clock]) -> CallbackReport:
-    """Calls are exact where `every` is 1; a moment's time is divided as its sampled firings were."""
+def build_report(registrations: Sequence[Registration], clocks: Mapping[str, Clock]) -> CallbackReport:
+    """Calls are exact where `every` is 1; a moment's time is divided in proportion to its sampled firings."""
     rows = []
     by_moment: dict[str, list[Listener]] = {}
     for registration in registrations:

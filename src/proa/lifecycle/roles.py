@@ -1,4 +1,4 @@
-"""Where a manager sits, and which callbacks belong there."""
+"""The role of a manager, and which callbacks belong there."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Any, TypeAlias
 
 from ..errors import HookError
-from .hooks import BaseCallback, Callback, MakerCallback, TrainerCallback, family_of
+from .hooks import BaseCallback, Callback, MakerCallback, TrainerCallback, callback_family
 from .moments import Moment, Scope
 
 CallbackFactory: TypeAlias = Callable[[], BaseCallback]
@@ -17,16 +17,16 @@ class Role(Enum):
     """What a manager fires for."""
 
     RUN = "run"
-    """The whole run, or a loop of the user's own: every kind of callback belongs."""
+    """The whole run, or a user's own loop: every kind of callback belongs."""
     TRAINER = "trainer"
     MAKER = "maker"
 
 
-def refuse_misplaced(owner: object, role: Role) -> None:
-    """Raise for a callback whose hooks could never be called in that role."""
+def check_placement(owner: object, role: Role) -> None:
+    """Raise for a callback whose hooks would never be called in this role."""
     if not isinstance(owner, BaseCallback):
         return
-    family = family_of(type(owner))
+    family = callback_family(type(owner))
     name = type(owner).__name__
     if role is Role.TRAINER and family is MakerCallback:
         raise HookError(f"{name} is a MakerCallback and was given to a trainer: give it to the makers")
@@ -34,15 +34,15 @@ def refuse_misplaced(owner: object, role: Role) -> None:
         raise HookError(f"{name} is a {family.__name__} and was given to a maker: give it to the trainer")
 
 
-def refuse_moment_elsewhere(moment: Moment, role: Role) -> None:
-    """Raise for a function on a moment that never fires in that role."""
+def check_scope(moment: Moment, role: Role) -> None:
+    """Raise for a function on a moment that never fires in this role."""
     scopes = {Role.TRAINER: {Scope.TRAINER, Scope.FLEET, Scope.EXPERIMENT}, Role.MAKER: {Scope.MAKER}}
     if role in scopes and moment.scope not in scopes[role]:
         raise HookError(f"{moment.name!r} never fires in a {role.value}: listen to it in the run's own manager")
 
 
-def callbacks_in(given: Iterable[Any]) -> list[Any]:
-    """What `callbacks=` was given, as a list; raises for what is likely to be meant as one."""
+def callback_list(given: Iterable[Any]) -> list[Any]:
+    """The value of `callbacks=` as a list; raises for a single callback and the like."""
     if isinstance(given, (BaseCallback, str, Mapping)) or not isinstance(given, Iterable):
         raise HookError(
             f"callbacks={given!r}: give a list, e.g. callbacks=[MyCallback()]; "
@@ -51,14 +51,14 @@ def callbacks_in(given: Iterable[Any]) -> list[Any]:
     return list(given)
 
 
-def callback_from(given: BaseCallback | CallbackFactory) -> BaseCallback:
-    """The callback itself, or what a factory (a class, or a function of no arguments) makes."""
+def make_callback(given: BaseCallback | CallbackFactory) -> BaseCallback:
+    """The callback itself, or the one that a factory (a class, or a function without arguments) makes."""
     if isinstance(given, BaseCallback):
         return given
     name = getattr(given, "__name__", repr(given))
-    advice = "a function that should hear a moment is registered with manager.on(event)"
+    advice = "register a function for a moment with manager.on(event)"
     if isinstance(given, (str, Mapping)):
-        raise HookError(f"{given!r} is not a callback: make one of it with proa.callbacks.build_callback(...)")
+        raise HookError(f"{given!r} is not a callback: build one with proa.callbacks.build_callback(...)")
     if not callable(given):
         raise HookError(
             f"{name} is neither a callback (derive it from TrainerCallback, MakerCallback or Callback) "

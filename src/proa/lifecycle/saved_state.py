@@ -1,4 +1,4 @@
-"""The state of callbacks in a checkpoint: each under a key of its own, restored into the same object."""
+"""The state of callbacks in a checkpoint: each under its own key, restored into the same object."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .hooks import BaseCallback
 log = logging.getLogger("proa.lifecycle")
 
 FIRINGS = "firings counted by every="
-"""Among the states of callbacks, what functions counted that have none of their own."""
+"""The key for the counts of functions, which have no state of their own."""
 
 
 @runtime_checkable
@@ -24,24 +24,24 @@ class Stateful(Protocol):
     def load_state_dict(self, saved: Any, /) -> None: ...
 
 
-def key_of(callback: BaseCallback) -> str:
+def saved_key(callback: BaseCallback) -> str:
     """The name a callback's state is saved under: its `state_key`, or its class's name."""
     return callback.state_key or type(callback).__qualname__
 
 
 def stateful(callbacks: Iterable[BaseCallback]) -> dict[str, Stateful]:
-    """Those that have state, by key."""
-    return {key_of(callback): callback for callback in callbacks if isinstance(callback, Stateful)}
+    """The callbacks that have state, by key."""
+    return {saved_key(callback): callback for callback in callbacks if isinstance(callback, Stateful)}
 
 
-def refuse_bad_state(callback: BaseCallback, others: Iterable[BaseCallback]) -> None:
-    """Raise if a callback's state could be mistaken for another's, or could be saved but not restored."""
+def check_state(callback: BaseCallback, others: Iterable[BaseCallback]) -> None:
+    """Raise if a callback's state could be confused with another's, or saved but not restored."""
     if hasattr(callback, "state_dict") != hasattr(callback, "load_state_dict"):
         raise CallbackStateError(f"{type(callback).__name__} needs both state_dict and load_state_dict, and has one")
-    if isinstance(callback, Stateful) and key_of(callback) in stateful(others):
+    if isinstance(callback, Stateful) and saved_key(callback) in stateful(others):
         raise CallbackStateError(
-            f"two callbacks would save their state as {key_of(callback)!r}: give each a state_key of its own, "
-            f"one that stays the same from run to run"
+            f"two callbacks would save their state as {saved_key(callback)!r}: give each its own state_key, "
+            f"the same in every run"
         )
 
 
@@ -50,12 +50,12 @@ def save(callbacks: Iterable[BaseCallback]) -> dict[str, Any]:
 
 
 def load(callbacks: Iterable[BaseCallback], saved: Mapping[str, Any]) -> None:
-    """Restore what fits; a new callback starts afresh, and both it and state that fits none are logged."""
+    """Restore state that has a callback; log state without a callback and callbacks without state."""
     present = stateful(callbacks)
     for key in saved.keys() - present.keys():
-        log.warning("saved state of callback %r fits none here%s", key, did_you_mean(key, present))
+        log.warning("saved state of callback %r has no callback here%s", key, did_you_mean(key, present))
     for key in present.keys() - saved.keys():
-        log.warning("callback %r has no saved state and starts afresh", key)
+        log.warning("callback %r has no saved state and starts from the beginning", key)
     for key, callback in present.items():
         if key in saved:
             try:

@@ -10,8 +10,8 @@
                     if state.should_stop:
                         break
 
-Every way out (the end, a stop, an error, an interrupt) ends what was open, innermost first. A hook that
-fails while an error is on its way out is counted and noted on that error, and never replaces it.
+Every way out (the end, a stop, an error, an interrupt) ends all open spans, innermost first. A hook that fails while an
+error propagates is counted and noted on that error, and never replaces it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .manager import CallbackManager
 
 @dataclass
 class Step:
-    """What a step's body leaves for `step_end`."""
+    """The results of a step's body, for `step_end`."""
 
     index: int
     batch: TrainingBatch | None = None
@@ -41,7 +41,7 @@ class Step:
 
 @dataclass
 class Evaluation:
-    """What an eval's body leaves for `eval_end`."""
+    """The results of an eval's body, for `eval_end`."""
 
     metrics: dict[str, float] = field(default_factory=dict)
 
@@ -76,7 +76,7 @@ class Lifecycle:
         self._end_training(artifacts)
 
     def _end_training(self, artifacts: Callable[[], LoopArtifacts | None]) -> None:
-        """Fire `train_end`, which always fires: without artifacts if they cannot be had."""
+        """Fire `train_end`, without artifacts if they cannot be collected."""
         made: LoopArtifacts | None = None
         try:
             made = artifacts()
@@ -88,10 +88,10 @@ class Lifecycle:
         outcome = state.exception = failure
         if isinstance(failure, Exception):
             state.metrics["error"] = f"{type(failure).__name__}: {failure}"
-            outcome = _during(outcome, lambda: moments.error(state, failure))
+            outcome = _run_during(outcome, lambda: moments.error(state, failure))
         else:
             state.stop_training("interrupted", by=type(failure).__name__)
-        return _during(outcome, lambda: self._end_training(artifacts))
+        return _run_during(outcome, lambda: self._end_training(artifacts))
 
     @contextlib.contextmanager
     def episode(self, episode: int) -> Iterator[None]:
@@ -123,9 +123,9 @@ class Lifecycle:
         with self._pair(lambda: moments.step_start(state), end):
             try:
                 yield step
-                _refuse_non_dict("a training step", step.metrics)
+                _check_dict("a training step", step.metrics)
                 done = True
-            except StopTraining as stop:  # a request: what is due after a step still comes
+            except StopTraining as stop:  # a request: evals and checkpoints of this step still follow
                 state.exception = stop
                 state.stop_training(stop.reason, by="the training step")
         state.exception = None
@@ -140,24 +140,24 @@ class Lifecycle:
 
     @contextlib.contextmanager
     def evaluation(self, eval_name: str, step_idx: int | None = None) -> Iterator[Evaluation]:
-        """One eval on the weights after a step: the last one done, if none is named."""
+        """One eval of the weights after a step, by default the last one."""
         moments, state = self._moments, self.state
-        of_step = state.global_step - 1 if step_idx is None else step_idx
+        step = state.global_step - 1 if step_idx is None else step_idx
         evaluation = Evaluation()
 
         done = False
 
         def end() -> None:
             scores = evaluation.metrics if done else {}
-            if done:  # what the eval before had and this one has not is not the latest any more
+            if done:  # scores that only the previous eval had are out of date
                 for key in [key for key in state.metrics if key.startswith(f"{eval_name}.")]:
                     del state.metrics[key]
             state.metrics.update({f"{eval_name}.{key}": value for key, value in scores.items()})
-            moments.eval_end(state, of_step, eval_name, scores)
+            moments.eval_end(state, step, eval_name, scores)
 
-        with self._pair(lambda: moments.eval_start(state, of_step, eval_name), end):
+        with self._pair(lambda: moments.eval_start(state, step, eval_name), end):
             yield evaluation
-            _refuse_non_dict(f"evaluator {eval_name!r}", evaluation.metrics)
+            _check_dict(f"evaluator {eval_name!r}", evaluation.metrics)
             done = True
 
     @contextlib.contextmanager
@@ -172,14 +172,14 @@ class Lifecycle:
 
     @contextlib.contextmanager
     def _pair(self, start: Callable[[], None], end: Callable[[], None]) -> Iterator[None]:
-        self.state.exception = None  # what was handled inside the run is not ending it
+        self.state.exception = None  # an earlier exception was handled
         try:
             start()
             yield
         except BaseException as error:
             if self.state.exception is None:
-                self.state.exception = error  # hooks that fire on the way out can tell
-            outcome = _during(error, end)
+                self.state.exception = error  # visible to hooks on the way out
+            outcome = _run_during(error, end)
             if outcome is error:
                 raise
             raise outcome from error
@@ -187,8 +187,8 @@ class Lifecycle:
             end()
 
 
-def _during(error: BaseException, action: Callable[[], Any]) -> BaseException:
-    """Do it while `error` is on its way out, and return what goes on: `error`, unless an interrupt came."""
+def _run_during(error: BaseException, action: Callable[[], Any]) -> BaseException:
+    """Run an action while `error` propagates, and return the error to propagate: `error`, unless interrupted."""
     try:
         action()
     except BaseException as late:
@@ -198,6 +198,6 @@ def _during(error: BaseException, action: Callable[[], Any]) -> BaseException:
     return error
 
 
-def _refuse_non_dict(who: str, metrics: object) -> None:
+def _check_dict(who: str, metrics: object) -> None:
     if not isinstance(metrics, dict):
-        raise TypeError(f"{who} must give its metrics as a dict, e.g. {{'loss': 0.5}}, and gave {metrics!r}")
+        raise TypeError(f"{who} must return its metrics as a dict, e.g. {{'loss': 0.5}}, not {metrics!r}")

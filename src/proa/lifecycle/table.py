@@ -1,4 +1,4 @@
-"""The moment table in words, for the command line and the documentation."""
+"""The table of moments as text, for the command line and the documentation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HOOKED = (TrainerCallback, MakerCallback, Callback)
 
 @dataclass(frozen=True)
 class TableRow:
-    """A moment and the hooks that view it, by family."""
+    """A moment and its hooks, by family."""
 
     moment: Moment
     hooks: dict[str, Hook]
@@ -28,7 +28,7 @@ class TableRow:
         }
 
 
-def hooks_by_moment() -> dict[str, TableRow]:
+def moment_table() -> dict[str, TableRow]:
     """Every moment, in the order of the table."""
     return {
         name: TableRow(
@@ -47,9 +47,9 @@ def describe(row: TableRow) -> str:
 
 
 def markdown() -> str:
-    """The table as Markdown; `docs/moments.md` holds it, and a test holds it up to date."""
+    """The table as Markdown; a test compares it with `docs/moments.md`."""
     lines = ["| event | payload | hooks | fires when |", "| --- | --- | --- | --- |"]
-    for row in hooks_by_moment().values():
+    for row in moment_table().values():
         hooks = "<br>".join(f"`{family}.{hook}`" for family, hook in row.hooks.items())
         doc = row.moment.doc.replace("\n", " ").replace("|", "\\|")
         lines.append(f"| `{row.moment.name}` | {', '.join(row.moment.payload)} | {hooks} | {doc} |")

@@ -80,14 +80,14 @@ class AfterStep:
     def leave_if_asked(self) -> None:
         """Save and raise `KeyboardInterrupt` if somebody asked for that."""
         if self._saver is not None and self._saver.stop.reason:
-            self.leave(self._saver.stop.reason)
+            self.save_before_leaving()
+            raise KeyboardInterrupt(self._saver.stop.reason)
 
-    def leave(self, reason: str) -> None:
-        """Save and raise `KeyboardInterrupt`."""
+    def save_before_leaving(self) -> None:
+        """Save, with the scores of evals that are under way."""
         for one in (one for one in self._under_way.values() if not one.is_over):
             log.warning("waiting for the eval %s, which is under way", one.evaluator.name)
         self.save_now()
-        raise KeyboardInterrupt(reason)
 
     def run_final(self) -> None:
         """Evals of the final weights, and the final checkpoint; what the last step had is not done twice."""

@@ -49,7 +49,7 @@ class TakePart(ABC):
 
 
 class ScoreFunction(Evaluator):
-    """A function that scores the weights as they are, for a loop of one's own."""
+    """A function that scores the weights as they are, for a loop of your own."""
 
     def __init__(
         self, name: str, function: Callable[[], dict[str, float]], run_every: int = 0, *, baseline: bool = False

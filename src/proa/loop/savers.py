@@ -97,7 +97,7 @@ class Saver(ABC):
 
 
 class SaveFunction(Saver):
-    """A function that writes a checkpoint by name, for a loop of one's own."""
+    """A function that writes a checkpoint by name, for a loop of your own."""
 
     def __init__(self, function: Callable[[str, LoopState], ManifestRow | None], save_every: int = 0) -> None:
         super().__init__(save_every)

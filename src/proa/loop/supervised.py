@@ -49,7 +49,7 @@ class SupervisedLoop:
         output_dir: Path | str | None = None,
     ) -> None:
         self.training_step = training_step
-        self.manager = CallbackManager.of(callbacks, role=Role.TRAINER)
+        self.manager = CallbackManager.create(callbacks, role=Role.TRAINER)
         self.evaluators = evaluators
         self.saver = saver
         self.output_dir = None if output_dir is None else Path(output_dir)

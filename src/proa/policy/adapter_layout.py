@@ -74,7 +74,7 @@ class AdapterLayout:
         }
         if any(problems.values()):
             told = "; ".join(f"{label}: {_some(names)}" for label, names in problems.items() if names)
-            raise AdapterError(f"these tensors are no adapter of this model, nothing was changed. {told}")
+            raise AdapterError(f"these tensors are not an adapter of this model; nothing was changed. {told}")
 
 
 class AdapterOverBase:

@@ -150,7 +150,7 @@ def check_base(saved: SavedAdapter, weights: Mapping[str, torch.Tensor], dtype: 
 
 def _noted_dtype(saved: SavedAdapter) -> str | None:
     if saved.base_dtype is not None and saved.base_dtype not in _DTYPES:
-        raise AdapterError(f"{saved.folder} notes a base in {saved.base_dtype!r}, which is no dtype of a model")
+        raise AdapterError(f"{saved.folder} notes a base in {saved.base_dtype!r}, which is not a dtype of a model")
     return saved.base_dtype
 
 
@@ -378,7 +378,7 @@ def _folder_configuration(folder: Path, trust_remote_code: bool) -> PreTrainedCo
     if (folder / "run.json").is_file():
         raise ModelError(f"{folder} is a run's folder: its model is {folder / 'model'}")
     if not (folder / "config.json").is_file():
-        raise ModelError(f"{folder} is no model folder: it has no config.json")
+        raise ModelError(f"{folder} is not a model folder: it has no config.json")
     check_weights_files(folder, "AutoModelForCausalLM")
     check_generation_file(folder)
     try:

@@ -92,7 +92,7 @@ def load_reward_model(
         raise ModelError(f"{folder} does not load as a reward model: {error}") from error
     if missing := sorted(report["missing_keys"]):
         raise ModelError(
-            f"{folder} lacks {missing[0]} and is no reward model: fit_reward_model makes one of a language model"
+            f"{folder} lacks {missing[0]} and is not a reward model: fit_reward_model makes one from a language model"
         )
     _checked_head(model)
     return cast(PreTrainedModel, model.to(device).eval())
@@ -179,7 +179,7 @@ def _scores(model: PreTrainedModel, sequences: Sequence[Sequence[int]]) -> torch
 
 def _checked_head(model: nn.Module) -> None:
     if not isinstance(getattr(model, "score", None), nn.Module):
-        raise ModelError(f"{type(model).__name__} has no head called score: it is no reward model that Proa knows")
+        raise ModelError(f"{type(model).__name__} has no head called score: this kind of reward model is not supported")
 
 
 def _check_one_label(config: PreTrainedConfig, folder: str | PathLike[str]) -> None:
@@ -189,7 +189,7 @@ def _check_one_label(config: PreTrainedConfig, folder: str | PathLike[str]) -> N
 
 
 def _is_causal(config: PreTrainedConfig) -> bool:
-    """A language model's folder says nothing of labels, and is told better what it lacks."""
+    """A language model's folder says nothing of labels; a better message names what it lacks."""
     return any(name.endswith("ForCausalLM") for name in config.architectures or ())
 
 

@@ -63,7 +63,7 @@ class SavedAdapter:
         base = self.folder / self.base_path
         if not base.is_dir():
             raise AdapterError(
-                f"{self.folder / CONFIG_FILE} names the base {self.base_path!r}, and {base} is no folder"
+                f"{self.folder / CONFIG_FILE} names the base {self.base_path!r}, and {base} is not a folder"
             )
         return base
 
@@ -92,7 +92,7 @@ def read_adapter(folder: str | PathLike[str]) -> SavedAdapter:
     """Read a LoRA adapter from a folder that PEFT or `save_adapter` wrote; other kinds of adapters are refused."""
     folder = Path(folder)
     if not is_adapter_folder(folder):
-        raise AdapterError(f"{folder} is no adapter folder: it has no {CONFIG_FILE}")
+        raise AdapterError(f"{folder} is not an adapter folder: it has no {CONFIG_FILE}")
     config = _json(folder / CONFIG_FILE)
     _refuse_other_kinds(config, folder)
     rank, alpha = config.get("r"), config.get("lora_alpha")
@@ -115,9 +115,9 @@ def _json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise AdapterError(f"{path} is no JSON: {error}") from error
+        raise AdapterError(f"{path} is not JSON: {error}") from error
     if not isinstance(content, dict):
-        raise AdapterError(f"{path} is no JSON object")
+        raise AdapterError(f"{path} is not a JSON object")
     return content
 
 

@@ -1,4 +1,4 @@
-"""A model as it is now, for somebody who writes it down while training goes on."""
+"""A model as it is now, to be saved while training continues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Saving beside the training: one checkpoint at a time, its row told of at the next boundary."""
+"""Saving in the background: one checkpoint at a time, reported at the next step boundary."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from .durable import CheckpointError
 WAIT_SECONDS = 600.0
 
 
-class SavesCheckpoints(Protocol):
-    """What writes the checkpoints: a `CheckpointManager`."""
+class CheckpointWriter(Protocol):
+    """A `CheckpointManager`, as far as it is needed here."""
 
     def save(self, row: ManifestRow, write: Callable[[Path], None]) -> ManifestRow: ...
 
 
 class BackgroundSaver:
-    """Saves in a thread of its own. `write` runs there: give it copies of what training goes on to change.
+    """Saves in a thread. `write` runs there: give it copies of everything that training changes.
 
-    An error there is raised once, by whichever of `save`, `finished` and `drain` is called next.
+    An error in the thread is raised once, by the next call of `save`, `finished` or `drain`.
     """
 
-    def __init__(self, manager: SavesCheckpoints, *, wait_seconds: float = WAIT_SECONDS) -> None:
+    def __init__(self, manager: CheckpointWriter, *, wait_seconds: float = WAIT_SECONDS) -> None:
         self._manager = manager
         self._wait_seconds = wait_seconds
         self._name = ""
@@ -35,29 +35,29 @@ class BackgroundSaver:
         self._error: BaseException | None = None
 
     def save(self, row: ManifestRow, write: Callable[[Path], None]) -> None:
-        """Begin to save and return. A save that is still under way is waited for first."""
+        """Start to save and return. Waits for the previous save first."""
         self.drain(self._wait_seconds)
         self._name = row.name
-        # A daemon: whoever leaves without draining leaves as in a crash, with the checkpoint before.
+        # A daemon: leaving without `drain` is like a crash, and leaves the previous checkpoint.
         self._thread = threading.Thread(target=self._save, args=(row, write), name=f"save {row.name}", daemon=True)
         self._thread.start()
 
     def finished(self) -> list[ManifestRow]:
-        """The rows that are on the disk since the last time this was asked."""
-        self._raise_what_failed()
+        """The rows that were completed since the last call."""
+        self._raise_pending()
         with self._guard:
             rows, self._rows = self._rows, []
         return rows
 
     def drain(self, timeout: float | None = None) -> None:
-        """Wait until nothing is under way, so many seconds at most (None: as long as a save may take)."""
+        """Wait for the current save, `timeout` seconds at most (None: `wait_seconds`)."""
         seconds = self._wait_seconds if timeout is None else timeout
         if self._thread is not None:
             self._thread.join(seconds)
             if self._thread.is_alive():
                 raise CheckpointError(f"checkpoint {self._name} is still being written after {seconds:g} s of waiting")
             self._thread = None
-        self._raise_what_failed()
+        self._raise_pending()
 
     def _save(self, row: ManifestRow, write: Callable[[Path], None]) -> None:
         try:
@@ -69,7 +69,7 @@ class BackgroundSaver:
             with self._guard:
                 self._rows.append(saved)
 
-    def _raise_what_failed(self) -> None:
+    def _raise_pending(self) -> None:
         with self._guard:
             error, self._error = self._error, None
         if error is not None:

@@ -1,9 +1,9 @@
-"""`journal.jsonl`: the decisions of a run that its seed does not determine, in the order in which they were made.
+"""`journal.jsonl`: the decisions of a run that its seed does not determine, in order.
 
-    {"kind": "lease", "step": 3, "lease": 17}     the schedule `windowed` took this lease next, for that step
-    {"kind": "reward", "uid": "68/2", "error": "…"}     this sample was left without a reward: it timed out, say
+    {"kind": "lease", "step": 3, "lease": 17}     the schedule `windowed` took this lease next, for this step
+    {"kind": "reward", "uid": "68/2", "error": "…"}     this sample got no reward, because of a timeout for example
 
-From these and the seed a run can be repeated.
+The journal and the seed are enough to repeat a run.
 """
 
 from __future__ import annotations
@@ -12,47 +12,64 @@ import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Literal, TypeAlias, TypedDict
 
-from .durable import Disk, opened_to_write
+from .durable import Disk, open_writable
 from .patient_writes import LineFile
-from .run_folder import BrokenRecordError, as_json_line, refuse_pipe
+from .run_folder import BrokenRecordError, check_regular_file, json_line
 
 JOURNAL_NAME = "journal.jsonl"
 
 
+class LeaseChoice(TypedDict):
+    kind: Literal["lease"]
+    step: int
+    lease: int
+
+
+class RewardFailure(TypedDict):
+    kind: Literal["reward"]
+    uid: str
+    error: str
+
+
+JournalEntry: TypeAlias = LeaseChoice | RewardFailure
+
+
 class Journal:
-    """The journal of one run's folder. A run without such decisions has none."""
+    """The journal in one run's folder. A run without such decisions has no file."""
 
     def __init__(self, folder: Path, disk: Disk | None = None) -> None:
         self.path = folder / JOURNAL_NAME
         self._lines = LineFile(disk)
 
-    def append(self, entries: Iterable[dict[str, Any]]) -> None:
-        """Add entries, all or none, for a reader to see at once. The next checkpoint forces them to the disk."""
-        data = "".join(map(as_json_line, entries)).encode("utf-8")
+    def append(self, entries: Iterable[JournalEntry]) -> None:
+        """Append entries, all or none. The next checkpoint syncs them to the disk."""
+        data = "".join(map(json_line, entries)).encode("utf-8")
         if data:
-            with opened_to_write(self.path, os.O_CREAT | os.O_APPEND) as descriptor:
+            with open_writable(self.path, os.O_CREAT | os.O_APPEND) as descriptor:
                 self._lines.append(descriptor, data)
 
-    def read(self) -> list[dict[str, Any]]:
-        """All entries; a last line that was being written is passed over."""
+    def read(self) -> list[JournalEntry]:
+        """All entries, without an incomplete last line."""
         try:
-            refuse_pipe(self.path)
+            check_regular_file(self.path)
             text = self.path.read_bytes().decode("utf-8", "replace")
         except FileNotFoundError:
             return []
-        *lines, _torn = text.split("\n")
+        *lines, _incomplete = text.split("\n")
         return [_entry(line, number, self.path) for number, line in enumerate(lines, start=1)]
 
 
-def _entry(line: str, number: int, path: Path) -> dict[str, Any]:
+def _entry(line: str, number: int, path: Path) -> JournalEntry:
     try:
-        entry: dict[str, Any] = json.loads(line)
-        kind = entry["kind"]
-        complete = (kind == "lease" and type(entry["lease"]) is int) or (kind == "reward" and type(entry["uid"]) is str)
+        entry: JournalEntry = json.loads(line)
+        if entry["kind"] == "lease":
+            is_valid = type(entry["lease"]) is int
+        else:
+            is_valid = entry["kind"] == "reward" and type(entry["uid"]) is str
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise BrokenRecordError(f"{path} is broken at line {number}: {error!r}") from error
-    if not complete:
+    if not is_valid:
         raise BrokenRecordError(f"{path} is broken at line {number}: {line}")
     return entry

@@ -1,12 +1,13 @@
-"""A look at a run while it goes on: who does what, who waits for what, where the samples are.
+"""The state of a run while it is running: who does what, who waits for what, where the samples are.
 
-`live.json` in the run's folder is replaced about once a second. It is a look, not a record: nothing is built on it, and
-a look that fails costs a line in the log, never the run.
+`live.json` in the run's folder is replaced about once a second. It is not part of the record: nothing depends on it,
+and a failure to write it is logged and never ends the run.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -14,20 +15,20 @@ from time import monotonic
 from typing import Any, Literal
 
 from ..private_files import write_private
-from .run_folder import LIVE_NAME, BrokenRecordError, as_json, quoted, read_json
+from .run_folder import LIVE_NAME, BrokenRecordError, json_text, quoted, read_json
 
 log = logging.getLogger("proa.record")
 
 
 @dataclass(frozen=True, slots=True)
 class WaitView:
-    """Somebody who waits."""
+    """A wait in progress."""
 
     owner: str
     reason: str
-    """What for, e.g. `lease 12, which maker_0 has`."""
+    """What it waits for, e.g. `lease 12, which maker_0 has`."""
     seconds: float
-    """How long already, when it was looked at."""
+    """How long it has been waiting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +40,18 @@ class ActorView:
     health: str = "healthy"
     doing: str = ""
     since: float = 0.0
-    """Seconds since the epoch; 0 is not known."""
+    """Seconds since the epoch; 0 if not known."""
     version: int = -1
-    """Of the weights that it has; -1 is none yet."""
+    """Of its weights; -1 if it has none yet."""
     leases: int = 0
     tokens: int = 0
-    """Completion tokens: those a maker made, those a trainer trained on."""
+    """Completion tokens that a maker generated or a trainer trained on."""
     restarts: int = 0
-    """How often somebody else at this place was lost."""
+    """How often it was replaced after a failure."""
     reason: str = ""
-    """Why the last one was."""
+    """Why it was last replaced."""
     log: str = ""
-    """Where what it prints goes, if that is a file of its own."""
+    """The file of its output, if it has one."""
     spent: dict[str, float] = field(default_factory=dict)
     """Seconds by kind of work."""
     callback_errors: dict[str, int] = field(default_factory=dict)
@@ -59,18 +60,18 @@ class ActorView:
 
 @dataclass(frozen=True, slots=True)
 class LiveView:
-    """All of a run at one moment."""
+    """The state of a run at one time."""
 
     time: float
     """Seconds since the epoch."""
     runtime: str = ""
     step: int = 0
-    """Optimizer steps done, of so many."""
+    """Optimizer steps done, of `of`."""
     of: int = 0
     episode: int = 0
     version: int = 0
     versions: list[int] = field(default_factory=list)
-    """Those whose weights are kept, because a lease may still name them."""
+    """Versions whose weights are kept because a lease may still need them."""
     ledger: dict[str, Any] = field(default_factory=dict)
     waits: list[WaitView] = field(default_factory=list)
     actors: list[ActorView] = field(default_factory=list)
@@ -80,7 +81,7 @@ class LiveView:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> LiveView:
-        """The view that was written. Keys that a newer version added are left out.
+        """The view from its JSON. Keys added by newer versions are ignored.
 
         >>> LiveView.from_dict({"time": 5.0, "step": 3, "weather": "fine"}).step
         3
@@ -92,7 +93,7 @@ class LiveView:
 
 
 class LiveFile:
-    """Keeps `live.json` in a run's folder up to date, at most once every so many seconds."""
+    """Keeps `live.json` in a run's folder up to date, at most once every `every` seconds."""
 
     def __init__(self, folder: Path, every: float = 1.0) -> None:
         self.path = folder / LIVE_NAME
@@ -101,7 +102,7 @@ class LiveFile:
         self._complaints: set[type[Exception]] = set()
 
     def due(self) -> bool:
-        """Whether it is time to look again; having said so, not before the next time."""
+        """Whether it is time to write again; True starts the next interval."""
         now = monotonic()
         if now < self._due_at:
             return False
@@ -109,22 +110,22 @@ class LiveFile:
         return True
 
     def look(self, at: Callable[[], LiveView]) -> None:
-        """Take a view and replace the file. Whatever fails, be it a full disk, is logged once and ends no run."""
+        """Take a view and replace the file. Failures, such as a full disk, are logged once."""
         try:
-            text = as_json(at().to_dict())
-            # Atomic, and not forced to the disk: after a power cut nobody needs it.
-            beside = self.path.with_name(f".{LIVE_NAME}.new")
-            write_private(beside, text)
-            beside.replace(self.path)
+            text = json_text(at().to_dict())
+            # Atomic, but not synced: nobody needs it after a power failure.
+            temporary = self.path.with_name(f".{LIVE_NAME}.new")
+            write_private(temporary, text)
+            temporary.replace(self.path)
         except Exception as error:
             if type(error) not in self._complaints:
                 self._complaints.add(type(error))
-                own = None if isinstance(error, OSError) else error  # what the system says needs no traceback
-                log.warning("%s is not up to date, and the run goes on: %s", self.path, error, exc_info=own)
+                traceback = None if isinstance(error, OSError) else error
+                log.warning("%s is not up to date; the run continues: %s", self.path, error, exc_info=traceback)
 
     @staticmethod
     def read(folder: Path) -> LiveView | None:
-        """The last view of the run in this folder; None if there is none."""
+        """The last view of the run in this folder, if any."""
         path = folder / LIVE_NAME
         try:
             return LiveView.from_dict(read_json(path))
@@ -134,15 +135,13 @@ class LiveFile:
             raise BrokenRecordError(f"{path} is broken: {error}") from error
 
 
-_MOST = 1e15
-"""No time, duration or count is that large."""
 _PLAIN: dict[str, type | tuple[type, ...]] = {"int": int, "float": (int, float), "str": str, "list": list, "dict": dict}
 
 
 def _known(kind: type[Any], content: Any) -> dict[str, Any]:
-    """Of what was read, the part that a view of this kind has, each value of its type."""
+    """The fields of a view in its JSON, after a check of their types."""
     if not isinstance(content, Mapping):
-        raise TypeError(f"{quoted(content)} stands where a {kind.__name__} should")
+        raise TypeError(f"expected a {kind.__name__}, found {quoted(content)}")
     known = {}
     for one in fields(kind):
         if one.name not in content:
@@ -150,7 +149,7 @@ def _known(kind: type[Any], content: Any) -> dict[str, Any]:
         known[one.name] = content[one.name]
         expected = str(one.type).partition("[")[0]
         if not isinstance(known[one.name], _PLAIN.get(expected, str)):
-            raise TypeError(f"{one.name} is {quoted(known[one.name])} and should be of type {expected}")
-        if expected in ("float", "int") and not abs(known[one.name]) < _MOST:
+            raise TypeError(f"{one.name} must be of type {expected}, not {quoted(known[one.name])}")
+        if isinstance(known[one.name], float) and not math.isfinite(known[one.name]):
             raise TypeError(f"{one.name} cannot be {quoted(known[one.name])}")
     return known

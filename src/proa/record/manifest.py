@@ -1,13 +1,13 @@
-"""`checkpoints.jsonl`: which checkpoints there are. What it does not name does not exist.
+"""`checkpoints.jsonl`: the list of checkpoints. A checkpoint that it does not name does not exist.
 
-Lines are only ever added, and a line counts once its end is on the disk. So every beginning of the file is a manifest
-that was true once, and a crash can only leave one of them, with perhaps a piece of a line behind it, which is passed
-over when reading and cut off before the next line is added. Rewriting the file for every change would be as safe only
-with a second copy, a rename and a folder to be synced, each of them one more thing that can fail.
+Lines are only ever appended, and a line counts once its line break is on the disk. So every prefix of the file was a
+valid manifest once, and a crash leaves one of them, perhaps with an incomplete line at the end, which is ignored when
+reading and cut off before the next append. Rewriting the file on each change would need a second copy, a rename and a
+sync of the folder to be as safe.
 
-A line is a row, or `{"name": …, "removed": true}`. The last line of a name counts. A whole line that cannot be read, a
-bad block's say, is reported and passed over, and stays where it is: it costs its own checkpoint and no other. While
-there is one, folders that no line names are left alone, because it may be the line that names them.
+A line is a row, or `{"name": …, "removed": true}`. The last line of a name counts. A complete line that cannot be read
+(a bad block) is reported, ignored and kept: it costs its own checkpoint and no other. While there is one, folders that
+no line names are left alone, because the unreadable line may name them.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from typing import Any
 from ..data.loop import ManifestRow
 from .checkpoint_files import check_name
 from .durable import CheckpointError, Disk
-from .run_folder import readable
+from .run_folder import encode_numbers
 from .secrets import redact_metrics
 
 log = logging.getLogger("proa.record")
 
 MANIFEST_NAME = "checkpoints.jsonl"
 _reported: set[tuple[Path, int]] = set()
-"""Lines that this process has complained about: a manifest is read many times."""
+"""Unreadable lines that this process has logged: a manifest is read many times."""
 
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """The line that says that a checkpoint is no more."""
+    """The line that removes a checkpoint."""
 
     name: str
 
@@ -45,109 +45,102 @@ class Removal:
 
 
 class Manifest:
-    """The manifest of one run's folder. The file is the truth: it is read anew whenever somebody else changed it.
+    """The manifest in one run's folder, read again whenever another process has changed the file.
 
-    Whoever writes reads it once, and then knows what it added: the hundredth checkpoint costs what the first did.
+    A writer reads it once and then keeps track of what it adds: the hundredth checkpoint costs as much as the first.
     """
 
     def __init__(self, run_folder: Path, disk: Disk) -> None:
         self.path = run_folder / MANIFEST_NAME
         self._disk = disk
-        self._read_as: tuple[int, ...] | None = None
-        """Which state of the file is known: the three below are of this one."""
+        self._stamp: tuple[int, ...] | None = None
+        """Identifies the state of the file that the next three describe."""
         self._live: dict[str, ManifestRow] = {}
-        self._length = 0  # of its whole lines
-        self._unreadable = False  # one of them at least
+        self._length = 0  # of its complete lines
+        self._unreadable = False  # whether a line cannot be read
 
     def rows(self) -> list[ManifestRow]:
-        """The checkpoints that there are, in the order in which they were written."""
-        self._read_if_changed()
+        """The existing checkpoints, oldest first."""
+        self._refresh()
         return [replace(row) for row in self._live.values()]
 
     def history(self) -> list[ManifestRow]:
-        """Every checkpoint that there ever was, also those that were pruned since; the last of each name."""
-        return self._told(with_removed=True)
+        """Every checkpoint ever written, including removed ones; the last of each name."""
+        return self._read_rows(include_removed=True)
 
     @property
     def has_unreadable_lines(self) -> bool:
-        self._read_if_changed()
+        self._refresh()
         return self._unreadable
 
-    def _told(self, *, with_removed: bool) -> list[ManifestRow]:
+    def _read_rows(self, *, include_removed: bool) -> list[ManifestRow]:
         rows: dict[str, ManifestRow] = {}
-        for number, line in enumerate(self._whole_lines(), start=1):
-            content = _content_or_error(line)
+        for number, line in enumerate(self._complete_lines(), start=1):
+            content = _parse(line)
             if isinstance(content, Exception):
-                self._report(number, content)
-            elif not (with_removed and content.get("removed") is True):
+                if (self.path, number) not in _reported:
+                    _reported.add((self.path, number))
+                    log.warning("%s: line %d cannot be read and is ignored: %s", self.path, number, content)
+            elif not (include_removed and content.get("removed") is True):
                 _apply(rows, content)
         return list(rows.values())
 
-    def _report(self, number: int, error: Exception) -> None:
-        if (self.path, number) not in _reported:
-            _reported.add((self.path, number))
-            log.warning("%s cannot be read at line %d, which is passed over: %s", self.path, number, error)
-
     def append(self, lines: Iterable[ManifestRow | Removal]) -> None:
-        """Add lines, on the disk before this returns. If that fails the file is as it was, as far as it can be."""
-        data = b"".join(map(_as_line, lines))
-        self._read_if_changed()
-        length, self._read_as = self._length, None  # until the lines are on the disk nothing is known
+        """Append lines and sync them. If that fails the file is restored, as far as possible."""
+        contents = [line.as_dict() for line in lines]
+        for content in contents:
+            if metrics := content.get("metrics"):  # only metrics may quote secrets; names and paths must not change
+                content["metrics"] = redact_metrics(metrics)
+        data = b"".join(
+            json.dumps(encode_numbers(content), allow_nan=False).encode("ascii") + b"\n" for content in contents
+        )
+        self._refresh()
+        length, self._stamp = self._length, None  # unknown until the lines are on the disk
         try:
             self._disk.append(self.path, data, after=length)
         except Exception:
-            self._take_back(length)
+            # If this fails too: half a line is ignored, and a complete one names a complete checkpoint.
+            with suppress(OSError, CheckpointError):
+                self._disk.cut_file(self.path, length)
             raise
         for line in data.splitlines():
-            _apply(self._live, _content(line))
+            _apply(self._live, _checked(line))
         self._length += len(data)
-        self._read_as = self._state_of_file()
+        self._stamp = self._file_stamp()
 
-    def _read_if_changed(self) -> None:
-        state = self._state_of_file()
-        if self._read_as is None or state != self._read_as:
-            self._live = {row.name: row for row in self._told(with_removed=False)}
-            lines = self._whole_lines()
-            self._unreadable = any(isinstance(_content_or_error(line), Exception) for line in lines)
+    def _refresh(self) -> None:
+        stamp = self._file_stamp()
+        if self._stamp is None or stamp != self._stamp:
+            self._live = {row.name: row for row in self._read_rows(include_removed=False)}
+            lines = self._complete_lines()
+            self._unreadable = any(isinstance(_parse(line), Exception) for line in lines)
             self._length = sum(map(len, lines))
-            self._read_as = state
+            self._stamp = stamp
 
-    def _state_of_file(self) -> tuple[int, ...]:
+    def _file_stamp(self) -> tuple[int, ...]:
         try:
             now = self.path.stat()
         except FileNotFoundError:
             return ()
         return now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns
 
-    def _take_back(self, length: int) -> None:
-        # If even that fails: half a line is passed over, and a whole one names a checkpoint that is whole.
-        with suppress(OSError, CheckpointError):
-            self._disk.cut_file(self.path, length)
-
-    def _whole_lines(self) -> list[bytes]:
+    def _complete_lines(self) -> list[bytes]:
         try:
             data = b"".join(self._disk.chunks(self.path))
         except FileNotFoundError:
             return []
-        *lines, _torn = data.split(b"\n")  # what follows the last line break was not written to its end
+        *lines, _incomplete = data.split(b"\n")
         return [line + b"\n" for line in lines]
 
 
-def _as_line(line: ManifestRow | Removal) -> bytes:
-    content = line.as_dict()
-    if metrics := content.get("metrics"):  # the one place for words of others; names and paths must stay what they are
-        content["metrics"] = redact_metrics(metrics)
-    return json.dumps(readable(content), allow_nan=False).encode("ascii") + b"\n"
-
-
-def _content_or_error(line: bytes) -> dict[str, Any] | Exception:
+def _parse(line: bytes) -> dict[str, Any] | Exception:
     try:
-        return _content(line)
+        return _checked(line)
     except (ValueError, TypeError, RecursionError) as error:
         return error
 
 
-def _content(line: bytes) -> dict[str, Any]:
+def _checked(line: bytes) -> dict[str, Any]:
     content = json.loads(line)
     if not isinstance(content, dict):
         raise TypeError(f"it holds a {type(content).__name__}, not an object")
@@ -170,20 +163,17 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
 
 
 def _apply(live: dict[str, ManifestRow], content: dict[str, Any]) -> None:
-    """One line more. A final row is final only until training goes on, so that none is ever stale."""
+    """Apply one line. A row is final only until another follows it, so that no final row is ever stale."""
     if content.get("removed") is True:
         live.pop(content["name"], None)
         return
     row = ManifestRow.from_dict({"step": content["batch"] + 1} | content)
-    another = not _is_same_checkpoint(live.get(row.name), row)
-    if another or row.final:
+    old = live.get(row.name)
+    # A row with the same paths updates a checkpoint; one that replaces it is in another folder.
+    is_new = old is None or (old.state_path, old.sampler_path) != (row.state_path, row.sampler_path)
+    if is_new or row.final:
         for other in live.values():
             other.final = False
-    if another:
-        live.pop(row.name, None)  # so that it stands at the end
+    if is_new:
+        live.pop(row.name, None)  # moves it to the end
     live[row.name] = row
-
-
-def _is_same_checkpoint(old: ManifestRow | None, new: ManifestRow) -> bool:
-    """Whether a row only says more of a checkpoint that is there; one that replaces it lies elsewhere."""
-    return old is not None and (old.state_path, old.sampler_path) == (new.state_path, new.sampler_path)

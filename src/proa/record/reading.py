@@ -1,4 +1,4 @@
-"""What a run's folder tells, read by whoever looks at it: while the run goes on, or long after."""
+"""A summary of a run from its folder, while it runs or long after."""
 
 from __future__ import annotations
 
@@ -14,52 +14,53 @@ from typing import Any
 
 from ..errors import ProaError
 from ..spelling import did_you_mean
-from .evals import MOST_STEPS, EvalRecord
+from .evals import EvalRecord
 from .live import LiveFile, LiveView
-from .run_folder import BrokenRecordError, quoted, read_json, refuse_pipe
-from .times import Going, going, gone_on_at, is_time
+from .run_folder import BrokenRecordError, check_regular_file, quoted, read_json
+from .times import RunningTime, is_time, last_resumed, running_time
 
 TAIL_BYTES = 1 << 18
-"""So much of the end of metrics.jsonl is read: hundreds of rows, however long the run."""
+"""How much of the end of metrics.jsonl is read: hundreds of rows, however long the run."""
 RATE_STEPS = 50
-"""A rate is that of the last so many steps."""
+"""How many of the last steps a rate is measured over."""
 QUIET_SECONDS = 30.0
-"""A run that is looked at every second and was not for so long is probably gone."""
+"""A run that updates its live view every second and has not for so long has probably died."""
+_MOST_LISTED = 20
 
 
-class NoRunError(ProaError, ValueError):
-    """What was named is no run's folder; the message says what is there instead."""
+class RunNotFoundError(ProaError, ValueError):
+    """The path is not a run's folder; the message says what is there instead."""
 
 
 class Process(StrEnum):
-    """What can be told from here of the process that a run's header names."""
+    """What is known about the process that a run's header names."""
 
-    THERE = "there"
+    ALIVE = "alive"
     GONE = "gone"
-    ELSEWHERE = "elsewhere"
-    """On another machine, or not written down."""
+    UNKNOWN = "unknown"
+    """On another machine, or not recorded."""
 
 
 @dataclass(frozen=True, slots=True)
-class RunRecord:
-    """All that a look at a run's folder shows."""
+class RunSummary:
+    """What a run's folder says about the run."""
 
     folder: Path
     header: dict[str, Any]
     config: dict[str, Any]
     live: LiveView | None
-    """The last view of the process that the header names."""
+    """The last view written by the process that the header names."""
     rows: list[dict[str, Any]]
     """The last rows of metrics.jsonl, or all of them."""
     all_rows: bool
     scores: dict[str, dict[str, Any]]
-    """The last scores of each eval in evals.jsonl, of benchmarks after training too."""
+    """The last scores of each eval in evals.jsonl, including benchmarks after training."""
     process: Process
     read_at: float
 
     @property
     def total_steps(self) -> int:
-        """Optimizer steps that the configuration asks for; 0 is not known."""
+        """Optimizer steps that the configuration asks for; 0 if not known."""
         return int(self.config.get("total_steps", 0) * self.config.get("train_epochs", 1))
 
     @property
@@ -68,34 +69,34 @@ class RunRecord:
 
     @property
     def cut_off(self) -> bool:
-        """Whether the run never ended and its process is certainly gone."""
+        """Whether the run did not end and its process is certainly gone."""
         return self.running and self.process is Process.GONE
 
     @property
     def quiet_seconds(self) -> float:
-        """Since the last sign of life: a live view, a row, the start, or when the run was gone on with."""
-        signs = [self.header.get("started", 0.0), gone_on_at(self.header) or 0.0]
+        """Seconds since the last sign of life: a live view, a row, the start or a resume."""
+        signs = [self.header.get("started", 0.0), last_resumed(self.header) or 0.0]
         signs += [row.get("time", 0.0) for row in self.rows[-1:]]
         if self.live is not None:
             signs.append(self.live.time)
         return max(0.0, self.read_at - float(max(signs)))
 
     @property
-    def getting_ready(self) -> bool:
-        """Whether nothing was seen yet of the process that the header names."""
-        since = gone_on_at(self.header) or 0.0
+    def is_starting(self) -> bool:
+        """Whether the process that the header names has not shown any progress yet."""
+        since = last_resumed(self.header) or 0.0
         return self.running and self.live is None and not any(row.get("time", 0.0) >= since for row in self.rows[-1:])
 
     @property
-    def going(self) -> Going | None:
-        """For how long the run went on, or has gone on, without the pauses before it was resumed."""
+    def running_time(self) -> RunningTime | None:
+        """How long the run has been running, without the pauses before it was resumed."""
         last = self.header.get("ended", self.read_at - (self.quiet_seconds if self.cut_off else 0.0))
-        found = going(self.header, last)
-        return Going(found.seconds, is_about=True) if found is not None and self.cut_off else found
+        found = running_time(self.header, last)
+        return RunningTime(found.seconds, is_approximate=True) if found is not None and self.cut_off else found
 
     @property
     def last_metrics(self) -> dict[str, Any] | None:
-        """Everything that was written for the last step, its evals included."""
+        """Everything recorded for the last step, including its evals."""
         merged: dict[str, Any] = {}
         for row in self.rows:
             if row["step"] == self._last_step:
@@ -104,23 +105,23 @@ class RunRecord:
 
     @property
     def _last_step(self) -> int:
-        """Not that of the last row: an eval that went on in the background is of an earlier step."""
+        """Not the step of the last row, which may be an eval of an earlier step that ran in the background."""
         return max((row["step"] for row in self.rows), default=-1)
 
     @property
     def evals(self) -> dict[str, dict[str, Any]]:
-        """The last scores of each eval: those of evals.jsonl; of one that is not there, the header's or the rows'."""
+        """The last scores of each eval, from evals.jsonl; for an eval missing there, from the header or the rows."""
         found: dict[str, dict[str, Any]] = {}
         names = self.eval_names
         for row in self.rows:
-            of_row: dict[str, dict[str, Any]] = {}
+            row_scores: dict[str, dict[str, Any]] = {}
             for key, value in row.items():
-                name = eval_of(key, names)
+                name = eval_name(key, names)
                 if name is not None:
-                    of_row.setdefault(name, {})[key.removeprefix(f"{name}.")] = value
-            found |= of_row
+                    row_scores.setdefault(name, {})[key.removeprefix(f"{name}.")] = value
+            found |= row_scores
         for name, scores in self.header.get("evals", {}).items():
-            own = {key: value for key, value in scores.items() if eval_of(f"{name}.{key}", names) in (None, name)}
+            own = {key: value for key, value in scores.items() if eval_name(f"{name}.{key}", names) in (None, name)}
             found |= {name: own} if own else {}
         return found | self.scores
 
@@ -136,11 +137,11 @@ class RunRecord:
 
     @property
     def steps_per_second(self) -> float | None:
-        """Over the last steps since the run was gone on with, evals and waits included; None if there were too few."""
+        """Over the last steps since the run was resumed, with evals and waits; None if there are too few."""
         ends: dict[int, float] = {}
-        since = gone_on_at(self.header) or 0.0
+        since = last_resumed(self.header) or 0.0
         for row in self.rows:
-            # Not a row of an eval: one that went on in the background comes long after its step.
+            # Not the row of an eval that ran in the background, long after its step.
             if row.get("time", -1.0) >= since and row["step"] > next(reversed(ends), -1):
                 ends[row["step"]] = row["time"]
         last = sorted(ends)[-RATE_STEPS:]
@@ -149,44 +150,46 @@ class RunRecord:
         return float((last[-1] - last[0]) / (ends[last[-1]] - ends[last[0]]))
 
 
-def eval_of(metric: str, names: Iterable[str]) -> str | None:
-    """The eval that a metric in a row is of; a name may have a dot in it, and the longest counts.
+def eval_name(metric: str, names: Iterable[str]) -> str | None:
+    """The eval that a metric of a row belongs to; names may contain dots, the longest match wins.
 
-    >>> eval_of("a.b.exact", ["a", "a.b"]), eval_of("a.exact", ["a", "a.b"]), eval_of("loss", ["a"])
+    >>> eval_name("a.b.exact", ["a", "a.b"]), eval_name("a.exact", ["a", "a.b"]), eval_name("loss", ["a"])
     ('a.b', 'a', None)
     """
     return max((name for name in names if metric.startswith(f"{name}.")), key=len, default=None)
 
 
-def read_run(folder: Path) -> RunRecord:
-    """Read the record of the run in this folder, whatever state it is in."""
-    _refuse_what_is_no_run(folder)
+def read_run(folder: Path) -> RunSummary:
+    """Read the run in this folder, whatever state it is in."""
+    _check_run_folder(folder)
     try:
         record = _read(folder)
-        # It may have ended between the look at its header and the look at its process.
+        # It may have ended after its header was read and before its process was looked up.
         return _read(folder) if record.cut_off else record
     except FileNotFoundError as error:
-        raise NoRunError(f"{folder} is not there any more: {error}") from error
+        raise RunNotFoundError(f"{folder} does not exist any more: {error}") from error
     except OSError as error:
         raise BrokenRecordError(f"the record in {folder} cannot be read: {error}") from error
 
 
-def runs_in(folder: Path) -> list[Path]:
-    """The runs in a folder, or one level below, in the order of their names."""
-    found = (header.parent for depth in ("*", "*/*") for header in folder.glob(f"{depth}/run.json"))
-    return sorted(found)
+def find_runs(folder: Path) -> list[Path]:
+    """The runs in a folder or one level below, sorted by name."""
+    return sorted(header.parent for depth in ("*", "*/*") for header in folder.glob(f"{depth}/run.json"))
 
 
-def _read(folder: Path) -> RunRecord:
+def _read(folder: Path) -> RunSummary:
     header = read_header(folder / "run.json")
     rows, all_rows = _last_rows(folder / "metrics.jsonl")
     config = _config(folder / "config.json")
     latest = EvalRecord(folder).latest(_eval_names(config))
-    return RunRecord(
+    live, resumed = LiveFile.read(folder), last_resumed(header)
+    if live is not None and resumed is not None and live.time < resumed:
+        live = None  # written by the previous process
+    return RunSummary(
         folder,
         header,
         config=config,
-        live=_view(folder, header),
+        live=live,
         rows=rows,
         all_rows=all_rows,
         scores={name: dict(result.metrics) for name, result in latest.items()},
@@ -200,14 +203,12 @@ _HEADER_TYPES: dict[str, type | tuple[type, ...]] = {
     "reward_failures": dict, "resumed": list, "weights_digest": str, "policy_version": int,
 }  # fmt: skip
 _TIMES = ("started", "ended", "time")
-_COUNTS = ("steps_run", "total_steps", "train_epochs", "step")
 
 
 def _check(path: Path, content: Mapping[str, Any], types: Mapping[str, type | tuple[type, ...]]) -> None:
-    """Raise if what is there of a file is not what it should be. What is not there is nobody's mistake."""
+    """Raise if a value has the wrong type. Missing keys are fine."""
     wrong = [name for name, kind in types.items() if name in content and not isinstance(content[name], kind)]
     wrong += [name for name in _TIMES if name in content and not is_time(content[name])]
-    wrong += [name for name in _COUNTS if isinstance(content.get(name), int) and abs(content[name]) > MOST_STEPS]
     for name in wrong:
         raise BrokenRecordError(f"{path} is broken: {name} cannot be {quoted(content[name])}")
 
@@ -222,12 +223,6 @@ def read_header(path: Path) -> dict[str, Any]:
         if not isinstance(scores, dict):
             raise BrokenRecordError(f"{path} is broken: the scores of eval {name} cannot be {quoted(scores)}")
     return header
-
-
-def _view(folder: Path, header: Mapping[str, Any]) -> LiveView | None:
-    """The last view; but not one of the process before the run was gone on with."""
-    view, since = LiveFile.read(folder), gone_on_at(header)
-    return None if view is None or (since is not None and view.time < since) else view
 
 
 def _config(path: Path) -> dict[str, Any]:
@@ -245,8 +240,8 @@ def _eval_names(config: Mapping[str, Any]) -> list[str]:
 
 
 def _last_rows(path: Path) -> tuple[list[dict[str, Any]], bool]:
-    """The rows at the end of the file, and whether that is all of them."""
-    refuse_pipe(path)
+    """The rows at the end of the file, and whether these are all."""
+    check_regular_file(path)
     try:
         with path.open("rb") as file:
             begin = max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES)
@@ -254,7 +249,7 @@ def _last_rows(path: Path) -> tuple[list[dict[str, Any]], bool]:
             lines = file.read().split(b"\n")
     except FileNotFoundError:
         return [], True
-    # What follows the last line break is still being written, or was when the run was cut off.
+    # After the last line break may be a row that is still being written, or was when the run was killed.
     whole = lines[1 if begin else 0 : -1]
     return [_row(path, line) for line in whole], begin == 0
 
@@ -263,7 +258,7 @@ def _row(path: Path, line: bytes) -> dict[str, Any]:
     try:
         row = json.loads(line)
         if not isinstance(row, dict) or not isinstance(row["step"], int):
-            raise TypeError("no row of a step")
+            raise TypeError("not a row of a step")
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         beginning = line[:40].decode(errors="replace")
         raise BrokenRecordError(f"{path} is broken at the line {beginning!r}…: {error}") from error
@@ -273,42 +268,38 @@ def _row(path: Path, line: bytes) -> dict[str, Any]:
 
 def _process(header: Mapping[str, Any]) -> Process:
     if "pid" not in header or header.get("host") != platform.node():
-        return Process.ELSEWHERE
-    if header["pid"] < 1:  # others than one process
+        return Process.UNKNOWN
+    if header["pid"] < 1:  # would signal a group of processes
         return Process.GONE
     try:
         os.kill(header["pid"], 0)
     except (ProcessLookupError, OverflowError):
         return Process.GONE
     except PermissionError:
-        pass  # somebody else's, and there
-    return Process.GONE if _ended_unnoticed(header["pid"]) else Process.THERE
+        pass  # another user's process
+    return Process.GONE if _is_zombie(header["pid"]) else Process.ALIVE
 
 
-def _ended_unnoticed(pid: int) -> bool:
-    """Whether a process has ended and its parent has not asked how; signals still reach such a one."""
+def _is_zombie(pid: int) -> bool:
+    """Whether a process has ended and still exists because its parent has not waited for it."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:  # not on this system
+    except OSError:  # no /proc on this system
         return False
     return state.rpartition(")")[2].split()[0] == "Z"
 
 
-def _refuse_what_is_no_run(folder: Path) -> None:
+def _check_run_folder(folder: Path) -> None:
     if (folder / "run.json").is_file():
         return
     if not folder.exists():
-        beside = [run.name for run in runs_in(folder.parent) if run.parent == folder.parent]
-        raise NoRunError(f"{folder} does not exist{did_you_mean(folder.name, beside)}")
+        neighbours = [run.name for run in find_runs(folder.parent) if run.parent == folder.parent]
+        raise RunNotFoundError(f"{folder} does not exist{did_you_mean(folder.name, neighbours)}")
     if not folder.is_dir():
-        raise NoRunError(f"{folder} is a file: give the folder of a run")
-    inside = runs_in(folder)
+        raise RunNotFoundError(f"{folder} is a file: give the folder of a run")
+    inside = [str(run) for run in find_runs(folder)]
     if inside:
-        raise NoRunError(f"{folder} is not the folder of one run, but it holds some: {_listed(inside)}")
-    raise NoRunError(f"{folder} is no run's folder: there is no run.json in it")
-
-
-def _listed(runs: Iterable[Path], most: int = 20) -> str:
-    names = [str(run) for run in runs]
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+        more = f" and {len(inside) - _MOST_LISTED} more" if len(inside) > _MOST_LISTED else ""
+        names = ", ".join(inside[:_MOST_LISTED]) + more
+        raise RunNotFoundError(f"{folder} is not the folder of one run, but it holds some: {names}")
+    raise RunNotFoundError(f"{folder} is not a run's folder: there is no run.json in it")

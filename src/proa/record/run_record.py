@@ -1,4 +1,4 @@
-"""What is written of a run beside its metrics, step by step, by one process, wherever the trainer is."""
+"""The record of a run beside its metrics, written step by step by one process, wherever the trainer is."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from typing import Any, Protocol
 
 from ..data.results import EvalResult
 from .evals import EVALS_NAME
-from .journal import JOURNAL_NAME
-from .spans import SPANS_NAME
+from .journal import JOURNAL_NAME, JournalEntry
+from .spans import SPANS_NAME, Span
 
 RECORD_FILES = ("metrics.jsonl", JOURNAL_NAME, EVALS_NAME, SPANS_NAME)
-"""What is appended to; a resumed run cuts them back to the length they had at its checkpoint."""
+"""The files that are appended to; a resumed run truncates them to their length at its checkpoint."""
 
 
 @dataclass(frozen=True)
 class StepRecord:
-    """What is written of a step, beside its metrics."""
+    """The record of one step, beside its metrics."""
 
     step: int
-    journal: list[dict[str, Any]]
-    """Choices that the seed does not determine."""
-    spans: list[dict[str, Any]]
+    journal: list[JournalEntry]
+    """Decisions that the seed does not determine."""
+    spans: list[Span]
     rollouts: list[dict[str, Any]]
 
 

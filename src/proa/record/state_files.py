@@ -22,10 +22,10 @@ TENSORS_NAME = "tensors.safetensors"
 
 
 def write_state(folder: Path, tree: Mapping[str, Any], *, disk: Disk | None = None) -> None:
-    """Write a tree to a folder, which is made if need be. A tree that cannot be saved is refused before.
+    """Write a tree to a folder, creating it if needed. A tree that cannot be saved is refused first.
 
-    Its texts are written as they are, secrets too: what resumes must get back exactly what was saved. The folder is
-    its owner's alone.
+    Text is written as it is, including secrets: a resumed run must get back exactly what was saved. The folder is
+    private to its owner.
     """
     disk = disk or Disk()
     encoder = Encoder()
@@ -41,12 +41,12 @@ def write_state(folder: Path, tree: Mapping[str, Any], *, disk: Disk | None = No
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """The tree that was written to a folder; its tensors are on the CPU, in memory of their own."""
+    """The tree that was written to a folder; its tensors are on the CPU and own their memory."""
     path = folder / STATE_NAME
     try:
         content = json.loads(b"".join(Disk().chunks(path)))
     except FileNotFoundError:
-        raise StateError(f"{folder} holds no saved state: there is no {STATE_NAME}") from None
+        raise StateError(f"{folder} has no saved state: there is no {STATE_NAME}") from None
     except (ValueError, RecursionError, OSError) as error:
         raise StateError(f"{path} cannot be read: {error}") from error
     _check_format(path, content)
@@ -71,7 +71,7 @@ def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
 
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
-            # Cloned: what comes out is a view of the file, and the file may be gone tomorrow.
+            # Cloned: the tensors are views of the file, which may be removed.
             return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise StateError(f"{path} cannot be read: {error}") from error
@@ -80,7 +80,7 @@ def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
 def _check_format(path: Path, content: Any) -> None:
     form = content.get("format") if isinstance(content, dict) else None
     if type(form) is not int or form < 1:
-        raise StateError(f"{path} is no saved state: it names no format")
+        raise StateError(f"{path} is not a saved state: it has no format")
     if form > FORMAT:
         raise StateError(
             f"{path} was written by a newer version of Proa (format {form}, and this one reads up to {FORMAT}): "

@@ -1,11 +1,11 @@
-"""How a nested tree of plain values and tensors is said in JSON, with the tensors beside it.
+"""Encodes a nested tree of plain values and tensors as JSON, with the tensors beside it.
 
-What JSON can say is said plainly; the rest is an object with one key that begins with `$`:
+Values that JSON supports stay as they are; all others become an object with one key that begins with `$`:
 
 >>> Encoder().encode({"step": 3, "betas": (0.9, float("inf"))}, "state")
 {'step': 3, 'betas': {'$tuple': [0.9, {'$float': '7ff0000000000000'}]}}
 
-Every value comes back with its type and its bits. What has no such form is refused, with its place in the tree.
+Every value is restored with its type and its bits. Other types are refused, with their place in the tree.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ import math
 import struct
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .durable import CheckpointError
 
 if TYPE_CHECKING:
     import torch
 
-MOST_DEEP = 100
-"""So many containers may lie within each other; one that holds itself is found this way too."""
+MAX_DEPTH = 100
+"""How deep containers may be nested; this also finds one that contains itself."""
 _PLAIN_INT = 1 << 63
 _ARRAY_KINDS = "biufcmMSU"
-"""Kinds of numpy's dtypes whose bytes are their values; an object's are not."""
+"""Kinds of numpy dtypes that are stored as bytes; objects are not."""
 
 
 class StateError(CheckpointError):
@@ -35,7 +35,7 @@ class StateError(CheckpointError):
 
 
 class Encoder:
-    """Turns values into what JSON can say, and collects the tensors on the way."""
+    """Encodes values and collects their tensors."""
 
     def __init__(self) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
@@ -44,19 +44,22 @@ class Encoder:
         self._storages: set[int] = set()
 
     def encode(self, value: Any, place: str, depth: int = 0) -> Any:
-        """`place` is where the value stands in the tree, for whoever has to be told that it cannot be saved."""
-        if depth > MOST_DEEP:
-            raise StateError(f"{_short(place)}: more than {MOST_DEEP} containers within each other cannot be saved")
-        plain = _ENCODED_PLAIN.get(type(value))
-        if plain is not None:
-            return plain(value)
+        """The value as JSON. `place` is its path in the tree, for error messages."""
+        if depth > MAX_DEPTH:
+            raise StateError(f"{place[:60]}…: containers nested deeper than {MAX_DEPTH} cannot be saved")
+        if type(value) in _PLAIN_TYPES:
+            return _encode_plain(value)
         if type(value) in (dict, OrderedDict):
             return self._encode_dict(value, place, depth)
         if type(value) in (list, tuple):
             inner = [self.encode(one, f"{place}[{i}]", depth + 1) for i, one in enumerate(value)]
             return inner if type(value) is list else {"$tuple": inner}
         if type(value) in (set, frozenset):
-            return self._encode_set(value, place, depth)
+            for member in value:
+                _check_set_member(member, place)
+            members = [self.encode(member, f"{place}{{…}}", depth + 1) for member in value]
+            # Sorted, so that the same state gives the same file.
+            return {"$set" if type(value) is set else "$frozenset": sorted(members, key=json.dumps)}
         return self._encode_array(value, place)
 
     def _encode_dict(self, value: dict[Any, Any], place: str, depth: int) -> Any:
@@ -64,25 +67,18 @@ class Encoder:
             if type(key) not in (str, int):
                 raise StateError(f"{place}: a key that is a {type(key)} cannot be saved; keys are str or int: {key!r}")
         pairs = {key: self.encode(inner, f"{place}.{key}", depth + 1) for key, inner in value.items()}
-        if type(value) is dict and all(_is_plain_key(key) for key in pairs):
+        if type(value) is dict and all(type(key) is str and not key.startswith("$") for key in pairs):
             return pairs
         tag = "$dict" if type(value) is dict else "$ordered"
-        return {tag: [[_ENCODED_PLAIN[type(key)](key), inner] for key, inner in pairs.items()]}
-
-    def _encode_set(self, value: set[Any] | frozenset[Any], place: str, depth: int) -> Any:
-        for member in value:
-            _refuse_in_a_set(member, place)
-        members = [self.encode(member, f"{place}{{…}}", depth + 1) for member in value]
-        # In a fixed order, so that the same state is the same file.
-        return {"$set" if type(value) is set else "$frozenset": sorted(members, key=json.dumps)}
+        return {tag: [[_encode_plain(key), inner] for key, inner in pairs.items()]}
 
     def _encode_array(self, value: Any, place: str) -> Any:
         import numpy as np
         import torch
 
         if isinstance(value, torch.Tensor):
-            name = self._names.get(id(value)) or self._add(value, _as_stored(value, place), place)
-            return {"$tensor": name, "dtype": _dtype_name(value), "shape": list(value.shape)}
+            name = self._names.get(id(value)) or self._add(value, _storable(value, place), place)
+            return {"$tensor": name, "dtype": str(value.dtype).removeprefix("torch."), "shape": list(value.shape)}
         if (type(value) is np.ndarray or isinstance(value, np.generic)) and value.dtype.kind in _ARRAY_KINDS:
             raw = torch.from_numpy(np.frombuffer(bytearray(value.tobytes()), dtype=np.uint8))
             name = self._names.get(id(value)) or self._add(value, raw, place)
@@ -91,7 +87,7 @@ class Encoder:
         raise StateError(f"{place}: a {type(value)} cannot be saved; save plain values, tensors and arrays")
 
     def _add(self, value: Any, stored: torch.Tensor, place: str) -> str:
-        """Take a tensor among those to be written. Each has memory of its own there."""
+        """Add a tensor to those to be written; safetensors does not allow two that share memory."""
         storage = stored.untyped_storage().data_ptr()
         if storage in self._storages:
             stored = stored.clone()
@@ -105,7 +101,7 @@ class Encoder:
 
 
 class Decoder:
-    """Turns what JSON said into the values again."""
+    """Restores the values that an `Encoder` encoded."""
 
     def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
         self._tensors = tensors
@@ -114,67 +110,57 @@ class Decoder:
 
     @property
     def unnamed(self) -> str:
-        """Tensors that were in the file and that nothing has named."""
+        """The tensors of the file that the JSON did not refer to."""
         return ", ".join(sorted(self._tensors.keys() - self._seen))
 
-    def decode(self, said: Any) -> Any:
-        if isinstance(said, list):
-            return [self.decode(one) for one in said]
-        if not isinstance(said, dict):
-            return said
-        tag = next(iter(said), "")
+    def decode(self, encoded: Any) -> Any:
+        if isinstance(encoded, list):
+            return [self.decode(one) for one in encoded]
+        if not isinstance(encoded, dict):
+            return encoded
+        tag = next(iter(encoded), "")
         if not tag.startswith("$"):
-            return {key: self.decode(inner) for key, inner in said.items()}
+            return {key: self.decode(inner) for key, inner in encoded.items()}
         if tag in _DECODED_PLAIN:
-            return _DECODED_PLAIN[tag](said[tag])
+            return _DECODED_PLAIN[tag](encoded[tag])
         if tag in _DECODED_CONTAINER:
-            return _DECODED_CONTAINER[tag](self.decode(said[tag]))
+            return _DECODED_CONTAINER[tag](self.decode(encoded[tag]))
         if tag not in ("$tensor", "$array", "$scalar"):
-            raise ValueError(f"{tag} is not known")
-        return self._tensor(tag, said)
+            raise ValueError(f"unknown tag {tag}")
+        return self._tensor(tag, encoded)
 
-    def _tensor(self, tag: str, said: dict[str, Any]) -> Any:
-        name = said[tag]
+    def _tensor(self, tag: str, encoded: dict[str, Any]) -> Any:
+        name = encoded[tag]
         if name not in self._tensors:
-            raise ValueError(f"the tensor {name} is not there")
+            raise ValueError(f"the tensor {name} is missing")
         self._seen.add(name)
-        if (tag, name) not in self._made:  # one tensor at two places is one tensor again
-            restore = _restored_tensor if tag == "$tensor" else _restored_array
-            self._made[tag, name] = restore(self._tensors[name], said["dtype"], said["shape"])
+        if (tag, name) not in self._made:  # one tensor at two places stays one tensor
+            restore = _restore_tensor if tag == "$tensor" else _restore_array
+            self._made[tag, name] = restore(self._tensors[name], encoded["dtype"], encoded["shape"])
         made = self._made[tag, name]
         return made[()] if tag == "$scalar" else made
 
 
-def _encoded_int(value: int) -> Any:
-    # In hexadecimal because Python refuses to write very long numbers in decimal.
-    return value if -_PLAIN_INT <= value < _PLAIN_INT else {"$int": hex(value)}
+Plain: TypeAlias = "bool | int | float | str | bytes | None"
+_PLAIN_TYPES = frozenset({type(None), bool, int, float, str, bytes})
 
 
-def _encoded_float(value: float) -> Any:
-    return value if math.isfinite(value) else {"$float": struct.pack(">d", value).hex()}
+def _encode_plain(value: Plain) -> Any:
+    if isinstance(value, bytes):
+        return {"$bytes": base64.b64encode(value).decode("ascii")}
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"$float": struct.pack(">d", value).hex()}
+    if isinstance(value, int) and not -_PLAIN_INT <= value < _PLAIN_INT:
+        return {"$int": hex(value)}  # Python refuses to write very long numbers in decimal
+    return value
 
 
-def _encoded_str(value: str) -> Any:
-    return value if _has_no_surrogates(value) else {"$str": _base64(value.encode("utf-8", "surrogatepass"))}
-
-
-def _base64(value: bytes) -> str:
-    return base64.b64encode(value).decode("ascii")
-
-
-_ENCODED_PLAIN: dict[type, Callable[[Any], Any]] = {
-    type(None): lambda value: value,
-    bool: lambda value: value,
-    int: _encoded_int,
-    float: _encoded_float,
-    str: _encoded_str,
-    bytes: lambda value: {"$bytes": _base64(value)},
-}
-_DECODED_PLAIN: dict[str, Callable[[Any], Any]] = {
-    "$int": lambda said: int(said, 16),
-    "$float": lambda said: struct.unpack(">d", bytes.fromhex(said))[0],
-    "$str": lambda said: base64.b64decode(said, validate=True).decode("utf-8", "surrogatepass"),
-    "$bytes": lambda said: base64.b64decode(said, validate=True),
+_DECODED_PLAIN: dict[str, Callable[[str], Plain]] = {
+    "$int": lambda encoded: int(encoded, 16),
+    "$float": lambda encoded: struct.unpack(">d", bytes.fromhex(encoded))[0],
+    "$bytes": lambda encoded: base64.b64decode(encoded, validate=True),
+    # Older versions wrote text with lone surrogates like this.
+    "$str": lambda encoded: base64.b64decode(encoded, validate=True).decode("utf-8", "surrogatepass"),
 }
 _DECODED_CONTAINER: dict[str, Callable[[Any], Any]] = {
     "$tuple": tuple,
@@ -185,71 +171,54 @@ _DECODED_CONTAINER: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def _is_plain_key(key: Any) -> bool:
-    return type(key) is str and not key.startswith("$") and _has_no_surrogates(key)
-
-
-def _has_no_surrogates(text: str) -> bool:
-    """JSON would join two that follow each other to one character."""
-    return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
-
-
-def _refuse_in_a_set(member: Any, place: str) -> None:
+def _check_set_member(member: Any, place: str) -> None:
     if type(member) in (tuple, frozenset):
         for inner in member:
-            _refuse_in_a_set(inner, place)
-    elif type(member) not in _ENCODED_PLAIN:
+            _check_set_member(inner, place)
+    elif type(member) not in _PLAIN_TYPES:
         raise StateError(f"{place}: a {type(member)} in a set cannot be saved; sets hold plain values")
 
 
-def _as_stored(value: torch.Tensor, place: str) -> torch.Tensor:
-    """The tensor as it goes to the file: on the CPU, in one piece, of a type that the file knows."""
+def _storable(value: torch.Tensor, place: str) -> torch.Tensor:
+    """The tensor as it is stored: on the CPU, contiguous, of a dtype that safetensors supports."""
     import torch
 
     if type(value) is not torch.Tensor and not isinstance(value, torch.nn.Parameter):
         raise StateError(f"{place}: a {type(value)} cannot be saved; save a plain tensor")
     if value.layout != torch.strided or value.is_meta or value.is_quantized or value.is_nested:
         what = "meta" if value.is_meta else "quantized" if value.is_quantized else str(value.layout)
-        raise StateError(f"{place}: a tensor that is {what} cannot be saved; make it a dense one")
+        raise StateError(f"{place}: a tensor that is {what} cannot be saved; make it dense")
     whole = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
     return whole if value.dtype in _native_dtypes() else whole.reshape(-1).view(torch.uint8)
 
 
 def _native_dtypes() -> frozenset[torch.dtype]:
-    """What the file format has a name for; others go as their bytes."""
+    """Dtypes that safetensors supports; others are stored as bytes."""
     import torch
 
     names = "float64 float32 float16 bfloat16 int64 int32 int16 int8 uint64 uint32 uint16 uint8 bool"
     return frozenset(getattr(torch, name) for name in names.split())
 
 
-def _dtype_name(value: torch.Tensor) -> str:
-    return str(value.dtype).removeprefix("torch.")
-
-
-def _restored_tensor(stored: torch.Tensor, dtype_name: str, shape: list[int]) -> torch.Tensor:
+def _restore_tensor(stored: torch.Tensor, dtype_name: str, shape: list[int]) -> torch.Tensor:
     import torch
 
     dtype = getattr(torch, dtype_name, None)
     if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"{dtype_name} is no type of a tensor")
+        raise ValueError(f"unknown dtype {dtype_name}")
     if dtype not in _native_dtypes() and stored.dtype == torch.uint8:
         stored = stored.view(dtype).reshape(shape)
     if stored.dtype != dtype or list(stored.shape) != shape:
-        raise ValueError(f"a tensor is {stored.dtype} {list(stored.shape)} and should be {dtype} {shape}")
+        raise ValueError(f"a tensor is {stored.dtype} {list(stored.shape)} instead of {dtype} {shape}")
     return stored
 
 
-def _restored_array(stored: torch.Tensor, dtype_name: str, shape: list[int]) -> Any:
+def _restore_array(stored: torch.Tensor, dtype_name: str, shape: list[int]) -> Any:
     import numpy as np
 
     dtype = np.dtype(dtype_name)
     if dtype.kind not in _ARRAY_KINDS:
-        raise ValueError(f"{dtype_name} is no type of an array that is saved")
+        raise ValueError(f"arrays of dtype {dtype_name} are not supported")
     if math.prod(shape) * dtype.itemsize != stored.numel():
-        raise ValueError(f"an array of {stored.numel()} bytes should be {dtype_name} {shape}")
+        raise ValueError(f"an array has {stored.numel()} bytes, which is not {dtype_name} {shape}")
     return np.ndarray(shape, dtype, buffer=stored.numpy().tobytes()).copy()
-
-
-def _short(place: str) -> str:
-    return place if len(place) < 100 else f"{place[:60]}…"

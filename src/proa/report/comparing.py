@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 from ..statistics.intervals import Estimate, estimate
-from ..statistics.ranking import best_of
+from ..statistics.ranking import rank_arms
 from ..statistics.runs import ArmScores, compare_runs
 from .html import Markup, join, tag
 from .interval_chart import Row, interval_chart
@@ -84,7 +84,7 @@ def _chart(arms: Sequence[Arm], metric: str, judged: str | None, mode: str, agai
 
 
 def _finding(estimates: Mapping[str, Estimate], mode: str) -> str:
-    best = best_of(estimates, "min" if mode == "min" else "max")
+    best = rank_arms(estimates, "min" if mode == "min" else "max")
     better = "less is better" if mode == "min" else "more is better"
     if len(estimates) < 2:
         return better
@@ -98,7 +98,7 @@ def _missing(found: Estimate) -> str:
 def _differences(arms: Sequence[Arm], metric: str, mode: Literal["max", "min"]) -> list[Markup]:
     """The best arm against each other one, over the seeds that both have."""
     estimates = {arm.name: estimate(_scores(arm, metric)) for arm in arms}
-    best = best_of(estimates, mode)
+    best = rank_arms(estimates, mode)
     if len(best.ranked) < 2:
         return []
     by_name = {arm.name: arm for arm in arms}
@@ -120,7 +120,7 @@ def _differences(arms: Sequence[Arm], metric: str, mode: Literal["max", "min"]) 
 
 def _by_seed(arm: Arm, metric: str) -> ArmScores:
     completed = [run for run in arm.runs if run.status == "completed"]
-    return ArmScores.of([(_seed(run, arm), run.score(metric), run.task_scores(metric)) for run in completed])
+    return ArmScores.collect([(_seed(run, arm), run.score(metric), run.task_scores(metric)) for run in completed])
 
 
 def _seed(run: RunData, arm: Arm) -> int:
@@ -153,7 +153,7 @@ def _runs(subject: Subject, metrics: Sequence[str]) -> Markup:
 def _far(run: RunData) -> Iterator[str]:
     record = run.record
     yield "" if record is None else number(record.steps_done)
-    yield "" if record is None else ran(record.going)
+    yield "" if record is None else ran(record.running_time)
 
 
 def _is_number(score: float) -> bool:

@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..record.durable import opened
+from ..record.durable import open_file
 from ..record.run_folder import BrokenRecordError
 
 
 def objects_in(path: Path) -> Iterator[dict[str, Any]]:
     """The objects of a file; none if there is no file. A last line that is still being written is passed over."""
     try:
-        with opened(path, os.O_RDONLY) as descriptor, os.fdopen(os.dup(descriptor), "rb") as file:
+        with open_file(path, os.O_RDONLY) as descriptor, os.fdopen(os.dup(descriptor), "rb") as file:
             for number, line in enumerate(file, start=1):
                 if line.endswith(b"\n"):
                     yield _object(path, number, line)
@@ -28,7 +28,7 @@ def objects_in(path: Path) -> Iterator[dict[str, Any]]:
 def lines_in(path: Path) -> int:
     """How many whole lines a file has."""
     try:
-        with opened(path, os.O_RDONLY) as descriptor, os.fdopen(os.dup(descriptor), "rb") as file:
+        with open_file(path, os.O_RDONLY) as descriptor, os.fdopen(os.dup(descriptor), "rb") as file:
             return sum(piece.count(b"\n") for piece in iter(lambda: file.read(1 << 20), b""))
     except FileNotFoundError:
         return 0

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..record.reading import QUIET_SECONDS, RunRecord
+from ..record.reading import QUIET_SECONDS, RunSummary
 from .html import Markup, tag
 from .reading import RunData, Subject
 from .section import Section, table
@@ -43,12 +43,12 @@ def _of_run(run: RunData) -> Iterator[Markup]:
     yield tag("dl", list(_facts(record)))
 
 
-def _how_far(record: RunRecord) -> str:
+def _how_far(record: RunSummary) -> str:
     total = (record.live.of if record.live else 0) or record.total_steps
     words = [f"{record.steps_done:,}{f' of {total:,}' if total else ''} steps"]
-    if record.going is not None:
+    if record.running_time is not None:
         is_over = not record.running or record.cut_off
-        words.append(f"{'ran' if is_over else 'running for'} {ran(record.going)}")
+        words.append(f"{'ran' if is_over else 'running for'} {ran(record.running_time)}")
     reason = record.header.get("stop_reason")
     if reason:
         by = record.header.get("stopped_by")
@@ -56,7 +56,7 @@ def _how_far(record: RunRecord) -> str:
     return ", ".join(words)
 
 
-def _warnings(record: RunRecord) -> Iterator[str]:
+def _warnings(record: RunSummary) -> Iterator[str]:
     if record.cut_off:
         yield f"The run was cut off: its process is gone. No sign of life for {duration(record.quiet_seconds)}."
     elif record.running:
@@ -75,7 +75,7 @@ def _warnings(record: RunRecord) -> Iterator[str]:
         yield "Callbacks failed: " + ", ".join(f"{name}, {number(times)} times" for name, times in errors.items()) + "."
 
 
-def _run_tiles(run: RunData, record: RunRecord) -> Iterator[Markup]:
+def _run_tiles(run: RunData, record: RunSummary) -> Iterator[Markup]:
     for name, series in run.metrics.evals.items():
         if not name.endswith(".completion_tokens") and len(series):
             yield _change_tile(name, series.values[0], series.values[-1])
@@ -103,14 +103,14 @@ def _change_tile(name: str, first: float, last: float) -> Markup:
     return tile(name, number(last), note)
 
 
-def ledger_of(record: RunRecord) -> Mapping[str, Any]:
+def ledger_of(record: RunSummary) -> Mapping[str, Any]:
     """Of a run that goes on it is the live view that knows."""
     live = record.live.ledger if record.running and record.live is not None else {}
     ledger: Mapping[str, Any] = live or record.header.get("ledger", {})
     return ledger
 
 
-def _facts(record: RunRecord) -> Iterator[Markup]:
+def _facts(record: RunSummary) -> Iterator[Markup]:
     header = record.header
     facts: dict[str, Any] = {"folder": record.folder}
     if "started" in header:
@@ -137,7 +137,7 @@ def _went_on(again: Any) -> str:
     return " ".join([when, *(f"{key} {value}" for key, value in said.items())])
 
 
-def _actors(record: RunRecord) -> Markup:
+def _actors(record: RunSummary) -> Markup:
     assert record.live is not None
     live = record.live
     rows = [

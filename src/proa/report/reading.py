@@ -13,7 +13,7 @@ from ..data.results import EvalResult
 from ..errors import ProaError
 from ..record.checkpoints import CheckpointManager
 from ..record.evals import EvalRecord, predictions_path
-from ..record.reading import NoRunError, RunRecord, read_run
+from ..record.reading import RunNotFoundError, RunSummary, read_run
 from ..record.run_folder import BrokenRecordError, read_json
 from ..statistics.evals import task_means
 from .curves import Series
@@ -44,7 +44,7 @@ class RunData:
     key: str
     arm: str
     seed: int | None = None
-    record: RunRecord | None = None
+    record: RunSummary | None = None
     problem: str = ""
     result: dict[str, Any] = field(default_factory=dict)
     """What an experiment wrote down of it."""
@@ -137,13 +137,13 @@ class Subject:
 
 
 def read_subject(folder: Path) -> Subject:
-    """Whatever is in this folder: an experiment or a run. `NoRunError` if it is neither."""
+    """Whatever is in this folder: an experiment or a run. `RunNotFoundError` if it is neither."""
     if (folder / EXPERIMENT_NAME).is_file():
         return _experiment(folder)
     try:
         run = _whole_run(folder, folder.resolve().name)
-    except NoRunError as error:
-        raise NoRunError(f"{error}{_experiments_in(folder)}") from None
+    except RunNotFoundError as error:
+        raise RunNotFoundError(f"{error}{_experiments_in(folder)}") from None
     run.timeline = read_timeline(folder / "spans.jsonl")
     _add_texts(run, Budget(), SAMPLES)
     return Subject(run.key, folder, [Arm(run.key, [run])], time.time())

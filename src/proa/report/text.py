@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from ..record.times import Going
+from ..record.times import RunningTime
 from ..visible import visible as visible
 
 
@@ -95,13 +95,13 @@ def duration(seconds: float) -> str:
     return f"{hours // 24} d {hours % 24} h" if hours % 24 else f"{hours // 24} d"
 
 
-def ran(going: Going | None) -> str:
+def ran(time: RunningTime | None) -> str:
     """How long a run went on; empty where that is not known.
 
-    >>> ran(Going(7200.0, is_about=False)), ran(Going(60.0, is_about=True))
+    >>> ran(RunningTime(7200.0, is_approximate=False)), ran(RunningTime(60.0, is_approximate=True))
     ('2 h', 'about 60 s')
     """
-    return "" if going is None else f"{'about ' if going.is_about else ''}{duration(going.seconds)}"
+    return "" if time is None else f"{'about ' if time.is_approximate else ''}{duration(time.seconds)}"
 
 
 def moment(seconds: float) -> str:

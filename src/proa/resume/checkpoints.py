@@ -26,12 +26,12 @@ from ..loop import Resumed, Saver
 from ..policy.trainable import Trainable
 from ..record.background import BackgroundSaver
 from ..record.checkpoints import CheckpointManager
-from ..record.copied import copied
-from ..record.durable import told_with
+from ..record.durable import Disk, explain_failures
 from ..record.run_folder import libraries
 from ..record.run_record import RunRecord
 from ..record.secrets import redact, remember
 from ..record.state_files import write_state
+from ..record.tree_copy import copy_tree
 from ..spelling import did_you_mean
 from .inputs import Inputs
 
@@ -64,6 +64,7 @@ class Checkpoints(Saver):
         *,
         resumed: Resumed | None = None,
         stop: StopRequest | None = None,
+        disk: Disk | None = None,
     ) -> None:
         super().__init__(config.checkpoint.save_every, stop=stop)
         self.config = config
@@ -75,7 +76,9 @@ class Checkpoints(Saver):
         self._inputs = inputs
         """What the run works on: whoever continues from a checkpoint must have the same."""
         remember(config.model_dump(mode="json"))  # this may be another process than the one that made the folder
-        self._manager = manager_for(config, folder)
+        section = config.checkpoint
+        best = None if section.best is None else (section.best, section.mode)
+        self._manager = CheckpointManager(folder, keep_last=section.keep, keep_best=best, disk=disk)
         self._warned_of_best = False
         self._background = BackgroundSaver(self._manager) if config.checkpoint.background else None
         _warn_of_scores_without_checkpoint(config)
@@ -98,7 +101,7 @@ class Checkpoints(Saver):
             final=name == "final",
         )
         if self._background is not None:
-            snapshot, parts = trained.snapshot(), copied(parts)
+            snapshot, parts = trained.snapshot(), copy_tree(parts)
             self._background.save(row, lambda into: _write(into, snapshot, parts))
             return None
         row = self._manager.save(row, lambda into: _write(into, trained, parts))
@@ -153,7 +156,7 @@ class Checkpoints(Saver):
         assert row.sampler_path is not None, "every checkpoint here has a model"
         beside, place = self.folder / ".model.new", self.folder / "model"
         shutil.rmtree(beside, ignore_errors=True)
-        with told_with(str(place), self.folder):
+        with explain_failures(str(place), self.folder):
             if self._trained.saves_in_place:
                 self._trained.save(beside)
             else:  # the same files, not copies of them
@@ -205,13 +208,6 @@ def _warn_of_scores_without_checkpoint(config: RunConfig) -> None:
             "whose own weights were evaluated. For a checkpoint at each eval, set checkpoint.save_every to %d",
             section.name, section.run_every, f"every {every}" if every else "at the end only", section.run_every,
         )  # fmt: skip
-
-
-def manager_for(config: RunConfig, folder: Path) -> CheckpointManager:
-    """The checkpoints of a run, kept as it is configured."""
-    section = config.checkpoint
-    best = None if section.best is None else (section.best, section.mode)
-    return CheckpointManager(folder, keep_last=section.keep, keep_best=best)
 
 
 def _link(source: str, target: str) -> None:

@@ -1,6 +1,6 @@
 """What a run works on beside its configuration, as digests: its data as tokens, tokenizer, rewards, models.
 
-A checkpoint holds those of its run, and a run that goes on must work on the same: an edited file or function would
+A checkpoint holds those of its run, and a resumed run must work on the same: an edited file or function would
 otherwise give other weights, and nobody would notice.
 """
 
@@ -27,7 +27,7 @@ MOST_DIGESTS = 1024
 
 
 class ChangedInputsError(ConfigError):
-    """A run cannot go on with other data, rewards or models than it had."""
+    """A run cannot continue with other data, rewards or models than it had."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Rows:
             if places:
                 first, last = places[0] * self.together, min(places[0] * self.together + self.together, now.count) - 1
                 rows = f"row {first}" if first == last else f"one of the rows {first} to {last}"
-                found.append(f"{rows} is another than it was ({part})")
+                found.append(f"{rows} changed ({part})")
         return found
 
 
@@ -91,20 +91,20 @@ class Inputs:
         """What is another now, in words."""
         found = self.rows.differences(now.rows)
         if self.tokenizer and now.tokenizer and self.tokenizer != now.tokenizer:
-            found.append("the tokenizer is another than it was (its files, or its chat template)")
+            found.append("the tokenizer has changed (its files, or its chat template)")
         for key in sorted(self.architecture.keys() & now.architecture.keys()):  # a newer version adds some
             before, after = self.architecture[key], now.architecture[key]
             if before != after:
                 found.append(f"the model's configuration: {key} was {before!r} and is {after!r}")
         for name in sorted(self.rewards.keys() & now.rewards.keys()):
             if _differ(self.rewards[name], now.rewards[name]):
-                found.append(f"the reward {name} is another function than it was (it, or what it calls, was edited)")
+                found.append(f"the reward {name} has changed (it, or what it calls, was edited)")
         if self.end_ids and now.end_ids and self.end_ids != now.end_ids:
             found.append(f"what ends a completion was {self.end_ids} and is {now.end_ids} (generation_config.json)")
         for name in sorted(self.hooks.keys() | now.hooks.keys()):
             found += _hook_differs(name, self.hooks.get(name), now.hooks.get(name))
         if self.algorithm and now.algorithm and _differ(self.algorithm, now.algorithm):
-            found.append("the algorithm is another than it was (its class, or what that calls, was edited)")
+            found.append("the algorithm has changed (its class, or what it calls, was edited)")
         if self.reward_model and now.reward_model and self.reward_model != now.reward_model:
             found.append("the reward model has other weights than it had")
         return found
@@ -112,9 +112,9 @@ class Inputs:
     def refuse_differences(self, now: Inputs) -> None:
         if found := self.differences(now):
             raise ChangedInputsError(
-                f"this run cannot go on with other inputs than it had: {'; '.join(found)}. Put back what was there, or "
-                f"begin a new run whose model.path is one of its checkpoints. To go on nevertheless, as a run that "
-                f"nobody can repeat: --allow-changes, or allow_changes=True in Python"
+                f"this run cannot continue with other inputs than it had: {'; '.join(found)}. Put back what was there, "
+                f"or start a new run whose model.path is one of its checkpoints. To continue nevertheless, as a "
+                f"run that nobody can repeat: --allow-changes, or allow_changes=True in Python"
             )
 
 
@@ -197,7 +197,7 @@ def _hook_differs(name: str, before: str | None, now: str | None) -> list[str]:
     if before is None or now is None:
         there = "was there and is not" if now is None else "was not there and is now"
         return [f"the hook {name}, which is shown experience and may change it, {there}"]
-    return [f"the hook {name}, which may change experience, is another than it was"] if _differ(before, now) else []
+    return [f"the hook {name}, which may change experience, has changed"] if _differ(before, now) else []
 
 
 def _differ(before: str, now: str) -> bool:

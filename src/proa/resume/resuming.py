@@ -1,4 +1,4 @@
-"""Going on with a run: from which checkpoint, with which configuration, and what of the record is kept."""
+"""Resuming a run: from which checkpoint, with which configuration, and what of the record is kept."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ..policy.policy import Policy
 from ..record.checkpoints import CheckpointError, CheckpointManager
 from ..record.durable import Disk
 from ..record.evals import EvalRecord, predictions_path
-from ..record.run_folder import BrokenRecordError, RunFolderError, libraries, numbers_back, read_json
+from ..record.run_folder import BrokenRecordError, RunFolderError, decode_numbers, libraries, read_json
 from ..record.run_record import RECORD_FILES
 from ..record.secrets import redact, redacted_keys
 from ..record.state_files import read_state
@@ -45,7 +45,7 @@ OF_THE_RUN = (
 
 @dataclass(frozen=True)
 class Resumption:
-    """A checkpoint to go on from."""
+    """A checkpoint to resume from."""
 
     folder: Path
     row: ManifestRow
@@ -73,7 +73,7 @@ class Resumption:
         self.loop().restore(state)
         header = read_json(self.folder / "run.json")
         state.policy_version = header.get("policy_version", state.policy_version)
-        state.metrics |= numbers_back(self.row.metrics)
+        state.metrics |= decode_numbers(self.row.metrics)
         if header.get("stopped_by") is not None:
             state.stop_training(header.get("stop_reason"), by=header["stopped_by"])
         return state
@@ -84,7 +84,7 @@ class Resumption:
 
 
 def find_checkpoint(folder: Path, name: str = AUTO) -> Resumption | None:
-    """The checkpoint to go on from: that of a name, or the newest that is whole. None if the run has none at all."""
+    """The checkpoint to resume from: that of a name, or the newest that is whole. None if the run has none at all."""
     manager = CheckpointManager(folder)
     rows = manager.rows
     if name != AUTO:
@@ -97,8 +97,8 @@ def find_checkpoint(folder: Path, name: str = AUTO) -> Resumption | None:
     if not rows:
         if manager.has_unreadable_lines:
             raise CheckpointError(
-                f"no line of {manager.manifest_path} can be read, so there is no checkpoint to go on from; what is in "
-                f"{manager.folder} is left alone. Put the file back from a copy, or remove it to begin again"
+                f"no line of {manager.manifest_path} can be read, so there is no checkpoint to resume from; what is in "
+                f"{manager.folder} is left alone. Put the file back from a copy, or remove it to start over"
             )
         _refuse_lost_manifest(manager)
         return None
@@ -116,7 +116,7 @@ def _refuse_lost_manifest(manager: CheckpointManager) -> None:
     if len(saved) > 1 or (folder / "model").exists():
         raise CheckpointError(
             f"{manager.manifest_path}, which names the checkpoints of this run, is gone or empty, and the run had "
-            f"some: put it back from a copy. To begin again, remove {folder}"
+            f"some: put it back from a copy. To start over, remove {folder}"
         )
 
 
@@ -130,11 +130,13 @@ def _offer(manager: CheckpointManager) -> str:
 
 def _usable(resumption: Resumption) -> Resumption:
     if resumption.row.state_path is None:
-        raise CheckpointError(f"checkpoint {resumption.row.name} holds a model and no state: nobody can go on from it")
+        raise CheckpointError(
+            f"checkpoint {resumption.row.name} holds a model and no state: a run cannot resume from it"
+        )
     return resumption
 
 
-def cut_back(resumption: Resumption) -> None:
+def truncate_record(resumption: Resumption) -> None:
     """Take out of the record what came after the checkpoint. Files that are appended to were that long.
 
     What is missing of the record before it is reported, and nothing that the run needs.
@@ -159,21 +161,24 @@ def _refuse_links(folder: Path) -> None:
         if path.is_symlink():
             raise CheckpointError(f"{path} is a link, and links are not followed in a run's folder")
         if path.exists() and not path.is_file() and not path.is_dir():  # opening a pipe may wait for ever
-            raise CheckpointError(f"{path} is no plain file, as those of a run's folder are")
+            raise CheckpointError(f"{path} is not a plain file, as those of a run's folder are")
 
 
 def _cut_file(path: Path, length: int, checkpoint: str) -> None:
     if not path.exists():
         if length:
             log.warning(
-                "%s is missing, and had %d bytes at checkpoint %s: the run goes on without", path, length, checkpoint
+                "%s is missing, and had %d bytes at checkpoint %s: the run continues without it",
+                path,
+                length,
+                checkpoint,
             )
         return
     size = path.stat().st_size
     if size < length:
         log.warning(
-            "%s is shorter than it was when checkpoint %s was written, %d bytes and %d then: the run goes on with what "
-            "is left of it", path, checkpoint, size, length,
+            "%s is shorter than it was when checkpoint %s was written, %d bytes and %d then: the run continues with "
+            "what is left of it", path, checkpoint, size, length,
         )  # fmt: skip
         length = path.read_bytes().rfind(b"\n") + 1  # so that the next line begins a line
     Disk().cut_file(path, length)
@@ -184,7 +189,7 @@ def _remove_later_predictions(folder: Path, step: int) -> None:
     try:
         known = {predictions_path(result.name, result.step) for result in EvalRecord(folder).read()}
     except BrokenRecordError as error:
-        log.warning("%s: the run goes on, and no predictions are removed", error)
+        log.warning("%s: the run continues, and no predictions are removed", error)
         return
     for predictions in folder.glob("evals/*/*.jsonl"):
         done = predictions.stem.removeprefix("step_")
@@ -193,7 +198,7 @@ def _remove_later_predictions(folder: Path, step: int) -> None:
             predictions.unlink()
 
 
-def begin_again(folder: Path) -> None:
+def clear_run(folder: Path) -> None:
     """Clear a run's folder of a run that ended before its first checkpoint."""
     if not (folder / "run.json").is_file():
         raise RunFolderError(f"{folder} is not a run's folder: there is no run.json in it")
@@ -210,7 +215,7 @@ def start_digest(policy: Policy) -> str:
     return transport_digest({name: tensor.cpu().contiguous() for name, tensor in policy.published().items()})
 
 
-def other_start() -> CheckpointError:
+def changed_start_error() -> CheckpointError:
     return CheckpointError(
         "the model is not the one that this run began with, which it still needs (as its reference, or under its "
         "adapter): is model.path what it was?"
@@ -260,7 +265,7 @@ def config_in(folder: Path, flags: Sequence[str] = ()) -> RunConfig:
         raise ConfigError(f"{unsaid[0]} was a secret and was not written down: give it again, as --{unsaid[0]} VALUE")
     if GIVEN in str(left):
         raise ConfigError(
-            f"parts of this run were given in Python (see {folder / 'config.json'}): go on with it there, "
+            f"parts of this run were given in Python (see {folder / 'config.json'}): resume it there, "
             f'by the same call with resume="auto"'
         )
     return config
@@ -274,10 +279,10 @@ def saved_config_in(folder: Path, flags: Sequence[str] = ()) -> RunConfig:
     return restore_run_config(_found_again(saved, str(saved.get("output_dir")), str(parent)) | where, flags)
 
 
-def changes_to(
+def config_changes(
     saved: dict[str, Any], config: RunConfig, bound: dict[str, Any] | None = None
 ) -> dict[str, tuple[Any, Any]]:
-    """What a configuration changes in a run that goes on, as {key: (before, now)}. What would change what is
+    """What a configuration changes in a resumed run, as {key: (before, now)}. What would change what is
     learned is refused. The folder that the run lies in may have been moved.
 
     `saved` is what the run's folder says, which anybody may have edited, and `bound` what the checkpoint says: that
@@ -293,8 +298,8 @@ def changes_to(
     if refused:
         told = "; ".join(_told(key, before, now) for key, (before, now) in refused.items())
         raise ConfigError(
-            f"this run cannot go on with another configuration: {told}. Give it as it was. "
-            f"To train on with other settings, begin a new run whose model.path is one of its checkpoints"
+            f"this run cannot continue with another configuration: {told}. Give it as it was. "
+            f"To train further with other settings, start a new run whose model.path is one of its checkpoints"
         )
     return changes
 
@@ -308,7 +313,7 @@ def _changes(saved: dict[str, Any], now: dict[str, Any]) -> dict[str, tuple[Any,
     return {key: pair for key, pair in found.items() if key not in given_again}
 
 
-def tell_libraries(resumption: Resumption) -> None:
+def warn_changed_libraries(resumption: Resumption) -> None:
     """Say which libraries are others than those that the checkpoint was made with."""
     before = resumption.part("run").get("libraries", {})
     for name, now in libraries().items():
@@ -318,7 +323,7 @@ def tell_libraries(resumption: Resumption) -> None:
             )
 
 
-def tell_changes(changes: dict[str, tuple[Any, Any]]) -> None:
+def log_changes(changes: dict[str, tuple[Any, Any]]) -> None:
     for key, (before, now) in changes.items():
         if _is_in(key, ("name", "output_dir")) or redact({key: before}) == redact({key: now}):  # a secret, given again
             continue

@@ -1,4 +1,4 @@
-"""Rewards: functions that judge completions, run apart from training, with a deadline and honest errors."""
+"""Rewards: functions that judge completions, run apart from training, with deadlines; errors are recorded as such."""
 
 from .function import RewardError, RewardFunction, load_rewards
 from .inline import InlineRewards

@@ -1,9 +1,9 @@
-"""Reward functions as users give them: callables or dotted paths, with TRL's signature.
+"""Reward functions from users: callables or dotted paths, with TRL's signature.
 
     def reward(prompts, completions, **columns) -> list[float | None]
 
-Each argument is a list with one entry per sample. A function that does not take `**columns` gets only what
-it names. None in its answer means "does not apply to this sample". It may be `async`.
+Each argument is a list with one entry per sample. A function without `**columns` gets only the arguments it names.
+None in its result means "does not apply to this sample". It may be `async`.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ from ..spelling import did_you_mean
 from .samples import Samples
 
 GivenReward = Callable[..., Any] | str
-"""A reward as a user gives it: anything callable, or the dotted path of it."""
+"""A reward from a user: a callable or its dotted path."""
 
 
 class RewardError(SettingError):
-    """Rewards cannot work as given."""
+    """Rewards cannot be used as given."""
 
 
 @dataclass(frozen=True)
 class RewardFunction:
-    """A user's function, with its name, its weight in the sum, and the arguments that it wants."""
+    """A user's function with its name, its weight in the sum and its parameters."""
 
     name: str
     function: Callable[..., Any]
     weight: float = 1.0
     path: str | None = None
-    """The dotted path it came by, if it did."""
-    wants: frozenset[str] = field(init=False, repr=False)
+    """The dotted path it was given by, if any."""
+    required: frozenset[str] = field(init=False, repr=False)
     """Parameters without a default."""
-    knows: frozenset[str] | None = field(init=False, repr=False)
-    """Parameters it has; None if it takes any."""
+    accepted: frozenset[str] | None = field(init=False, repr=False)
+    """All parameters; None if it takes `**columns`."""
 
     def __post_init__(self) -> None:
-        wants, knows = _parameters(self.function)
-        object.__setattr__(self, "wants", wants)
-        object.__setattr__(self, "knows", knows)
+        required, accepted = _parameters(self.function)
+        object.__setattr__(self, "required", required)
+        object.__setattr__(self, "accepted", accepted)
 
     @classmethod
-    def of(cls, given: GivenReward | RewardFunction) -> RewardFunction:
+    def load(cls, given: GivenReward | RewardFunction) -> RewardFunction:
         """Load one reward: a function, a class or object with `__call__`, a partial, or a dotted path."""
         if isinstance(given, RewardFunction):
             return given
@@ -60,25 +60,30 @@ class RewardFunction:
             except DottedPathError as error:
                 raise RewardError(f"reward {error}") from error
         if isinstance(function, type):
-            function = _instance(function)
+            try:
+                function = function()
+            except Exception as error:
+                raise RewardError(
+                    f"reward class {function.__name__} cannot be created without arguments ({error}): give an instance"
+                ) from error
         if not callable(function):
-            raise RewardError(f"{given!r} is no reward: give a function, or the path of one: 'package.module:function'")
+            raise RewardError(f"{given!r} is not a reward: give a function or its path, 'package.module:function'")
         return cls(_name(function), function, path=path)
 
     def arguments(self, samples: Samples) -> dict[str, Any]:
-        """What to call it with."""
+        """The keyword arguments for a call."""
         offered = {**samples.columns, "prompts": samples.prompts, "completions": samples.completions}
-        if self.knows is None:
+        if self.accepted is None:
             return offered
-        return {name: value for name, value in offered.items() if name in self.knows}
+        return {name: value for name, value in offered.items() if name in self.accepted}
 
     def complaint(self, columns: Iterable[str]) -> str | None:
-        """What it wants and would not get from a task with these columns, in words."""
+        """An error message if a required parameter is not among these columns."""
         offered = {*columns, "prompts", "completions"}
-        for name in sorted(self.wants - offered):
+        for name in sorted(self.required - offered):
             return (
-                f"reward {self.name!r} wants {name!r}{did_you_mean(name, offered)} "
-                f"(it can have: {', '.join(sorted(offered))})"
+                f"reward {self.name!r} needs {name!r}, which the task does not have{did_you_mean(name, offered)} "
+                f"(available: {', '.join(sorted(offered))})"
             )
         return None
 
@@ -95,35 +100,27 @@ def load_rewards(
     given = list(rewards) if isinstance(rewards, Sequence) and not isinstance(rewards, str) else [rewards]
     if not given:
         raise RewardError("no reward was given: at least one function is needed")
-    functions = [RewardFunction.of(one) for one in given]
+    functions = [RewardFunction.load(one) for one in given]
     if weights is not None:
-        _check_weights(weights, len(functions))
+        if len(weights) != len(functions):
+            raise RewardError(f"{len(functions)} rewards, but {len(weights)} weights: give one weight for each reward")
+        for weight in weights:
+            if not (isinstance(weight, int | float) and math.isfinite(weight)):
+                raise RewardError(f"the weight of a reward must be a finite number, not {weight!r}")
         pairs = zip(functions, weights, strict=True)
         functions = [replace(function, weight=float(weight)) for function, weight in pairs]
-    return _with_names_of_their_own(functions)
+    return _unique_names(functions)
 
 
 def check_columns(functions: Iterable[RewardFunction], columns: Iterable[str]) -> None:
-    """Raise if a function wants a column that a task does not have: better before the run than in it."""
+    """Raise if a function needs a column that the task does not have: before the run, not during it."""
     names = list(columns)
     for function in functions:
         if (complaint := function.complaint(names)) is not None:
             raise RewardError(complaint)
 
 
-def _check_weights(weights: Sequence[float], count: int) -> None:
-    if len(weights) != count:
-        raise RewardError(f"{count} rewards, but {len(weights)} weights: give one weight for each reward")
-    for weight in weights:
-        if not _is_finite(weight):
-            raise RewardError(f"the weight of a reward must be a finite number, not {weight!r}")
-
-
-def _is_finite(weight: object) -> bool:
-    return isinstance(weight, int | float) and math.isfinite(weight)
-
-
-def _with_names_of_their_own(functions: Iterable[RewardFunction]) -> list[RewardFunction]:
+def _unique_names(functions: Iterable[RewardFunction]) -> list[RewardFunction]:
     named: dict[str, RewardFunction] = {}
     for function in functions:
         name, count = function.name, 1
@@ -134,14 +131,7 @@ def _with_names_of_their_own(functions: Iterable[RewardFunction]) -> list[Reward
     return list(named.values())
 
 
-def _instance(cls: type) -> Any:
-    try:
-        return cls()
-    except Exception as error:
-        raise RewardError(f"reward class {cls.__name__} cannot be made without arguments ({error}): make it") from error
-
-
-def _name(function: Any) -> str:
+def _name(function: Callable[..., Any]) -> str:
     while isinstance(function, functools.partial):
         function = function.func
     name = getattr(function, "__name__", None) or type(function).__name__
@@ -149,12 +139,12 @@ def _name(function: Any) -> str:
 
 
 def _parameters(function: Callable[..., Any]) -> tuple[frozenset[str], frozenset[str] | None]:
-    """Those without a default, and all (None: it takes any)."""
+    """The required parameters, and all of them (None if it takes `**columns`)."""
     try:
         parameters = inspect.signature(function).parameters.values()
-    except (ValueError, TypeError):  # some callables written in C have none; calling them will tell
+    except (ValueError, TypeError):  # some callables written in C have no signature
         return frozenset(), None
     named = [one for one in parameters if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)]
     takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters)
-    wants = frozenset(one.name for one in named if one.default is one.empty)
-    return wants, None if takes_any else frozenset(one.name for one in named)
+    required = frozenset(one.name for one in named if one.default is one.empty)
+    return required, None if takes_any else frozenset(one.name for one in named)

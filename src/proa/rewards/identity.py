@@ -1,4 +1,4 @@
-"""Whether a reward is still the same function: a digest of what it says, as far as that can be had."""
+"""Whether a reward is still the same function: a digest of its source, where that is available."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from pathlib import Path
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-_OWN = __name__.partition(".")[0]
-_MAKERS = ("__init__", "__post_init__", "__new__", "__setstate__")
-"""Methods that make an object what it is."""
+_PACKAGE = __name__.partition(".")[0]
+_INITIALIZERS = ("__init__", "__post_init__", "__new__", "__setstate__")
+"""Methods that set up an object."""
 
 
 def identity(function: Any) -> str:
-    """A digest of a function's source and of the user's functions and constants that it uses, in any module of theirs,
-    without comments and layout; of its bytecode where there is no source. With it goes what it was made with and does
-    not change: the settings of an object, a partial or a function within a function. Empty where neither can be had,
-    and for what comes with Proa, whose version says it. Two digests can be compared if what stands before the colon is
-    the same.
+    """A digest of a function's source and of the user's functions and constants that it uses, in all of their modules.
+
+    Comments and layout do not count. Settings do, if they never change: those of an object, a partial or a closure.
+    Where there is no source the bytecode counts. Empty if neither is available, and for functions of Proa itself, which
+    its version identifies. Two digests can be compared if their parts before the colon are equal.
     """
     found: dict[str, str] = {}
     try:
         _collect(function, found)
-    except Exception:  # whatever a user's object does when it is looked at: that nothing is known refuses nobody
+    except Exception:  # a user's object may raise anything; an unknown digest refuses nothing
         return ""
     if not found:
         return ""
@@ -41,7 +41,7 @@ def identity(function: Any) -> str:
 
 
 def _collect(thing: Any, found: dict[str, str]) -> None:
-    """What a function says, under its name, and the same for what it uses that is the user's."""
+    """Collect a function's source under its name, and that of the user's functions that it uses."""
     if isinstance(thing, functools.partial):
         found[f"partial of {len(found)}"] = f"source {_plain([thing.args, sorted(thing.keywords.items())])}"
         return _collect(thing.func, found)
@@ -51,29 +51,34 @@ def _collect(thing: Any, found: dict[str, str]) -> None:
     thing = inspect.unwrap(thing) if isinstance(thing, FunctionType) else thing
     if not isinstance(thing, FunctionType | type):
         _note_settings(thing, found)
-        return _collect(type(thing), found)  # an object: what its class says
+        return _collect(type(thing), found)  # an object: its class
     name = f"{thing.__module__}.{thing.__qualname__}"
-    if name in found or thing.__module__.partition(".")[0] in (_OWN, "builtins"):
+    if name in found or thing.__module__.partition(".")[0] in (_PACKAGE, "builtins"):
         return None
-    found[name] = _said_by(thing)
+    found[name] = _content(thing)
     functions = [thing] if isinstance(thing, FunctionType) else _methods(thing)
-    used = {key: value for one in functions for key, value in _used_by(one.__code__, one.__globals__).items()}
+    used = {key: value for one in functions for key, value in _globals_used(one.__code__, one.__globals__).items()}
     used |= {base.__name__: base for base in getattr(thing, "__mro__", ())[1:]}
-    for key, value in {**_closed_over(thing), **_defaults(thing)}.items():
+    # The source names the defaults of parameters and may not show their values.
+    defaults: dict[str, Any] = {}
+    if isinstance(thing, FunctionType):
+        defaults = {f"default {place}": value for place, value in enumerate(thing.__defaults__ or ())}
+        defaults |= thing.__kwdefaults__ or {}
+    for key, value in {**_closure(thing), **defaults}.items():
         if isinstance(value, FunctionType):
             used[key] = value
         elif _is_plain(value):
             found[f"{name} with {key}"] = f"source {_plain(value)}"
     for key, value in used.items():
-        if isinstance(value, FunctionType | type) and _is_the_users(value.__module__, thing.__module__):
+        if isinstance(value, FunctionType | type) and _is_user_module(value.__module__, thing.__module__):
             _collect(value, found)
-        elif key.rpartition(".")[2].isupper() and _is_constant(value):  # others may be counted up
+        elif key.rpartition(".")[2].isupper() and _is_constant(value):  # others may change during a run
             found[f"{thing.__module__}.{key}"] = f"source {_plain(value)}"
     return None
 
 
-def _is_the_users(module: str, own: str) -> bool:
-    """Whether a module is one of those that are edited: not Python's, and not one that was installed."""
+def _is_user_module(module: str, own: str) -> bool:
+    """Whether a module is the user's: neither Python's nor installed."""
     if module == own:
         return True
     file = getattr(sys.modules.get(module), "__file__", None)
@@ -83,19 +88,19 @@ def _is_the_users(module: str, own: str) -> bool:
 
 
 def _note_settings(thing: Any, found: dict[str, str]) -> None:
-    """What an object was made with: plain attributes that only its `__init__` sets. Others may be counted up."""
+    """Collect an object's settings: plain attributes that only its `__init__` sets."""
     kind = type(thing)
-    if isinstance(thing, type | ModuleType) or kind.__module__.partition(".")[0] in (_OWN, "builtins"):
+    if isinstance(thing, type | ModuleType) or kind.__module__.partition(".")[0] in (_PACKAGE, "builtins"):
         return
-    methods = [method for one in kind.__mro__ for method in _methods(one) if method.__name__ not in _MAKERS]
+    methods = [method for one in kind.__mro__ for method in _methods(one) if method.__name__ not in _INITIALIZERS]
     changing = {name for method in methods for name in _stored(method.__code__, "STORE_ATTR", "DELETE_ATTR")}
     for name, value in getattr(thing, "__dict__", {}).items():
         if name not in changing and _is_plain(value):
             found[f"{kind.__module__}.{kind.__qualname__} with {name}"] = f"source {_plain(value)}"
 
 
-def _closed_over(thing: Any) -> dict[str, Any]:
-    """What a function within a function has of the outer one, but for what it sets itself."""
+def _closure(thing: Any) -> dict[str, Any]:
+    """The variables of outer functions that an inner function uses and does not set."""
     if not isinstance(thing, FunctionType):
         return {}
     changing = _stored(thing.__code__, "STORE_DEREF", "DELETE_DEREF")
@@ -104,19 +109,11 @@ def _closed_over(thing: Any) -> dict[str, Any]:
     return {name: cell.cell_contents for name, cell in filled.items()}
 
 
-def _stored(code: CodeType, *how: str) -> set[str]:
-    """The names that some code sets, in functions within it too."""
-    names = {str(one.argval) for one in dis.get_instructions(code) if one.opname in how}
+def _stored(code: CodeType, *operations: str) -> set[str]:
+    """The names that code sets, including functions within it."""
+    names = {str(one.argval) for one in dis.get_instructions(code) if one.opname in operations}
     inner = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
-    return names.union(*(_stored(one, *how) for one in inner))
-
-
-def _defaults(thing: Any) -> dict[str, Any]:
-    """What parameters are if they are not given: the source names it, and may not say it."""
-    if not isinstance(thing, FunctionType):
-        return {}
-    numbered = {f"default {place}": value for place, value in enumerate(thing.__defaults__ or ())}
-    return {**numbered, **(thing.__kwdefaults__ or {})}
+    return names.union(*(_stored(one, *operations) for one in inner))
 
 
 def _is_constant(value: Any) -> bool:
@@ -137,23 +134,23 @@ def _methods(kind: type) -> list[FunctionType]:
     return [value for value in vars(kind).values() if isinstance(value, FunctionType)]
 
 
-def _used_by(code: CodeType, names: dict[str, Any]) -> dict[str, Any]:
-    """What of its module a function mentions, by name; in functions within it too."""
+def _globals_used(code: CodeType, names: dict[str, Any]) -> dict[str, Any]:
+    """The globals that a function uses, by name, including functions within it."""
     used = {name: names[name] for name in code.co_names if name in names}
     for module in [value for value in used.values() if isinstance(value, ModuleType)]:
-        if _is_the_users(module.__name__, ""):
+        if _is_user_module(module.__name__, ""):
             inside = vars(module)
             used |= {f"{module.__name__}.{name}": inside[name] for name in code.co_names if name in inside}
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            used |= _used_by(constant, names)
+            used |= _globals_used(constant, names)
     return used
 
 
-def _said_by(thing: Any) -> str:
+def _content(thing: Any) -> str:
     try:
         if getattr(thing, "__name__", "") == "<lambda>":
-            raise OSError  # its source is the line that it stands in
+            raise OSError  # its source is the whole line around it
         return f"source {ast.unparse(ast.parse(textwrap.dedent(inspect.getsource(thing))))}"
     except (OSError, TypeError, SyntaxError, ValueError):
         functions = [thing] if isinstance(thing, FunctionType) else _methods(thing)
@@ -166,7 +163,7 @@ def _compiled(code: CodeType) -> list[Any]:
 
 
 def _plain(value: Any) -> str:
-    """As text if that is the same in every process."""
+    """A value as text that is the same in every process."""
     if isinstance(value, tuple | list):
         return f"[{', '.join(map(_plain, value))}]"
     if isinstance(value, set | frozenset):

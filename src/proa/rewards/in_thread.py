@@ -1,19 +1,19 @@
-"""Calls reward functions that cannot travel to another process in a thread of this one, with a deadline."""
+"""Calls reward functions that cannot be sent to another process in a thread, with a deadline."""
 
 from __future__ import annotations
 
 import threading
 from queue import Empty, SimpleQueue
 
-from ..numerics import settings_kept
+from ..numerics import preserved_settings
 from .calling import CallFailed, TimedOut, call
 from .function import RewardFunction
 from .samples import Samples
 from .score import Outcome
 
 
-class InThread:
-    """A thread per call. One that hangs is left behind, since Python cannot end a thread."""
+class ThreadCaller:
+    """Makes each call in a new thread. A thread that hangs is abandoned: Python cannot end one."""
 
     def prepare(self) -> None:
         pass
@@ -23,7 +23,7 @@ class InThread:
 
         def work() -> None:
             try:
-                with settings_kept(f"reward {function.name!r}"):
+                with preserved_settings(f"reward {function.name!r}"):
                     outcomes = call(function, samples)
                 answers.put(outcomes)
             except CallFailed as failure:

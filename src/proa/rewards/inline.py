@@ -1,11 +1,12 @@
-"""Rewards judged in the caller's own thread: for cheap functions that are trusted not to hang."""
+"""Rewards computed in the caller's thread: for cheap functions that are trusted not to hang."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ..numerics import settings_kept
+from ..data.messages import Messages
+from ..numerics import preserved_settings
 from .calling import call
 from .function import GivenReward, RewardFunction, check_columns, load_rewards
 from .judging import judge
@@ -29,24 +30,27 @@ class InlineRewards:
         self.functions = load_rewards(rewards, weights)
 
     def check(self, columns: Iterable[str]) -> None:
-        """Raise `RewardError` if a function wants a column that is not among these."""
+        """Raise `RewardError` if a function needs a column that is not among these."""
         check_columns(self.functions, columns)
 
     def score(
-        self, prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping[str, Sequence[Any]] | None = None
+        self,
+        prompts: Sequence[str | Messages],
+        completions: Sequence[str | Messages],
+        columns: Mapping[str, Sequence[Any]] | None = None,
     ) -> list[Score]:
         """One score per sample, in their order."""
-        samples = Samples.of(prompts, completions, columns)
+        samples = Samples.collect(prompts, completions, columns)
         if not len(samples):
             return []
-        here = _Here()
-        return combine(self.functions, [judge(function, samples, here, None) for function in self.functions])
+        caller = _DirectCaller()
+        return combine(self.functions, [judge(function, samples, caller, None) for function in self.functions])
 
 
-class _Here:
+class _DirectCaller:
     def prepare(self) -> None:
         pass
 
     def call(self, function: RewardFunction, samples: Samples, seconds: float | None) -> list[Outcome]:
-        with settings_kept(f"reward {function.name!r}"):
+        with preserved_settings(f"reward {function.name!r}"):
             return call(function, samples)

@@ -1,4 +1,4 @@
-"""A worker process seen from its parent: started when needed, killed when late, replaced when gone."""
+"""The parent's side of a worker process: started when needed, killed when late, replaced when dead."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ import threading
 from collections.abc import Mapping
 from time import monotonic
 
-from .calling import CallFailed, Died, NotCalled, TimedOut
+from .calling import CallFailed, CallSkipped, Died, TimedOut
 from .channel import Channel, Message, StrayBytesError
 from .function import RewardError, RewardFunction
 from .samples import Samples
 from .score import Outcome
 from .worker import START_SECONDS, Answer
 
-# A plain child rather than multiprocessing's: it does not run the user's script again (which imports torch,
-# or starts training where `if __name__ == "__main__"` is missing), and it leads a process group of its own,
-# so that what a function started dies with it and Ctrl-C does not reach it.
+# Not a child of multiprocessing, which would run the user's script again (and import torch, or start training where
+# `if __name__ == "__main__"` is missing). It leads its own process group, so that what a function started dies with
+# it and Ctrl-C does not reach it.
 _BOOTSTRAP = "import sys; sys.path[:] = sys.argv[2:]; from proa.rewards.worker import main; main(int(sys.argv[1]))"
 CLOSED = "these rewards were closed"
-_KILL_SECONDS = 10.0  # a killed process goes at once, unless the kernel is stuck with it
+_KILL_SECONDS = 10.0  # a killed process ends at once, unless the kernel is stuck
 
 
 class WorkerProcess:
@@ -33,7 +33,7 @@ class WorkerProcess:
 
     def __init__(self, functions: Mapping[str, str | bytes]) -> None:
         self._functions = functions
-        self._lock = threading.Lock()  # of starting and ending, which may come from different threads
+        self._lock = threading.Lock()  # starting and ending may come from different threads
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: Channel | None = None
         self._questions = 0
@@ -52,14 +52,12 @@ class WorkerProcess:
             self._ask(channel, pickle.dumps(dict(self._functions)), START_SECONDS)
         except StrayBytesError:
             self._kill()
-            raise NotCalled(
-                "the worker process of the rewards sent something that is no answer, at its start"
-            ) from None
+            raise CallSkipped("the worker process of the rewards sent an invalid answer at its start") from None
         except TimeoutError:
             self._kill()
-            raise NotCalled(f"the worker process of the rewards did not start within {START_SECONDS:g} s") from None
+            raise CallSkipped(f"the worker process of the rewards did not start within {START_SECONDS:g} s") from None
         except EOFError:
-            raise NotCalled(f"the worker process of the rewards died at its start ({self._kill()})") from None
+            raise CallSkipped(f"the worker process of the rewards died at its start ({self._kill()})") from None
 
     def call(self, function: RewardFunction, samples: Samples, seconds: float | None) -> list[Outcome]:
         channel = self._channel
@@ -74,7 +72,7 @@ class WorkerProcess:
         except StrayBytesError:
             self._kill()
             raise Died(
-                f"reward {function.name!r}: its worker sent something that is no answer to this call, and was replaced "
+                f"reward {function.name!r}: its worker sent an invalid answer and was replaced "
                 "(does the function write to file descriptors that are not its own?)"
             ) from None
         except TimeoutError:
@@ -87,7 +85,7 @@ class WorkerProcess:
         return answer
 
     def _ask(self, channel: Channel, question: bytes, seconds: float) -> bytes:
-        """The answer to this question and to no other."""
+        """Send a question and return its answer."""
         until = monotonic() + seconds
         self._questions += 1
         channel.send(Message(self._questions, question), seconds)
@@ -103,7 +101,7 @@ class WorkerProcess:
         self._kill()
 
     def _start(self) -> Channel:
-        self._kill()  # what is left of the last one
+        self._kill()  # the remains of the previous one
         with self._lock:
             if self._ended:
                 raise RewardError(CLOSED)
@@ -117,21 +115,21 @@ class WorkerProcess:
             return self._channel
 
     def _kill(self) -> str:
-        """End the child and what it started, and say how it ended; one that is dead already keeps its own way."""
+        """Kill the child and what it started; return how it ended, by itself or by this."""
         with self._lock:
             if self._process is None or self._channel is None:
                 return "closed"
-            if self._process.returncode is None:  # else its id may be another's by now
+            if self._process.returncode is None:  # else its id may belong to another process by now
                 with contextlib.suppress(OSError):
                     os.killpg(self._process.pid, signal.SIGKILL)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_KILL_SECONDS)
             self._channel.close()
             code, self._process, self._channel = self._process.returncode, None, None
-        return "still dying" if code is None else _in_words(code)
+        return "still dying" if code is None else _describe_exit(code)
 
 
-def _in_words(exit_code: int) -> str:
+def _describe_exit(exit_code: int) -> str:
     if exit_code >= 0:
         return f"exit code {exit_code}"
     try:

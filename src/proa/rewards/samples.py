@@ -1,4 +1,4 @@
-"""Samples as rewards see them: prompts, completions, and the task's columns, one entry per sample."""
+"""The arguments of reward functions: prompts, completions and the task's columns, one entry per sample."""
 
 from __future__ import annotations
 
@@ -6,41 +6,45 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..data.messages import Messages
+
 
 @dataclass(frozen=True, slots=True)
 class Samples:
     """Prompts, completions and columns of equal length."""
 
-    prompts: list[Any]
-    completions: list[Any]
+    prompts: list[str | Messages]
+    completions: list[str | Messages]
     columns: dict[str, list[Any]]
 
     @classmethod
-    def of(
-        cls, prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping[str, Sequence[Any]] | None = None
+    def collect(
+        cls,
+        prompts: Sequence[str | Messages],
+        completions: Sequence[str | Messages],
+        columns: Mapping[str, Sequence[Any]] | None = None,
     ) -> Samples:
-        """Check the lengths, and turn the completion of a chat prompt into the assistant's message.
+        """Check the lengths, and turn the completions of chat prompts into messages of the assistant.
 
-        >>> Samples.of([[{"role": "user", "content": "2+2?"}]], ["4"]).completions
+        >>> Samples.collect([[{"role": "user", "content": "2+2?"}]], ["4"]).completions
         [[{'role': 'assistant', 'content': '4'}]]
         """
         lists = {name: list(column) for name, column in (columns or {}).items()}
         for name, column in {"completions": completions, **lists}.items():
             if len(column) != len(prompts):
                 raise ValueError(f"{len(prompts)} prompts, but {len(column)} entries in {name!r}: one per sample")
-        answers = [_answer_to(prompt, completion) for prompt, completion in zip(prompts, completions, strict=True)]
+        answers = [
+            [{"role": "assistant", "content": completion}]
+            if isinstance(completion, str) and not isinstance(prompt, str)
+            else completion
+            for prompt, completion in zip(prompts, completions, strict=True)
+        ]
         return cls(list(prompts), answers, lists)
 
     def __len__(self) -> int:
         return len(self.prompts)
 
     def one(self, index: int) -> Samples:
-        """A single sample, as a batch of one."""
+        """One sample as a batch."""
         columns = {name: [column[index]] for name, column in self.columns.items()}
         return Samples([self.prompts[index]], [self.completions[index]], columns)
-
-
-def _answer_to(prompt: Any, completion: Any) -> Any:
-    if isinstance(prompt, str) or not isinstance(completion, str):
-        return completion
-    return [{"role": "assistant", "content": completion}]

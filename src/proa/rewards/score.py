@@ -1,4 +1,4 @@
-"""What rewards say of a sample: of one function, and of all together."""
+"""The score of a sample, from one function and from all together."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one function said of one sample; neither value nor error means that it does not apply."""
+    """The result of one function for one sample; neither value nor error means that it does not apply."""
 
     value: float | None = None
     error: str | None = None
@@ -22,14 +22,14 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A sample's reward. Where something went wrong `value` is None and `error` says what: never a silent 0."""
+    """A sample's reward. After a failure `value` is None and `error` says why: never a silent 0."""
 
     value: float | None
     parts: dict[str, float | None] = field(default_factory=dict)
-    """What each function gave, before its weight; None where it does not apply or failed."""
+    """The value of each function before its weight; None where it does not apply or failed."""
     error: str | None = None
     applies: bool = True
-    """False where no function had anything to say, and none failed."""
+    """False where no function applies and none failed."""
 
 
 class Scorer(Protocol):
@@ -43,7 +43,7 @@ class Scorer(Protocol):
 
 
 def add_part(scores: Sequence[Score], name: str, values: Sequence[float], weight: float) -> list[Score]:
-    """Each score with another part; a part that cannot be a reward is an error, as it is from a function.
+    """Each score with one more part; a value that cannot be a reward is an error, as from a function.
 
     >>> add_part([Score(1.0, {"exact": 1.0})], "reward_model", [0.5], weight=2.0)
     [Score(value=2.0, parts={'exact': 1.0, 'reward_model': 0.5}, error=None, applies=True)]
@@ -66,7 +66,7 @@ def combine(functions: Sequence[RewardFunction], outcomes: Sequence[Sequence[Out
 
     The value is the weighted sum of the functions that apply: weights 1 and 0.5, values 1 and None, give 1.
     """
-    return [_combine_one(functions, of_sample) for of_sample in zip(*outcomes, strict=True)]
+    return [_combine_one(functions, sample) for sample in zip(*outcomes, strict=True)]
 
 
 def _combine_one(functions: Sequence[RewardFunction], outcomes: Sequence[Outcome]) -> Score:
@@ -76,8 +76,8 @@ def _combine_one(functions: Sequence[RewardFunction], outcomes: Sequence[Outcome
         return Score(None, parts, "; ".join(errors))
     applying = [function.weight * value for function in functions if (value := parts[function.name]) is not None]
     if not applying:
-        words = f"no reward applies to this sample: {', '.join(parts)} gave None"
-        return Score(None, parts, words, applies=False)
+        error = f"no reward applies to this sample: {', '.join(parts)} gave None"
+        return Score(None, parts, error, applies=False)
     return _summed(sum(applying), parts)
 
 

@@ -1,4 +1,4 @@
-"""What runs in a worker process: it loads the reward functions and answers calls until its parent is gone.
+"""The main loop of a worker process: it loads the reward functions and answers calls until its parent is gone.
 
 Functions run on the main thread, because libraries like math-verify set `signal.alarm`, which works only there.
 """
@@ -14,13 +14,13 @@ from collections.abc import Awaitable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from .calling import CallFailed, NotCalled, call
+from .calling import CallFailed, CallSkipped, call
 from .channel import Channel, Message
 from .function import RewardFunction
 from .score import Outcome
 
 START_SECONDS = 120.0
-"""How long a worker may take to start, mostly to import what the functions need."""
+"""How long a worker may take to start, mostly to import the functions' modules."""
 _GRACE_SECONDS = 1.0
 
 Answer = list[Outcome] | CallFailed
@@ -29,7 +29,7 @@ Answer = list[Outcome] | CallFailed
 def main(descriptor: int) -> None:
     """Serve the parent on the socket with this file descriptor."""
     channel = Channel(socket.socket(fileno=descriptor))
-    channel.keep_to_this_process()
+    channel.close_on_fork()
     own_id = os.getpid()
     try:
         _end_after(START_SECONDS)
@@ -40,44 +40,44 @@ def main(descriptor: int) -> None:
             faulthandler.cancel_dump_traceback_later()
             number, question = channel.receive()
             answer = pickle.dumps(_answer(functions, question))
-            if os.getpid() != own_id:  # a function forked and both came back: one call has one answer
+            if os.getpid() != own_id:  # a function forked and both processes returned: only one may answer
                 os._exit(0)
             channel.send(Message(number, answer))
     except EOFError:  # the parent is gone
         pass
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # threads that a function started must not keep this process alive
+    os._exit(0)  # a function's threads must not keep this process alive
 
 
-def _load(name: str, given: str | bytes) -> RewardFunction | NotCalled:
-    """A dotted path, or a pickled callable; if it cannot be loaded here, why."""
+def _load(name: str, given: str | bytes) -> RewardFunction | CallSkipped:
+    """Load a dotted path or a pickled callable; on failure return the error of every call."""
     try:
-        return replace(RewardFunction.of(given if isinstance(given, str) else pickle.loads(given)), name=name)  # noqa: S301
+        return replace(RewardFunction.load(given if isinstance(given, str) else pickle.loads(given)), name=name)  # noqa: S301
     except Exception as error:  # the user's module is imported here
-        why = f"{type(error).__name__}: {error}"
-        return NotCalled(f"reward {name!r} could not be loaded in the worker process: {why}")
+        reason = f"{type(error).__name__}: {error}"
+        return CallSkipped(f"reward {name!r} could not be loaded in the worker process: {reason}")
 
 
-def _answer(functions: Mapping[str, RewardFunction | NotCalled], question: bytes) -> Answer:
+def _answer(functions: Mapping[str, RewardFunction | CallSkipped], question: bytes) -> Answer:
     try:
         name, samples, seconds = pickle.loads(question)  # noqa: S301 - from our own parent
     except Exception as error:
         return CallFailed(f"a sample could not be read in the worker process: {type(error).__name__}: {error}")
     function = functions[name]
-    if isinstance(function, NotCalled):
+    if isinstance(function, CallSkipped):
         return function
     _end_after(seconds)
     try:
         return call(function, samples, _finish)
     except CallFailed as failure:
-        return type(failure)(str(failure))  # without its cause, which may not travel
+        return type(failure)(str(failure))  # without its cause, which may not be picklable
 
 
 def _end_after(seconds: float) -> None:
-    """End this process if the parent, who kills it at the deadline, is not there to do so.
+    """End this process if its parent, which kills it at the deadline, is gone.
 
-    It works in a hang that holds Python's lock too (a regular expression), where no thread would get to run.
+    This works even while a hang (a regular expression) holds the GIL, where no Python thread can run.
     """
     faulthandler.dump_traceback_later(seconds + _GRACE_SECONDS, exit=True)
 
@@ -86,7 +86,7 @@ _runner: Any = None
 
 
 def _finish(awaitable: Awaitable[Any]) -> Any:
-    """Wait on a loop that stays: clients that async functions keep between calls belong to one loop."""
+    """Wait on one event loop for all calls: async clients that a function keeps belong to one loop."""
     global _runner
     import asyncio
 

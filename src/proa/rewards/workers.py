@@ -1,4 +1,4 @@
-"""Rewards judged in worker processes, with a deadline for every call."""
+"""Rewards computed in worker processes, with a deadline for every call."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from queue import LifoQueue
 from types import TracebackType
 from typing import Any
 
+from ..data.messages import Messages
 from .function import GivenReward, RewardError, RewardFunction, check_columns, load_rewards
-from .in_thread import InThread
+from .in_thread import ThreadCaller
 from .judging import judge
 from .process import CLOSED, WorkerProcess
 from .samples import Samples
@@ -22,11 +23,11 @@ _log = logging.getLogger(__name__)
 
 
 class RewardWorkers:
-    """Scores samples in `workers` processes; several threads may ask at once, each batch goes to one process.
+    """Scores samples in `workers` processes; several threads may call it at once, each batch goes to one process.
 
-    `timeout` is the deadline of one call of one function. A process that misses it or dies is replaced, the
-    batch is judged again sample by sample within a second deadline, and what hangs or crashes then too is
-    marked on its sample. An object with state has a copy of it in every process, gone when that is replaced.
+    `timeout` is the deadline of one call of one function. A process that misses it or dies is replaced, the batch is
+    judged again sample by sample within a second deadline, and a sample that hangs or crashes again is marked. An
+    object with state has a copy in every process, which is lost when the process is replaced.
 
         with RewardWorkers(["my_rewards:correct", brevity], weights=[1.0, 0.1], timeout=10) as rewards:
             scores = rewards.score(prompts, completions, {"answer": answers})
@@ -46,24 +47,27 @@ class RewardWorkers:
             raise RewardError(f"workers must be at least 1, not {workers}")
         self.functions = load_rewards(rewards, weights)
         self._timeout = timeout
-        travelling = {function.name: form for function in self.functions if (form := _travelling_form(function))}
-        self._stay_here = {function.name for function in self.functions} - travelling.keys()
-        self._in_thread = InThread()
-        self._workers = [WorkerProcess(travelling) for _ in range(workers)]
-        self._idle: LifoQueue[WorkerProcess] = LifoQueue()  # the last one used is the likeliest to be running
+        portable = {function.name: form for function in self.functions if (form := _portable_form(function))}
+        self._unportable = {function.name for function in self.functions} - portable.keys()
+        self._thread_caller = ThreadCaller()
+        self._workers = [WorkerProcess(portable) for _ in range(workers)]
+        self._idle: LifoQueue[WorkerProcess] = LifoQueue()  # the last one used is the most likely to be running
         for worker in self._workers:
             self._idle.put(worker)
-        self._end = weakref.finalize(self, _end_all, self._workers)
+        self._end = weakref.finalize(self, _end_workers, self._workers)
 
     def check(self, columns: Iterable[str]) -> None:
-        """Raise `RewardError` if a function wants a column that is not among these."""
+        """Raise `RewardError` if a function needs a column that is not among these."""
         check_columns(self.functions, columns)
 
     def score(
-        self, prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping[str, Sequence[Any]] | None = None
+        self,
+        prompts: Sequence[str | Messages],
+        completions: Sequence[str | Messages],
+        columns: Mapping[str, Sequence[Any]] | None = None,
     ) -> list[Score]:
-        """One score per sample, in their order. Waits for a free worker, which comes within its deadlines."""
-        samples = Samples.of(prompts, completions, columns)
+        """One score per sample, in order. Waits for a free worker."""
+        samples = Samples.collect(prompts, completions, columns)
         if not len(samples):
             return []
         worker = self._idle.get()
@@ -71,7 +75,12 @@ class RewardWorkers:
             if not self._end.alive:
                 raise RewardError(CLOSED)
             outcomes = [
-                judge(function, samples, self._in_thread if function.name in self._stay_here else worker, self._timeout)
+                judge(
+                    function,
+                    samples,
+                    self._thread_caller if function.name in self._unportable else worker,
+                    self._timeout,
+                )
                 for function in self.functions
             ]
         finally:
@@ -79,7 +88,7 @@ class RewardWorkers:
         return combine(self.functions, outcomes)
 
     def close(self) -> None:
-        """Kill the processes; a `score` under way raises `RewardError`."""
+        """Kill the processes; a running `score` raises `RewardError`."""
         self._end()
 
     def __enter__(self) -> RewardWorkers:
@@ -91,26 +100,26 @@ class RewardWorkers:
         self.close()
 
 
-def _travelling_form(function: RewardFunction) -> str | bytes | None:
-    """How a function gets to another process; None if it cannot, which is logged."""
+def _portable_form(function: RewardFunction) -> str | bytes | None:
+    """A function's path or pickle for another process; None, with a warning, if it has neither."""
     if function.path is not None and not function.path.startswith("__main__"):
         return function.path
     try:
         pickled = pickle.dumps(function.function)
-        why = "it is defined in the main script or a notebook" if b"__main__" in pickled else None
+        reason = "it is defined in the main script or a notebook" if b"__main__" in pickled else None
     except Exception as error:  # pickling runs the user's code
-        why = str(error)
-    if why is None:
+        reason = str(error)
+    if reason is None:
         return pickled
     _log.warning(
         "reward %r runs in a thread of this process, where a hang cannot be ended and signal.alarm does not work, "
-        "because it cannot travel to a worker process (%s): put it in a module at top level to change that",
+        "because it cannot be sent to a worker process (%s): define it at the top level of a module to change that",
         function.name,
-        why,
+        reason,
     )
     return None
 
 
-def _end_all(workers: Iterable[WorkerProcess]) -> None:
+def _end_workers(workers: Iterable[WorkerProcess]) -> None:
     for worker in workers:
         worker.end()

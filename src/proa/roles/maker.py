@@ -70,7 +70,7 @@ class ExperienceMakerHolder:
         self.trainer_names = list(detached_trainer_name_list)
         self.engine = engine
         self.rollout = rollout
-        self.manager = CallbackManager.of(callbacks, role=Role.MAKER)
+        self.manager = CallbackManager.create(callbacks, role=Role.MAKER)
         self.state = LoopState()
         self.activity = Activity()
         self.leases_made = 0

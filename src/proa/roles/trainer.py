@@ -24,7 +24,7 @@ from ..data.loop import ManifestRow, TrainingBatch
 from ..data.saved_items import experience_from, experience_tree
 from ..data.state import LoopState
 from ..errors import NothingToTrainOnError
-from ..learning.replicas import Alone, Replicas, telling_the_others
+from ..learning.replicas import AgreedInterrupt, Alone, Replicas, leaving_on_error
 from ..lifecycle.manager import CallbackManager, Callbacks
 from ..lifecycle.roles import Role
 from ..lifecycle.spans import Lifecycle
@@ -91,7 +91,7 @@ class DetachedTrainer(ABC):
         self.activity = Activity()
         self.replicas: Replicas = replicas or Alone()
         self.maker_names = list(experience_maker_holder_name_list)  # resolved at the first push, not here
-        self.manager = CallbackManager.of(callbacks, role=Role.TRAINER)
+        self.manager = CallbackManager.create(callbacks, role=Role.TRAINER)
         self.state = self._first_state(output_dir)
         self.seed = seed
         self.evaluators = evaluators
@@ -156,8 +156,8 @@ class DetachedTrainer(ABC):
     # -- saving --------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Between two steps, all that a run that goes on from here needs, but for the weights."""
-        assert self._after is not None, "a run has a state while it goes on"
+        """Between two steps, all that a run which continues from here needs, but for the weights."""
+        assert self._after is not None, "a run has a state while it runs"
         return {
             "loop": self.state.to_dict(),
             "place": asdict(self._place),
@@ -169,7 +169,7 @@ class DetachedTrainer(ABC):
         }
 
     def load_state_dict(self, saved: Mapping[str, Any], row: ManifestRow | None = None) -> None:
-        """Have the next `fit` go on from there; give it the same numbers of steps. `row` is the checkpoint's."""
+        """Have the next `fit` continue from there; give it the same numbers of steps. `row` is the checkpoint's."""
         self._resumed = Resumed(saved, row)
         self.state = self._first_state(self.state.output_dir)
         self._resumed.restore(self.state)
@@ -211,7 +211,7 @@ class DetachedTrainer(ABC):
     def _at_work(self) -> Iterator[None]:
         self.activity.rest("training")
         try:
-            with telling_the_others(self.replicas), self.stop.waking(self.source.interrupt):
+            with leaving_on_error(self.replicas), self.stop.waking(self.source.interrupt):
                 yield
         finally:
             self.activity.rest("over")
@@ -241,7 +241,9 @@ class DetachedTrainer(ABC):
                 items = self._next_items(life, after)
                 if items:
                     self._empty_in_a_row = 0
-                    batch = self._batch(items)
+                    batch = merge(items)
+                    if self._pin_memory and torch.cuda.is_available():
+                        batch.pin_memory()
                     self._batches += [batch] if keep else []
                     self._step(life, after, batch, settling=items)
                 else:
@@ -252,7 +254,8 @@ class DetachedTrainer(ABC):
     def _epoch_again(self, life: Lifecycle, after: AfterStep) -> None:
         """The episode's batches once more, in another order; what was done of it before is left out."""
         at = self._place
-        order = self._shuffled(len(self._batches), at.episode, at.epoch)
+        generator = torch.Generator().manual_seed(sample_seed(self.seed, at.episode, at.epoch))
+        order = torch.randperm(len(self._batches), generator=generator).tolist()
         with life.epoch(at.epoch, first_step=at.done):
             after.announce_resumed()
             for index in [] if self._over_before(at.done) else order[at.done :]:
@@ -261,7 +264,7 @@ class DetachedTrainer(ABC):
                     break
 
     def _over_before(self, done: int) -> bool:
-        """Whether an epoch that is gone on with was being left: a stop had been asked for before its checkpoint."""
+        """Whether a resumed epoch was being left: a stop had been requested before its checkpoint."""
         return done > 0 and self.state.should_stop
 
     def _step(
@@ -269,13 +272,15 @@ class DetachedTrainer(ABC):
     ) -> None:
         with life.step() as step:
             if self._numerics is not None:
-                self._numerics.put_back("a callback or an evaluator")
+                self._numerics.restore("a callback or an evaluator")
             self.batch_in_step = step.experience = experience
             step.batch = TrainingBatch(experience)
             step.metrics = self.training_step(experience)
             self._numerics = Numerics()  # what was set before the first step, or by the step itself, is meant
             if isinstance(step.metrics, dict):
-                step.metrics = {**step.metrics, **self._where_time_went(), **(self.source.made if settling else {})}
+                before, self._looked = self._looked, self.activity.look()
+                spent = {f"trainer.{kind}_seconds": value for kind, value in self._looked.spent_since(before).items()}
+                step.metrics = {**step.metrics, **spent, **(self.source.made if settling else {})}
                 self._trained_steps.note(step.index, step.metrics)
             if settling:
                 self.source.settle(settling, dropped="skipped_step" if step.metrics.get("skipped") else None)
@@ -284,25 +289,17 @@ class DetachedTrainer(ABC):
         self._end_step(after, step.index)
 
     def _end_step(self, after: AfterStep, index: int) -> None:
-        """What comes after a step, at the boundary where a run can be left and gone on with."""
+        """What comes after a step, at the boundary where a run can be left and resumed."""
         if self.state.global_step > index:  # else a stop was asked for in the middle of it
             self._place = replace(self._place, done=self._place.done + 1)
         after.run_due()
-        self._leave_if_interrupted(after)
-
-    def _leave_if_interrupted(self, after: AfterStep) -> None:
-        """What one trainer was asked, all of them do, at the same step: each has a part in the checkpoint."""
+        # What one trainer was asked, all of them do, at the same step: each has a part in the checkpoint.
         reason = self.stop.reason
         if self.replicas.size > 1:
             reason = next(filter(None, self.replicas.gather(reason)), "")
         if reason:
-            after.leave(reason)
-
-    def _where_time_went(self) -> dict[str, float]:
-        """Seconds by kind of work since the step before."""
-        now, before = self.activity.look(), self._looked
-        self._looked = now
-        return {f"trainer.{kind}_seconds": seconds for kind, seconds in now.spent_since(before).items()}
+            after.save_before_leaving()
+            raise AgreedInterrupt(reason)
 
     def _step_without_data(self, life: Lifecycle, after: AfterStep) -> None:
         """Filtering left nothing to train on, and no more may be asked for: the step counts, and says so."""
@@ -341,18 +338,8 @@ class DetachedTrainer(ABC):
             with life.waiting(), self.activity.doing("wait", "waiting for experience"):
                 return self.source.take_step(self.name)
         except StepInterrupted as interrupted:
-            after.leave(self.stop.reason or str(interrupted))
-            raise
-
-    def _batch(self, items: Sequence[BufferItem]) -> Experience:
-        experience = merge(items)
-        if self._pin_memory and torch.cuda.is_available():
-            experience.pin_memory()
-        return experience
-
-    def _shuffled(self, count: int, episode: int, epoch: int) -> list[int]:
-        generator = torch.Generator().manual_seed(sample_seed(self.seed, episode, epoch))
-        return torch.randperm(count, generator=generator).tolist()
+            after.save_before_leaving()
+            raise AgreedInterrupt(self.stop.reason or str(interrupted)) from None
 
     def _new_state(self, total_steps: int, train_epochs: int) -> LoopState:
         self.state = self._first_state(self.state.output_dir)

@@ -49,7 +49,7 @@ class VersionedEngine:
     def generate(self, requests: Sequence[Request], sampling: Sampling, progress: Progress) -> Generated:
         """One list for each request, one completion for each of its seeds, in order."""
         if self._guarded_from is not None and self._numerics is not None:
-            self._numerics.put_back(self._guarded_from)
+            self._numerics.restore(self._guarded_from)
         with self.in_use, progress.generating():
             completions = self._engine.generate(requests, sampling)
             if self._guarded_from is not None:

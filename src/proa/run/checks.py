@@ -48,7 +48,7 @@ def _check_rewards(config: DetachedConfig) -> None:
 def _check_eval(section: EvalSection, config: RunConfig) -> None:
     if section.evaluator is not None:
         if not callable(resolve(section.evaluator)):
-            raise ConfigError(f"eval {section.name}: {section.evaluator} is no function of the policy")
+            raise ConfigError(f"eval {section.name}: {section.evaluator} is not a function of the policy")
     elif not _is_loss(section, config):
         InlineRewards(metric_of(section, eval_task(section, config)))
 

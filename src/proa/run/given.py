@@ -78,7 +78,7 @@ def _take_evaluators(sections: Any) -> tuple[Any, dict[str, Callable[..., Any]]]
 
 
 def _name_of(function: Any) -> str:
-    """The same in every process, so that a run can be gone on with in another: an object's address is not."""
+    """The same in every process, so that a run can be resumed in another: an object's address is not."""
     while isinstance(function, functools.partial):
         function = function.func
     return str(getattr(function, "__name__", type(function).__name__))

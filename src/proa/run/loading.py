@@ -22,7 +22,7 @@ from ..policy.reward_model import check_same_tokenizer, load_reward_model
 from ..policy.trainable import Trainable
 from ..policy.trained_reward_model import TrainedRewardModel
 from ..record.checkpoint_files import seal
-from ..record.durable import Disk, told_with
+from ..record.durable import Disk, explain_failures
 from ..tasks import Task, load_task
 from ..tasks.builtin import BUILTIN, builtin_task
 from ..tasks.task import check_columns
@@ -98,7 +98,7 @@ def begin_training(
     if saves and resumed and start.is_dir():
         trained.load_start(start)
     if saves and not resumed and (keep_start or trained.keeps_start):
-        with told_with(str(start), run_folder):  # on the disk before any checkpoint names it
+        with explain_failures(str(start), run_folder):  # on the disk before any checkpoint names it
             trained.save_start(start)
             seal(Disk(), start)
     trained.begin(start)

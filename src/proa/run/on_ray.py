@@ -21,7 +21,7 @@ from ..data.state import TrainState
 from ..errors import SettingError
 from ..lifecycle.hooks import BaseCallback
 from ..lifecycle.manager import CallbackManager
-from ..lifecycle.placement import refuse_unportable, refuse_unportable_part
+from ..lifecycle.placement import check_portable, check_portable_part
 from ..policy.policy import Policy, Receiver
 from ..record.checkpoints import CheckpointManager
 from ..record.live import LiveFile
@@ -29,7 +29,14 @@ from ..record.run_folder import RunFolder
 from ..record.run_record import StepRecord
 from ..resume.inputs import Inputs
 from ..resume.random_state import random_state
-from ..resume.resuming import FROM_THE_BEGINNING, Resumption, begin_again, cut_back, find_checkpoint, restore_process
+from ..resume.resuming import (
+    FROM_THE_BEGINNING,
+    Resumption,
+    clear_run,
+    find_checkpoint,
+    restore_process,
+    truncate_record,
+)
 from ..roles.maker import ExperienceMakerHolder, Store
 from ..roles.weights import WeightStore
 from ..runtime.ray.cluster import cluster, pickled
@@ -69,7 +76,7 @@ class RayRun:
         makers = MakerSide(here, given, task=side.task, policy=side.policy, longest_prompt=side.prompts.longest)
         self.inputs = replace(makers.add_to(side.inputs), hooks=listeners.experience_hooks())
         travelling = [*self.listeners.makers, *self.listeners.trainer, *self.listeners.every_trainer]
-        refuse_unportable(travelling, pickled)
+        check_portable(travelling, pickled)
         self._runtime: RayRuntime | None = None
         self._record: DriverRecord | None = None
 
@@ -98,16 +105,16 @@ class RayRun:
         return runtime.state
 
     def _after_death(self, folder: RunFolder, died: TrainerDiedError, at_first: dict[str, Any]) -> Resumption | None:
-        """Where to go on from; everything that came after it is taken back."""
+        """Where to resume from; everything that came after it is removed."""
         resumption = find_checkpoint(folder.path)
         if resumption is None:
-            begin_again(folder.path)
+            clear_run(folder.path)
             self.listeners.manager.load_state_dict(at_first)
         else:
-            cut_back(resumption)
+            truncate_record(resumption)
         place = FROM_THE_BEGINNING if resumption is None else resumption.row.name
-        log.warning("%s; the run goes on from %s", died, place)
-        folder.went_on(checkpoint=place, reason=str(died))
+        log.warning("%s; the run continues from %s", died, place)
+        folder.note_resumed(checkpoint=place, reason=str(died))
         return resumption
 
     def _new_runtime(
@@ -191,7 +198,7 @@ def _check_algorithm(config: DetachedConfig) -> None:
     """An object travels to the trainers."""
     if config.algorithm.given is not None:
         name_it = "name the class instead, as algorithm: package.module:Class"
-        refuse_unportable_part(config.algorithm.given, pickled, f"make that in a method, or {name_it}", name_it)
+        check_portable_part(config.algorithm.given, pickled, f"make that in a method, or {name_it}", name_it)
 
 
 def _backend(config: DetachedConfig) -> str:

@@ -24,7 +24,7 @@ from ..lifecycle.manager import CallbackManager, Callbacks
 from ..lifecycle.moments import MOMENTS, EventName, Scope
 from ..lifecycle.placement import Placement
 from ..lifecycle.policy import Priority
-from ..lifecycle.roles import callback_from
+from ..lifecycle.roles import make_callback
 from ..rewards.identity import identity
 from ..spelling import did_you_mean
 
@@ -58,7 +58,7 @@ class Listeners:
     """Whether the trainer is another process."""
 
     def context(self, folder: Path) -> LogContext:
-        """What loggers are told of the run; `state.ctx` is the same."""
+        """What loggers get to know of the run; `state.ctx` is the same."""
         self.ctx = self.ctx or LogContext(folder)
         self.add(_HasContext(self.ctx))
         return self.ctx
@@ -83,7 +83,7 @@ class Listeners:
 
     def experience_hooks(self) -> dict[str, str]:
         """Hooks that may change what makers made, by name, each with a digest of what it says."""
-        makers = [one if isinstance(one, BaseCallback | type) else callback_from(one) for one in self.makers]
+        makers = [one if isinstance(one, BaseCallback | type) else make_callback(one) for one in self.makers]
         readers = self.manager.readers("maker.make_experience_end", "experience")
         hooks = [one for one in makers if may_change_experience(one if isinstance(one, type) else type(one))]
         hooks += [one for one in readers if not isinstance(one, BaseCallback)]
@@ -109,7 +109,7 @@ def place_callbacks(config: RunConfig, callbacks: Callbacks, ctx: LogContext | N
     trainer_apart = isinstance(config, DetachedConfig) and config.runtime == "ray"
     configured = [build_callback(section.model_dump()) for section in config.callbacks]
     given, others = CallbackManager.split(callbacks)
-    placement = Placement.of(others)
+    placement = Placement.assign(others)
     here = [*placement.driver, *([] if trainer_apart else [*placement.trainer, *placement.every_trainer])]
     for callback in [*(given.callbacks if given is not None else ()), *others, *configured]:
         if isinstance(callback, EarlyStopping):
@@ -122,7 +122,7 @@ def place_callbacks(config: RunConfig, callbacks: Callbacks, ctx: LogContext | N
         if given is None:
             manager.add(callback)
         else:
-            listeners.add(callback_from(callback))  # the manager is the user's, and outlives the run
+            listeners.add(make_callback(callback))  # the manager is the user's, and outlives the run
     listeners.add(JsonlMetrics(required=True))
     for callback in configured:
         listeners.place(callback)

@@ -19,7 +19,7 @@ from ..record.journal import Journal
 from ..record.reading import read_run
 from ..record.run_folder import read_json
 from ..record.secrets import redact
-from ..resume.resuming import Resumption, changes_to, config_in, saved_config
+from ..resume.resuming import Resumption, config_changes, config_in, saved_config
 from .given import Given
 from .placing import place_callbacks
 from .start import beginning_of, build_run, carry_out
@@ -176,9 +176,9 @@ def _leaves(content: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any
 
 
 def _learns_otherwise(unchanged: dict[str, Any], config: RunConfig) -> bool:
-    """Whether a run of the one could not go on with the other."""
+    """Whether a run of the one could not continue with the other."""
     try:
-        changes_to(unchanged, config)
+        config_changes(unchanged, config)
     except ConfigError:
         return True
     return False

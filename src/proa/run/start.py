@@ -16,23 +16,23 @@ from ..config import ConfigError, DetachedConfig, RunConfig, SupervisedConfig
 from ..data.state import TrainState
 from ..errors import ProaError
 from ..lifecycle.manager import Callbacks
-from ..record.run_folder import LIVE_NAME, LOCK_NAME, RunFolder, read_json, refuse_used
+from ..record.run_folder import LIVE_NAME, LOCK_NAME, RunFolder, check_unused, read_json
 from ..record.run_lock import lock
 from ..resume.inputs import Inputs
 from ..resume.resuming import (
     AUTO,
     FROM_THE_BEGINNING,
     Resumption,
-    begin_again,
-    changes_to,
-    cut_back,
+    clear_run,
+    config_changes,
     find_checkpoint,
+    log_changes,
     saved_config,
-    tell_changes,
-    tell_libraries,
+    truncate_record,
+    warn_changed_libraries,
 )
 from ..tasks.template_date import pinned, pinned_to
-from ..terminal import output_may_be_lost
+from ..terminal import tolerate_lost_output
 from .given import Given, configured
 from .job import Job
 from .local import DetachedRun
@@ -99,11 +99,11 @@ def carry_out(
 ) -> TrainState:
     """Put the run together, make its folder, train in it, and leave a header that says how it ended.
 
-    `resume` is `"auto"` or a checkpoint's name: a run that is there is gone on with, and one that is complete is left
+    `resume` is `"auto"` or a checkpoint's name: a run that is there is resumed, and one that is complete is left
     as it is, unless something comes `after_training`. What can be wrong with a configuration is found before training
     starts; no folder is left then. `interruption` is that of whoever runs several; `patience` is how many seconds to
-    wait for another process to leave the folder. With `allow_changes` a run goes on though its data, rewards or models
-    are not those that it had. `now` is what chat templates take for now, by default when the run began.
+    wait for another process to leave the folder. With `allow_changes` a run continues though its data, rewards or
+    models have changed. `now` is what chat templates take for now, by default when the run began.
     """
     there = resume is not None and (config.folder / "run.json").exists()
     if there and resume == AUTO and after_training is None and (done := _complete(config)) is not None:
@@ -112,18 +112,18 @@ def carry_out(
     interruption.grace = config.checkpoint.grace
     with (
         lock(config.folder, patience),
-        output_may_be_lost(),
+        tolerate_lost_output(),
         interruption.listening(),
         pinned_to(now or beginning_of(config.folder)),
     ):
         if not there:
-            _clear_unborn(config.folder)
-            refuse_used(config.folder)
+            _remove_stillborn(config.folder)
+            check_unused(config.folder)
         saved = saved_config(config.folder) if there else {}
         resumption = find_checkpoint(config.folder, resume or AUTO) if there else None
         # Without a checkpoint it begins again, and may begin otherwise.
         bound = None if resumption is None else resumption.bound_to
-        changes = {} if resumption is None else changes_to(saved, config, bound[0] if bound is not None else None)
+        changes = {} if resumption is None else config_changes(saved, config, bound[0] if bound is not None else None)
         job = build()
         if resumption is not None:
             _compare_inputs(resumption, job.inputs, allow_changes)
@@ -152,12 +152,12 @@ def beginning_of(folder: Path) -> datetime:
 
 
 def _compare_inputs(resumption: Resumption, now: Inputs, allow_changes: bool) -> None:
-    """Refuse to go on with other data, rewards or models than the checkpoint's, or say so where that is allowed."""
-    tell_libraries(resumption)
+    """Refuse to continue with other data, rewards or models than the checkpoint's, or warn where that is allowed."""
+    warn_changed_libraries(resumption)
     if resumption.bound_to is None:
         log.warning(
             "checkpoint %s is of a version that did not note what a run works on: whether data, rewards and models are "
-            "still the same cannot be told", resumption.row.name,
+            "still the same is not known", resumption.row.name,
         )  # fmt: skip
         return
     _, before = resumption.bound_to
@@ -167,7 +167,7 @@ def _compare_inputs(resumption: Resumption, now: Inputs, allow_changes: bool) ->
         log.warning("%s; this was allowed, and from here on it is another run than it would have been", line)
 
 
-def _clear_unborn(folder: Path) -> None:
+def _remove_stillborn(folder: Path) -> None:
     """Remove what a run left that was killed before it had a header: `proa resume` would not know it as one."""
     inside = [path for path in folder.iterdir() if path.name != LOCK_NAME]
     if {path.name for path in inside} <= _BEFORE_THE_HEADER:
@@ -184,7 +184,7 @@ def _complete(config: RunConfig) -> TrainState | None:
         return None
     bound = resumption.bound_to
     # What was asked for may be something else than what there is.
-    changes_to(saved_config(config.folder), config, None if bound is None else bound[0])
+    config_changes(saved_config(config.folder), config, None if bound is None else bound[0])
     return resumption.final_state(config.folder)
 
 
@@ -195,11 +195,11 @@ def _fresh(config: RunConfig) -> RunFolder:
 
 
 def _reopened(config: RunConfig, resumption: Resumption | None, changes: dict[str, tuple[Any, Any]]) -> RunFolder:
-    tell_changes(changes)
+    log_changes(changes)
     if resumption is None:  # it ended before its first checkpoint: nothing is lost that is not made again
-        begin_again(config.folder)
+        clear_run(config.folder)
     else:
-        cut_back(resumption)
+        truncate_record(resumption)
     name = FROM_THE_BEGINNING if resumption is None else resumption.row.name
     told = {key: {"before": before, "now": now} for key, (before, now) in changes.items()}
     return RunFolder.reopen(config.folder, config.model_dump(mode="json"), checkpoint=name, changes=told)

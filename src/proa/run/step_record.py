@@ -20,6 +20,7 @@ from ..leases.book import LeaseBook
 from ..lifecycle.hooks import Callback
 from ..lifecycle.policy import Priority
 from ..record.run_record import RunRecord, StepRecord
+from ..record.spans import Span
 from ..resume.checkpoints import Checkpoints
 from ..roles.policy_trainer import PolicyTrainer
 
@@ -58,7 +59,7 @@ class TakeStepRecord(Callback):
         self._write(StepRecord(step_idx, self._book.take_journal(), self._spans(step_idx), rollouts))
 
     def on_eval(self, state: LoopState, step_idx: int, eval_name: str, metrics: dict[str, float]) -> None:
-        # Now, so that a checkpoint which follows knows of it: whoever goes on from there does not score again.
+        # Now, so that a checkpoint which follows knows of it: whoever resumes from there does not score again.
         if state.exception is None:
             self._write(StepRecord(step_idx, [], self._spans(state.global_step, evaluated=step_idx), []))
 
@@ -72,7 +73,7 @@ class TakeStepRecord(Callback):
     def _is_kept(self, step_idx: int) -> bool:
         return self._settings.rollouts > 0 and step_idx % self._every == 0
 
-    def _spans(self, step: int, evaluated: int | None = None) -> list[dict[str, Any]]:
+    def _spans(self, step: int, evaluated: int | None = None) -> list[Span]:
         """What was done since this was last asked, for a step; evals, saves and publishes came after the one before."""
         steps = dict.fromkeys(AFTER_A_STEP, step - 1)
         if evaluated is not None:
@@ -160,7 +161,7 @@ def _pieces(prompt: Sequence[int], tokens: Sequence[int], tokenizer: PreTrainedT
     return pieces
 
 
-def _span(kind: str, start: float, seconds: float, step: int) -> dict[str, Any]:
+def _span(kind: str, start: float, seconds: float, step: int) -> Span:
     return {"actor": "trainer_0", "kind": kind, "start": start, "seconds": seconds, "step": step}
 
 

@@ -26,7 +26,7 @@ from ..policy.policy import Policy
 from ..record.run_folder import RunFolder
 from ..resume.checkpoints import Checkpoints
 from ..resume.inputs import Inputs, Rows, architecture_of, row_tokens, tokenizer_digest
-from ..resume.resuming import Resumption, other_start, restore_process, start_digest
+from ..resume.resuming import Resumption, changed_start_error, restore_process, start_digest
 from ..supervised.dpo import fit_dpo
 from ..supervised.reward_model import fit_reward_model
 from ..supervised.sft import Examples, fit_sft
@@ -109,7 +109,7 @@ class SupervisedRun:
         )
 
     def _row_tokens(self) -> Callable[[int], Any]:
-        """Makes tokens of the row at a place, as training will; what is wrong with one is told there."""
+        """Makes tokens of the row at a place, as training will; a mistake in one is reported there."""
         tokenizer, settings = self.trained.tokenizer, self.settings
         if isinstance(settings, SFTSettings):
             # What is learned of a row is not part of it, nor how long it may be.
@@ -236,12 +236,12 @@ class SupervisedCheckpoints(Checkpoints):
         if digest and self._resumption is not None:
             before = self._resumption.part("run")["start_digest"]
             if before not in ("", digest):  # a run of version 0.1 noted none for an adapter
-                raise other_start()
+                raise changed_start_error()
         return digest
 
 
 class _Remember(Callback):
-    """Keeps the state of a run that is going on, so that its header can say how far it came."""
+    """Keeps the state of a run while it runs, so that its header can say how far it came."""
 
     priority = Priority.METRICS
     uses_asyncio = False
@@ -276,7 +276,7 @@ def _pairs(config: SupervisedConfig, given: Given) -> Any:
 
 
 def _is_measured(section: EvalSection) -> bool:
-    """Whether it is a loss on data as it is, rather than of completions or by a function of one's own."""
+    """Whether it is a loss on data as it is, rather than of completions or by a function of the user's own."""
     return section.kind != "generate" and section.evaluator is None
 
 

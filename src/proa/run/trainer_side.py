@@ -30,7 +30,7 @@ from ..policy.shared_prompts import check_shares_prompts
 from ..record.run_record import RunRecord
 from ..resume.checkpoints import Checkpoints, TakePartInSaving
 from ..resume.inputs import Inputs, Rows, architecture_of, row_tokens, tokenizer_digest
-from ..resume.resuming import Resumption, other_start, start_digest
+from ..resume.resuming import Resumption, changed_start_error, start_digest
 from ..rewards.identity import identity
 from ..roles.policy_trainer import PolicyTrainer
 from ..roles.source import SharedSource
@@ -196,7 +196,7 @@ class TrainerSide:
         self._start_digest = resumption.part("run")["start_digest"]
         needs_start = self.algorithm.needs_reference and self.policy.reference_is_start
         if needs_start and start_digest(self.policy) != self._start_digest:
-            raise other_start()
+            raise changed_start_error()
         self.policy.load(resumption.model)
         loop = resumption.loop()
         trainer.load_state_dict(loop.state, loop.row)

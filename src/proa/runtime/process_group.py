@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from ..learning.replicas import ReplicaError, as_raised_elsewhere, farewell
+from ..learning.replicas import ReplicaError, error_of_another, farewell
 
 T = TypeVar("T")
 
@@ -54,9 +54,11 @@ class ProcessGroup:
         )  # fmt: skip
 
     @classmethod
-    def connect(cls, address: tuple[str, int], rank: int, size: int, **settings: Any) -> ProcessGroup:
+    def connect(
+        cls, address: tuple[str, int], rank: int, size: int, *, backend: str = "gloo", patience: float = 600.0
+    ) -> ProcessGroup:
         """Join the group whose store is at that address."""
-        return cls(TCPStore(*address, is_master=False), rank, size, **settings)
+        return cls(TCPStore(*address, is_master=False), rank, size, backend=backend, patience=patience)
 
     # -- meetings ------------------------------------------------------------------------------------
 
@@ -140,7 +142,7 @@ class ProcessGroup:
             # It came to the meetings before: whoever is slow to leave one of those has still to get what came of it,
             # or it would be a step behind.
             if self._meeting >= said["missed"]:
-                raise as_raised_elsewhere(said)
+                raise error_of_another(said)
 
 
 @contextmanager

@@ -258,8 +258,11 @@ class Supervisor:
         return [slot.view for slot in self._slots]
 
     def activities(self) -> list[str]:
-        """What every maker does, in words."""
-        return [f"{view.name}: {view.doing}, for {time.time() - view.since:.0f} s" for view in self.views()]
+        """What every maker does, in words, and for how long where that is known."""
+        return [
+            f"{view.name}: {view.doing}" + (f", for {time.time() - view.since:.0f} s" if view.since else "")
+            for view in self.views()
+        ]
 
     @property
     def callback_errors(self) -> Counter[str]:

@@ -1,27 +1,28 @@
-"""What the scores of experiments say, and what they do not: intervals, paired comparisons, rankings, sentences.
+"""Statistics of experiments: intervals, paired comparisons, rankings, and conclusions in sentences.
 
-Functions of plain values. Importing this loads no torch, and numpy and scipy only when something is computed.
+Pure functions of plain values. Importing this does not load torch; numpy and scipy are loaded on first use.
 """
 
-from .comparison import Comparison, compare
+from .comparison import Comparison
+from .conclusions import conclusion, without_metric
 from .evals import mean_at_k, pass_at_k, summarise, task_means
 from .intervals import Estimate, estimate
-from .ranking import Best, best_of
+from .pairwise import compare
+from .ranking import Best, rank_arms
 from .runs import ArmScores, compare_runs
-from .words import conclusion, without_metric
 
 __all__ = [
     "ArmScores",
     "Best",
     "Comparison",
     "Estimate",
-    "best_of",
     "compare",
     "compare_runs",
     "conclusion",
     "estimate",
     "mean_at_k",
     "pass_at_k",
+    "rank_arms",
     "summarise",
     "task_means",
     "without_metric",

@@ -1,11 +1,11 @@
-"""Predictions of a benchmark, row by row, into its metrics: means, pass@k, and breakdowns."""
+"""Metrics of a benchmark from its predictions: means, pass@k, and breakdowns."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,14 +15,14 @@ from .intervals import finite
 
 Row = Mapping[str, Any]
 NO_VALUE = "(none)"
-"""Where rows without a value of a breakdown's key are counted."""
+"""The slice of a breakdown that counts rows without a value."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Scored:
-    task: Any
+    task: Hashable
     reward: float
-    correct: bool | None  # None: nobody judged it
+    correct: bool | None  # None: not judged
 
 
 def summarise(
@@ -30,11 +30,11 @@ def summarise(
 ) -> tuple[dict[str, float], dict[str, dict[str, dict[str, float]]]]:
     """`(metrics, breakdowns)` of rows with `task_id`, `reward`, perhaps `correct`, and any columns.
 
-    A row whose reward is None or NaN is an error of the scoring: counted in `errors`, in no mean and no rate.
+    A row whose reward is None or NaN is a scoring error: counted in `errors`, left out of means and rates.
     Metrics are `n` (rows scored), `errors`, `tasks`, `mean_reward`, `pass_rate` (over rows with `correct`), and for
     each k `pass@k`, `mean@k` and `pass@k_tasks`, the number of tasks with k judged completions, over which both are
     averaged. `breakdowns[key][value]` is `{n, mean_reward, pass_rate}`; a list, such as tags, counts under each of
-    its values. What there is nothing to average for is NaN.
+    its values. The mean of nothing is NaN.
 
     >>> rows = [{"task_id": t, "reward": r, "correct": r == 1} for t, r in (("x", 1), ("x", 0), ("y", 0), ("y", None))]
     >>> metrics, _ = summarise(rows, k=2)
@@ -52,14 +52,14 @@ def summarise(
         "pass_rate": counted["pass_rate"],
     }
     for size in (k,) if isinstance(k, int) else k:
-        metrics |= _at_k(scored, size)
+        metrics |= _metrics_for_k(scored, size)
     return metrics, {key: _breakdown(table, key) for key in keys}
 
 
 def task_means(rows: Iterable[Row]) -> dict[str, float | None]:
     """The mean reward of each task, None where no completion of it was scored.
 
-    A task is its `task_id` and its prompt: ids may be places in a list, and another list has other prompts there.
+    A task is identified by its `task_id` and its prompt: an id may be an index, the same in two different lists.
 
     >>> rows = [{"task_id": "0", "prompt": "1+1=", "reward": reward} for reward in (1.0, 0.0, None)]
     >>> task_means(rows)
@@ -67,36 +67,38 @@ def task_means(rows: Iterable[Row]) -> dict[str, float | None]:
     """
     rewards: dict[str, list[float]] = {}
     for row in rows:
-        given = rewards.setdefault(_task_key(row), [])
+        prompt = json.dumps(row.get("prompt"), sort_keys=True, default=str)  # a text, or a list of messages
+        task = f"{row.get('task_id')} {hashlib.sha256(prompt.encode()).hexdigest()[:8]}"
+        task_rewards = rewards.setdefault(task, [])
         if (reward := finite(row.get("reward"))) is not None:
-            given.append(reward)
+            task_rewards.append(reward)
     return {task: _mean(values) if values else None for task, values in rewards.items()}
 
 
 def pass_at_k(n: int, correct: int, k: int) -> float:
-    """The chance that k of n completions, drawn without replacement, hold a correct one: 1 − C(n−c, k) / C(n, k).
+    """The unbiased estimate of pass@k from n completions, c of them correct: 1 − C(n−c, k) / C(n, k).
 
-    Without bias for the chance of a success in k tries (Chen et al., arXiv:2107.03374).
+    Chen et al., arXiv:2107.03374.
 
     >>> pass_at_k(4, 1, 2)
     0.5
     """
     if not 0 <= correct <= n:
-        raise SettingError(f"of {n} completions {correct} cannot be correct")
+        raise SettingError(f"{correct} of {n} completions cannot be correct")
     _check_k(k, most=n)
-    # Whole numbers to the end: products of ratios lose digits where nearly all, or nearly none, are correct.
-    every = math.comb(n, k)
-    return (every - math.comb(n - correct, k)) / every
+    # Exact integers until the division: products of ratios lose digits where nearly all, or nearly none, are correct.
+    draws = math.comb(n, k)
+    return (draws - math.comb(n - correct, k)) / draws
 
 
 def mean_at_k(rewards: Sequence[float], k: int) -> float:
-    """The expected mean of k of these rewards, drawn without replacement: the mean of them all, if there are k."""
+    """The expected mean of k of these rewards: the mean of all of them, if there are k."""
     _check_k(k, most=len(rewards))
     return math.fsum(rewards) / len(rewards)
 
 
-def _at_k(scored: list[_Scored], k: int) -> dict[str, float]:
-    by_task: dict[Any, list[_Scored]] = {}
+def _metrics_for_k(scored: list[_Scored], k: int) -> dict[str, float]:
+    by_task: dict[Hashable, list[_Scored]] = {}
     for one in scored:
         if one.correct is not None:
             by_task.setdefault(one.task, []).append(one)
@@ -141,11 +143,6 @@ def _scored(row: Row) -> _Scored | None:
             raise SettingError(f"a prediction has no {name!r}: it has {', '.join(row)}")
     reward, correct = finite(row["reward"]), finite(row.get("correct"))
     return None if reward is None else _Scored(row["task_id"], reward, None if correct is None else bool(correct))
-
-
-def _task_key(row: Row) -> str:
-    prompt = json.dumps(row.get("prompt"), sort_keys=True, default=str)  # a text, or a list of messages
-    return f"{row.get('task_id')} {hashlib.sha256(prompt.encode()).hexdigest()[:8]}"
 
 
 def _mean(values: list[float]) -> float:

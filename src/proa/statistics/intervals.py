@@ -1,4 +1,4 @@
-"""The mean over repeats, and how far chance alone may have moved it."""
+"""The mean over repeats and its confidence interval."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Estimate:
 def estimate(values: Iterable[float | None], level: float = 0.95) -> Estimate:
     """The mean and Student's t-interval: mean ± t(n−1) · s / √n, with s of ddof 1.
 
-    It assumes repeats that are independent and roughly normal. One repeat has a mean and no interval; none has
-    neither. Equal repeats have no spread to judge by, so no interval either: one without width would claim certainty.
+    Assumes that repeats are independent and roughly normal. One repeat has a mean and no interval; none has neither.
+    Equal repeats have no interval either: one of width zero would claim certainty.
 
     >>> found = estimate([1.0, 2.0, 3.0, None])
     >>> found.mean, round(found.low, 3), round(found.high, 3), found.n, found.missing
@@ -47,7 +47,8 @@ def estimate(values: Iterable[float | None], level: float = 0.95) -> Estimate:
     n, missing = len(numbers), len(given) - len(numbers)
     if n == 0:
         return Estimate(None, None, None, 0, missing, level)
-    mean = _mean(numbers)
+    # Equal repeats have no spread at all: their mean is exact, where sum and division may round.
+    mean = numbers[0] if min(numbers) == max(numbers) else math.fsum(numbers) / n
     if n == 1:
         return Estimate(mean, None, None, 1, missing, level)
     deviation = math.sqrt(math.fsum((number - mean) ** 2 for number in numbers) / (n - 1))
@@ -69,16 +70,10 @@ def student_t(freedom: int, level: float) -> float:
 
 
 def finite(value: float | None) -> float | None:
-    """The value as a float, or None where it is no number: None, NaN, infinite."""
+    """The value as a float; None for None, NaN and infinities."""
     return float(value) if value is not None and math.isfinite(value) else None
 
 
 def check_level(level: float) -> None:
     if not 0 < level < 1:
-        raise SettingError(f"level must lie between 0 and 1, as 0.95 does; it is {level!r}")
-
-
-def _mean(numbers: list[float]) -> float:
-    if min(numbers) == max(numbers):
-        return numbers[0]  # exactly, where sum and division may round: equal repeats have no spread at all
-    return math.fsum(numbers) / len(numbers)
+        raise SettingError(f"level must be between 0 and 1, e.g. 0.95; it is {level!r}")

@@ -11,6 +11,7 @@ from ..errors import SettingError
 from .intervals import finite
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
 Scores = Mapping[Any, Any]
@@ -24,12 +25,12 @@ _Tasks = dict[Hashable, set[Hashable]]  # of each seed
 class Pairs:
     """Scores of two arms, each seeds × tasks without a hole; one column where there are no tasks (`tasks` is None).
 
-    With `own_tasks` each seed had other tasks, and the one column is each seed's mean over its own. `tasks` are the
-    different tasks, `count` the pairs of scores, `missing` the scores in none.
+    With `own_tasks` each seed had other tasks, and the one column is each seed's mean over its own. `tasks` is the
+    number of distinct tasks, `count` that of pairs, `missing` that of scores in no pair.
     """
 
-    a: NDArray[Any]
-    b: NDArray[Any]
+    a: NDArray[np.float64]
+    b: NDArray[np.float64]
     tasks: int | None
     own_tasks: bool
     count: int
@@ -46,15 +47,22 @@ def pair(a: Scores, b: Scores) -> Pairs:
     """
     import numpy as np
 
-    by_task = _has_tasks(a, b)
+    kinds = {isinstance(scores, Mapping) for arm in (a, b) for scores in arm.values() if scores is not None}
+    if len(kinds) == 2:
+        raise SettingError("compare needs one form for all repeats: {seed: {task: score}} or {seed: score}, not both")
+    by_task = kinds == {True}
     slots_a, slots_b = _slots(a, by_task), _slots(b, by_task)
     paired = {slot for slot in slots_a.keys() & slots_b.keys() if slots_a[slot] is not None is not slots_b[slot]}
-    tasks_of = _tasks_of(paired)
-    if _are_own(tasks_of):
-        tasks_of = _most(tasks_of)
-    own = _are_own(tasks_of)  # not of a seed that is left alone
+    seed_tasks: _Tasks = {}
+    for seed, task in paired:
+        seed_tasks.setdefault(seed, set()).add(task)
+    if _disjoint(seed_tasks):
+        # The mean of a seed that has fewer than half as many tasks as another would be too uncertain.
+        most = max(map(len, seed_tasks.values()))
+        seed_tasks = {seed: tasks for seed, tasks in seed_tasks.items() if 2 * len(tasks) >= most}
+    own = _disjoint(seed_tasks)  # False if that left one seed
     # Sums in one order, whatever order the dicts have: the same scores give the same bits.
-    used = {seed: sorted(tasks, key=repr) for seed, tasks in (tasks_of if own else _rectangle(tasks_of)).items()}
+    used = {seed: sorted(tasks, key=repr) for seed, tasks in (seed_tasks if own else _rectangle(seed_tasks)).items()}
     seeds = sorted(used, key=repr)
     rows_a, rows_b = (
         [np.array([slots[seed, task] for task in used[seed]], dtype=float) for seed in seeds]
@@ -77,46 +85,27 @@ def same_tasks(a: Scores, b: Scores) -> bool:
     """
     both = [(a[seed].keys(), b[seed].keys()) for seed in a.keys() & b.keys()]
     common = sum(len(tasks_a & tasks_b) for tasks_a, tasks_b in both)
-    return 2 * common >= max((sum(map(len, of_arm)) for of_arm in zip(*both, strict=True)), default=0)
-
-
-def _has_tasks(a: Scores, b: Scores) -> bool:
-    kinds = {isinstance(scores, Mapping) for arm in (a, b) for scores in arm.values() if scores is not None}
-    if len(kinds) == 2:
-        raise SettingError("compare needs one form for all repeats: {seed: {task: score}} or {seed: score}, not both")
-    return kinds == {True}
+    return 2 * common >= max((sum(map(len, arm_tasks)) for arm_tasks in zip(*both, strict=True)), default=0)
 
 
 def _slots(arm: Scores, by_task: bool) -> dict[tuple[Hashable, Hashable], float | None]:
     slots: dict[tuple[Hashable, Hashable], float | None] = {}
     for seed, scores in arm.items():
-        of_tasks = (scores or {}) if by_task else {_NO_TASK: scores}  # a failed repeat has no tasks to miss
-        slots |= {(seed, task): finite(score) for task, score in of_tasks.items()}
+        task_scores = (scores or {}) if by_task else {_NO_TASK: scores}  # a failed repeat has no tasks to miss
+        slots |= {(seed, task): finite(score) for task, score in task_scores.items()}
     return slots
 
 
-def _tasks_of(paired: set[tuple[Hashable, Hashable]]) -> _Tasks:
-    tasks_of: _Tasks = {}
-    for seed, task in paired:
-        tasks_of.setdefault(seed, set()).add(task)
-    return tasks_of
+def _disjoint(seed_tasks: _Tasks) -> bool:
+    """Whether several seeds each drew their own tasks: most tasks of each are in no other seed."""
+    seeds = Counter(task for tasks in seed_tasks.values() for task in tasks)
+    unshared = (2 * sum(seeds[task] == 1 for task in tasks) > len(tasks) for tasks in seed_tasks.values())
+    return len(seed_tasks) > 1 and all(unshared)
 
 
-def _are_own(tasks_of: _Tasks) -> bool:
-    """Has each of several seeds tasks of its own? Of its tasks then most are in no other seed."""
-    seeds_with = Counter(task for tasks in tasks_of.values() for task in tasks)
-    alone = (2 * sum(seeds_with[task] == 1 for task in tasks) > len(tasks) for tasks in tasks_of.values())
-    return len(tasks_of) > 1 and all(alone)
-
-
-def _most(tasks_of: _Tasks) -> _Tasks:
-    """Without seeds that have fewer than half as many tasks as another: their means would be too uncertain."""
-    most = max(map(len, tasks_of.values()))
-    return {seed: tasks for seed, tasks in tasks_of.items() if 2 * len(tasks) >= most}
-
-
-def _rectangle(tasks_of: _Tasks) -> _Tasks:
-    all_tasks = set().union(*tasks_of.values())
-    seeds = [seed for seed, tasks in tasks_of.items() if 2 * len(tasks) >= len(all_tasks)]
-    common = all_tasks.intersection(*(tasks_of[seed] for seed in seeds)) if seeds else set()
+def _rectangle(seed_tasks: _Tasks) -> _Tasks:
+    """The tasks that all seeds have which have at least half of them."""
+    all_tasks = set().union(*seed_tasks.values())
+    seeds = [seed for seed, tasks in seed_tasks.items() if 2 * len(tasks) >= len(all_tasks)]
+    common = all_tasks.intersection(*(seed_tasks[seed] for seed in seeds)) if seeds else set()
     return dict.fromkeys(seeds, common) if common else {}

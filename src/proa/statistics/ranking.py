@@ -1,4 +1,4 @@
-"""Which arm has the best mean, said without picking among equals."""
+"""Arms ranked by their mean; ties have no winner."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .intervals import Estimate, finite
 class Best:
     """The arms with the best mean (several: a tie), all ranked arms best first, and those without a value.
 
-    The best mean is no proof of the best arm: `compare` says what chance may have done.
+    The best mean does not prove the best arm: `compare` says whether it may be chance.
     """
 
     arms: tuple[str, ...]
@@ -28,13 +28,13 @@ class Best:
         return self.arms[0] if len(self.arms) == 1 else None
 
 
-def best_of(estimates: Mapping[str, Estimate | None], mode: Mode = "max") -> Best:
+def rank_arms(estimates: Mapping[str, Estimate | None], mode: Mode = "max") -> Best:
     """Arms by their mean; equals by name. An arm that failed (None) or has no mean is listed, not ranked.
 
     >>> one, two = Estimate(0.5, None, None, 1), Estimate(0.7, None, None, 1)
-    >>> best_of({"a": one, "b": two, "c": None})
+    >>> rank_arms({"a": one, "b": two, "c": None})
     Best(arms=('b',), score=0.7, ranked=('b', 'a'), unranked=('c',))
-    >>> best_of({"a": one, "b": two, "c": one}, "min").arms
+    >>> rank_arms({"a": one, "b": two, "c": one}, "min").arms
     ('a', 'c')
     """
     check_mode(mode)

@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
-from .comparison import Comparison, Mode, compare
+from .comparison import Comparison, Mode
 from .pairing import same_tasks
+from .pairwise import compare
 
 
 @dataclass(frozen=True, slots=True)
 class ArmScores:
-    """The runs of one arm by their seeds: the score of each, and of each of its tasks where all runs have these."""
+    """The scores of one arm's runs by seed, and by task where every run has scores of tasks."""
 
-    by_seed: Mapping[Any, float | None]
-    by_task: Mapping[Any, Mapping[str, float | None]] | None = None
+    by_seed: Mapping[Hashable, float | None]
+    by_task: Mapping[Hashable, Mapping[str, float | None]] | None = None
 
     @classmethod
-    def of(cls, runs: Iterable[tuple[Any, float | None, Mapping[str, float | None] | None]]) -> ArmScores:
+    def collect(cls, runs: Iterable[tuple[Hashable, float | None, Mapping[str, float | None] | None]]) -> ArmScores:
         """From `(seed, score, scores of tasks)` of each run.
 
-        >>> ArmScores.of([(0, 0.5, {"x": 0.0, "y": 1.0}), (1, 0.7, None)])  # no tasks: one run's are not known
+        >>> ArmScores.collect([(0, 0.5, {"x": 0.0, "y": 1.0}), (1, 0.7, None)])  # no tasks: one run's are not known
         ArmScores(by_seed={0: 0.5, 1: 0.7}, by_task=None)
         """
-        by_seed: dict[Any, float | None] = {}
-        by_task: dict[Any, Mapping[str, float | None]] = {}
+        by_seed: dict[Hashable, float | None] = {}
+        by_task: dict[Hashable, Mapping[str, float | None]] = {}
         for seed, score, tasks in runs:
             by_seed[seed] = score
             if tasks is not None:

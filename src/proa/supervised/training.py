@@ -191,7 +191,7 @@ def _with_settings_kept(step: TrainingStep) -> TrainingStep:
 
     def kept(batch: TrainingBatch) -> dict[str, float]:
         for numerics in after_the_last:  # none before the first: what on_train_start sets is meant
-            numerics.put_back("a callback or an evaluator")
+            numerics.restore("a callback or an evaluator")
         metrics = step(batch)
         after_the_last[:] = [Numerics()]
         return metrics

@@ -1,4 +1,4 @@
-"""Tasks: rows of prompts with what rewards need to judge the completions, in a seeded order."""
+"""Tasks: rows of prompts with the columns that rewards need, in a seeded order."""
 
 from .loading import load_task
 from .prompts import PromptStream

@@ -1,4 +1,4 @@
-"""Preference pairs: two completions of one prompt, of which one was preferred, from whatever a user has."""
+"""Preference pairs: two completions of one prompt, one of them preferred."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import math
 import numbers
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from ..data.messages import Messages, is_conversation
 from ..spelling import did_you_mean
 from .completions import Tokens, check_fits, completion_tokens
-from .loading import _check_dataset, _find, _looks_like_a_file, _read_jsonl
+from .sources import check_dataset, find_source, is_file_name, read_jsonl
 from .task import TaskError
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class PreferencePair:
 
 @dataclass(frozen=True, slots=True)
 class TokenisedPair:
-    """A pair as tokens; both completions are ended."""
+    """A pair as tokens; both completions end with the end token."""
 
     prompt: Tokens
     chosen: Tokens
@@ -44,26 +45,26 @@ class TokenisedPair:
 
 
 def load_preferences(source: Any) -> list[PreferencePair]:
-    """The pairs that `source` holds, in columns `prompt`, `chosen`, `rejected` and perhaps `margin`.
+    """The pairs in `source`, with columns `prompt`, `chosen`, `rejected` and perhaps `margin`.
 
     A list of dicts, the path of a JSONL file, a Hugging Face dataset, or `package.module:name` of any of these or
     of a function that returns one. A prompt is text or chat messages; a side is text, or the assistant's message
-    in a list. Sides that are whole conversations with a common beginning need no prompt.
+    in a list. Sides that are whole conversations with a common prefix need no prompt.
 
     >>> load_preferences([{"prompt": "2+2=", "chosen": "4", "rejected": "5"}])[0].chosen
     '4'
     """
-    if isinstance(source, Path) or (isinstance(source, str) and _looks_like_a_file(source)):
-        return _pairs(_read_jsonl(Path(source)), str(source))
+    if isinstance(source, Path) or (isinstance(source, str) and is_file_name(source)):
+        return _pairs(read_jsonl(Path(source)), str(source))
     if isinstance(source, str):
-        return load_preferences(_find(source))
+        return load_preferences(find_source(source))
     if hasattr(source, "column_names"):
-        _check_dataset(source)
+        check_dataset(source)
         return _pairs((dict(row) for row in source), "the dataset")
     if isinstance(source, Sequence) and not isinstance(source, bytes):
         return _pairs(source, "the list")
     raise TaskError(
-        f"no preferences can be made of {source!r:.80}: give a list of dicts, the path of a JSONL file, a dataset, "
+        f"{source!r:.80} does not hold preferences: give a list of dicts, the path of a JSONL file, a dataset, "
         "or 'package.module:name'"
     )
 
@@ -81,10 +82,10 @@ def tokenise_pair(
     return TokenisedPair(prompt, chosen, rejected, pair.margin or 0.0)
 
 
-def _pairs(rows: Iterable[Any], whence: str) -> list[PreferencePair]:
-    pairs = [_pair(row, f"{whence}, row {index}") for index, row in enumerate(rows)]
+def _pairs(rows: Iterable[Any], origin: str) -> list[PreferencePair]:
+    pairs = [_pair(row, f"{origin}, row {index}") for index, row in enumerate(rows)]
     if not pairs:
-        raise TaskError(f"{whence} is empty: there must be at least one pair")
+        raise TaskError(f"{origin} is empty: give at least one pair")
     return pairs
 
 
@@ -99,8 +100,8 @@ def _pair(row: Any, where: str) -> PreferencePair:
     if chosen == rejected:
         raise TaskError(f"{where}: chosen and rejected are the same, which says nothing: leave the row out")
     prompt, chosen, rejected = _one_form(row, chosen, rejected, where)
-    _refuse_empty(chosen, "chosen", where)
-    _refuse_empty(rejected, "rejected", where)
+    _check_nonempty(chosen, "chosen", where)
+    _check_nonempty(rejected, "rejected", where)
     names = ("prompt", "chosen", "rejected", "margin")
     columns = {str(name): value for name, value in row.items() if name not in names}
     return PreferencePair(prompt, chosen, rejected, _margin(row.get("margin"), where), columns)
@@ -109,7 +110,7 @@ def _pair(row: Any, where: str) -> PreferencePair:
 def _side(row: Mapping[Any, Any], name: str, where: str) -> str | Messages:
     value = _column(row, name, where)
     if value is None or (isinstance(value, str | list) and not value):
-        _refuse_empty("", name, where)
+        _check_nonempty("", name, where)
     if isinstance(value, str) or is_conversation(value):
         return cast("str | Messages", value)
     raise TaskError(
@@ -133,58 +134,49 @@ def _one_form(
     """Prompt and sides, all text or all messages, each side without the prompt."""
     if isinstance(chosen, list) and isinstance(rejected, list):
         prompt = _prompt(row, where) if row.get("prompt") is not None else None
-        return _without_beginning(prompt, chosen, rejected, where)
+        return _split_prompt(prompt, chosen, rejected, where)
     prompt = _prompt(row, where, "; only sides that are whole conversations, as messages, can go without")
     if isinstance(prompt, str):
         return prompt, chosen, rejected
     return prompt, [{"role": "assistant", "content": chosen}], [{"role": "assistant", "content": rejected}]
 
 
-def _without_beginning(
+def _split_prompt(
     prompt: str | Messages | None, chosen: Messages, rejected: Messages, where: str
 ) -> tuple[Messages, Messages, Messages]:
-    """Sides as messages may repeat the prompt, or be the only place where it stands."""
+    """Separate sides given as messages from the prompt, which they may repeat or alone contain."""
     if isinstance(prompt, list):
         repeated = chosen[: len(prompt)] == prompt == rejected[: len(prompt)]
         beginning = len(prompt) if repeated else 0
     else:
-        shared = _common_beginning(chosen, rejected)
-        _check_prompt_is_shared(prompt, shared, where)
+        same = takewhile(lambda pair: pair[0] == pair[1], zip(chosen, rejected, strict=False))
+        shared = [message for message, _ in same]
+        _check_shared_prompt(prompt, shared, where)
         if shared[-1]["role"] == "assistant":
             raise TaskError(
-                f"{where}: both sides begin with a message of the assistant that another of it follows: give the "
-                "prompt as messages; if it ends with one of the assistant's, the sides are what follows in that message"
+                f"{where}: both sides begin with the assistant's message and continue with another: give the prompt as "
+                "messages; if it ends with a message of the assistant, the sides continue that message"
             )
         prompt, beginning = shared, len(shared)
     chosen, rejected = chosen[beginning:], rejected[beginning:]
     for name, side in (("chosen", chosen), ("rejected", rejected)):
         if len(side) != 1 or side[0]["role"] != "assistant":
+            roles = ", ".join(str(message["role"]) for message in side) or "nothing"
             raise TaskError(
-                f"{where}: after the prompt, {name} must be one message of the assistant, and is {_roles(side)}: "
+                f"{where}: after the prompt, {name} must be one message of the assistant, and is {roles}: "
                 "what both sides share belongs to the prompt"
             )
     return prompt, chosen, rejected
 
 
-def _roles(side: Messages) -> str:
-    return ", ".join(str(message["role"]) for message in side) or "nothing"
-
-
-def _common_beginning(chosen: Messages, rejected: Messages) -> Messages:
-    shared = 0
-    while shared < min(len(chosen), len(rejected)) and chosen[shared] == rejected[shared]:
-        shared += 1
-    return chosen[:shared]
-
-
-def _check_prompt_is_shared(prompt: str | None, shared: Messages, where: str) -> None:
+def _check_shared_prompt(prompt: str | None, shared: Messages, where: str) -> None:
     if not shared:
         raise TaskError(
             f"{where}: chosen and rejected do not begin with the same messages, and there is no prompt as messages: "
             "give the prompt as [{'role': 'user', 'content': …}]"
         )
     if prompt is not None and all(message.get("content") != prompt for message in shared):
-        raise TaskError(f"{where}: the prompt, {prompt!r:.40}, is none of the messages that both sides begin with")
+        raise TaskError(f"{where}: the prompt, {prompt!r:.40}, is not among the messages that both sides begin with")
 
 
 def _prompt(row: Mapping[Any, Any], where: str, more: str = "") -> str | Messages:
@@ -197,10 +189,10 @@ def _prompt(row: Mapping[Any, Any], where: str, more: str = "") -> str | Message
     )
 
 
-def _refuse_empty(side: str | Messages, name: str, where: str) -> None:
+def _check_nonempty(side: str | Messages, name: str, where: str) -> None:
     text = side if isinstance(side, str) else side[0].get("content")
     if (text is None or not str(text).strip()) and not (isinstance(side, list) and side[0].get("tool_calls")):
-        raise TaskError(f"{where}: the {name} side is empty: write what was said, or leave the row out")
+        raise TaskError(f"{where}: the {name} side is empty: fill it in, or leave the row out")
 
 
 def _margin(value: Any, where: str) -> float | None:

@@ -1,4 +1,4 @@
-"""What a task is: prompts, each with the columns that rewards get."""
+"""A task: prompts with columns for rewards."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class TaskError(SettingError):
 
 @dataclass(frozen=True, slots=True)
 class TaskRow:
-    """A prompt, as text or as chat messages, and whatever else the data says about it."""
+    """A prompt, as text or as chat messages, and the other columns of its row."""
 
     prompt: str | list[dict[str, str]]
     columns: dict[str, Any] = field(default_factory=dict)
@@ -23,7 +23,7 @@ class TaskRow:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Rows under a name; some tasks bring their own reward."""
+    """Named rows; some tasks have their own reward."""
 
     name: str
     rows: Sequence[TaskRow]
@@ -31,7 +31,7 @@ class Task:
 
 
 def check_columns(task: Task) -> None:
-    """Rewards get a column of every row, or of none."""
+    """Raise unless all rows have the same columns, which rewards get as lists."""
     if not task.rows:
         return
     first = task.rows[0].columns.keys()

@@ -1,7 +1,7 @@
-"""The moment that chat templates take for now: that at which the run began, however long it takes and is resumed.
+"""The current time for chat templates: the start of the run, even after it is resumed.
 
-Some templates write today's date into the system prompt (`strftime_now`), so that the same row has other tokens on the
-next day.
+Some templates write today's date into the system prompt (`strftime_now`), so that the same row would have other tokens
+the next day.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ _pinned: datetime | None = None
 
 
 def pinned() -> datetime | None:
-    """The moment that is pinned in this process, if one is."""
+    """The time that is pinned in this process, if any."""
     return _pinned
 
 
 def pin(moment: datetime | None) -> None:
-    """Have every template of this process take that moment for now; None is the real one again."""
+    """Give this time to every template of this process; None restores the real clock."""
     global _pinned
     from transformers.utils import chat_template_utils
 
     _pinned = moment
-    # The function that templates are given looks the class up here whenever it is called.
+    # The templates' `strftime_now` looks this class up at every call.
     chat_template_utils.datetime = datetime if moment is None else _Pinned  # type: ignore[attr-defined]
 
 

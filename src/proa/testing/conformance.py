@@ -18,21 +18,21 @@ Train: TypeAlias = Callable[[CallbackManager], object]
 """Trains from scratch, for a few steps, with the callbacks it is given; called many times."""
 
 
-# A stop that is requested here may still be followed by the step that was about to start.
-_BEFORE_A_STEP = {"train_start", "episode_start", "epoch_start", "wait_start", "wait_end"}
+# After a stop request at one of these, the step that was about to start may still run.
+_BEFORE_STEP = {"train_start", "episode_start", "epoch_start", "wait_start", "wait_end"}
 
 
-class Injected(Exception):  # noqa: N818 - it says what was done, not what is wrong
-    """The error that the kit raises in a hook."""
+class Injected(Exception):  # noqa: N818 - not an error of the user's
+    """The error that the check raises in a hook."""
 
 
 class InjectedInterrupt(KeyboardInterrupt):
-    """The interrupt that the kit raises in a hook."""
+    """The interrupt that the check raises in a hook."""
 
 
 @dataclass
 class Conformance:
-    """What the kit found. Printing it gives the verdict and every problem."""
+    """The result of the check. Printing it gives the verdict and all problems."""
 
     cases: int = 0
     problems: list[str] = field(default_factory=list)
@@ -62,7 +62,7 @@ def check_lifecycle(train: Train, *, every_occurrence: bool = False) -> Conforma
     undisturbed = _drive(train, "success")
     conformance.success = undisturbed.fired
     _add(conformance, undisturbed, _expect_clean_end(undisturbed))
-    places = range(len(undisturbed.fired)) if every_occurrence else _first_and_last(undisturbed.fired)
+    places = range(len(undisturbed.fired)) if every_occurrence else _extreme_places(undisturbed.fired)
     for place in places:
         where = f"#{place} {undisturbed.fired[place]}"
         run = _drive(train, f"exception at {where}", at=place, act=_raise_error)
@@ -98,7 +98,7 @@ class _FailingLogger(EveryMoment):
 
 @contextlib.contextmanager
 def _quiet(logger: str) -> Iterator[None]:
-    """Failures on purpose are not worth a traceback each."""
+    """Hide the tracebacks of failures on purpose."""
     log = logging.getLogger(logger)
     level = log.level
     log.setLevel(logging.CRITICAL)
@@ -133,9 +133,9 @@ def _drive(
 def _add(conformance: Conformance, run: _Run, problems: Iterator[str]) -> None:
     found = [*problems_in(run.fired), *problems]
     if run.at >= 0 and not run.acted:
-        found.append("the moment did not come this time: the trainer must do the same each time it is called")
+        found.append("the moment did not fire this time: the trainer must do the same each time it is called")
     if [f.event for f in run.fired] != [f.event for f in run.heard_last]:
-        found.append("not every listener heard the same moments")
+        found.append("not all listeners heard the same moments")
     conformance.cases += 1
     conformance.problems += [f"{run.name}: {problem}" for problem in found]
 
@@ -161,7 +161,7 @@ def _expect_clean_end(run: _Run) -> Iterator[str]:
 
 def _expect_error(run: _Run, place: Fired) -> Iterator[str]:
     if not any(isinstance(error, Injected) for error in _chain(run.raised)):
-        yield f"the error did not come out; training raised {run.raised!r}"
+        yield f"the error was not raised; training raised {run.raised!r}"
     errors = sum(fired.event == "error" for fired in run.fired)
     wanted = 0 if place.event == "train_end" else 1  # by then the run is over
     if errors != wanted:
@@ -170,16 +170,16 @@ def _expect_error(run: _Run, place: Fired) -> Iterator[str]:
 
 def _expect_interrupt(run: _Run) -> Iterator[str]:
     if not any(isinstance(error, KeyboardInterrupt) for error in _chain(run.raised)):
-        yield f"the interrupt did not come out; training raised {run.raised!r}"
+        yield f"the interrupt was not raised; training raised {run.raised!r}"
     if any(fired.event == "error" for fired in run.fired):
-        yield "error fired: an interrupt is no error"
+        yield "error fired: an interrupt is not an error"
 
 
 def _expect_stop(run: _Run, place: int) -> Iterator[str]:
     if run.raised is not None:
-        yield f"a stop is no error, and training raised {run.raised!r}"
+        yield f"a stop is not an error, but training raised {run.raised!r}"
     further = sum(fired.event == "step_start" for fired in run.fired[place + 1 :])
-    allowed = 1 if run.fired[place].event in _BEFORE_A_STEP else 0
+    allowed = 1 if run.fired[place].event in _BEFORE_STEP else 0
     if further > allowed:
         yield f"{further} more steps were started after the stop was requested"
 
@@ -191,7 +191,7 @@ def _expect_same(run: _Run, undisturbed: _Run) -> Iterator[str]:
         yield "it changed the moments of the run"
 
 
-def _first_and_last(fired: Sequence[Fired]) -> list[int]:
+def _extreme_places(fired: Sequence[Fired]) -> list[int]:
     first: dict[str, int] = {}
     last: dict[str, int] = {}
     for place, moment in enumerate(fired):
@@ -201,7 +201,7 @@ def _first_and_last(fired: Sequence[Fired]) -> list[int]:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An error and what it was raised from: a runtime may wrap what another process raised."""
+    """An error and its causes: a runtime may wrap the errors of other processes."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__

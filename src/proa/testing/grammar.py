@@ -1,4 +1,4 @@
-"""The order in which a trainer's moments may fire, as checks over what was heard."""
+"""Checks of the order in which a trainer's moments fired."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _INSIDE: dict[str, set[str | None]] = {
 
 
 def problems_in(fired: Sequence[Fired]) -> list[str]:
-    """Everything about one run's moments that breaks the rules; empty if nothing does."""
+    """All violations of the rules in one run's moments."""
     return [*_nesting(fired), *_counting(fired), *_order_between_steps(fired)]
 
 
@@ -32,7 +32,7 @@ def _nesting(fired: Sequence[Fired]) -> Iterator[str]:
         span, _, edge = moment.event.rpartition("_")
         if edge == "end":
             if not open_spans or open_spans[-1] != span:
-                yield f"#{place} {moment}: nothing of that name is innermost (open: {open_spans})"
+                yield f"#{place} {moment}: no span of that name is innermost (open: {open_spans})"
                 if span not in open_spans:
                     continue
                 del open_spans[open_spans.index(span) + 1 :]
@@ -41,7 +41,8 @@ def _nesting(fired: Sequence[Fired]) -> Iterator[str]:
         name = span if edge == "start" else moment.event
         around = open_spans[-1] if open_spans else None
         if around not in _INSIDE[name]:
-            yield f"#{place} {moment}: fired inside {around or 'nothing'}, belongs inside {_names(_INSIDE[name])}"
+            allowed = " or ".join(sorted(span or "nothing" for span in _INSIDE[name]))
+            yield f"#{place} {moment}: fired inside {around or 'nothing'}, belongs inside {allowed}"
         if edge == "start":
             open_spans.append(span)
     for span in open_spans:
@@ -49,8 +50,8 @@ def _nesting(fired: Sequence[Fired]) -> Iterator[str]:
     for event in ("train_start", "train_end"):
         if (times := sum(moment.event == event for moment in fired)) != 1:
             yield f"{event} fired {times} times, not once"
-    after = [str(moment) for moment in fired[_place_of("train_end", fired) + 1 :]]
-    if after:
+    events = [moment.event for moment in fired]
+    if "train_end" in events and (after := [str(moment) for moment in fired[events.index("train_end") + 1 :]]):
         yield f"{', '.join(after)} fired after train_end"
 
 
@@ -99,11 +100,3 @@ def _order_between_steps(fired: Sequence[Fired]) -> Iterator[str]:
             yield f"#{place} {moment}: an epoch after the episode's push of weights"
         pushed = pushed or moment.event == "update_start"
         previous = moment.event
-
-
-def _place_of(event: str, fired: Sequence[Fired]) -> int:
-    return next((place for place, moment in enumerate(fired) if moment.event == event), len(fired))
-
-
-def _names(spans: set[str | None]) -> str:
-    return " or ".join(sorted(span or "nothing" for span in spans))

@@ -1,4 +1,4 @@
-"""A callback that writes down what it hears, and can misbehave at a chosen moment."""
+"""A callback that records moments, and can misbehave at a chosen one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..lifecycle.policy import Priority
 
 @dataclass(frozen=True, slots=True)
 class Fired:
-    """One moment as it was heard, with what the counters said then."""
+    """One moment with the counters at that time."""
 
     event: EventName
     step_idx: int | None = None
@@ -21,7 +21,7 @@ class Fired:
     epoch: int | None = None
     global_step: int | None = None
     aborted: bool = False
-    """Whether an exception was on its way out when it fired."""
+    """Whether an exception was propagating when it fired."""
 
     def __str__(self) -> str:
         numbers = {"step_idx": self.step_idx, "episode": self.episode, "epoch": self.epoch}
@@ -67,6 +67,6 @@ class Recorder(EveryMoment):
 
 
 class Witness(Recorder):
-    """A recorder that hears each moment last, to see that an earlier listener's failure hid it from nobody."""
+    """A recorder that is called last, to see that an earlier failure did not skip it."""
 
     priority = Priority.LOGGING - 1

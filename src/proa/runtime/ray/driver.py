@@ -13,6 +13,7 @@ from time import monotonic
 from typing import Any
 
 import ray
+from ray.actor import ActorHandle
 
 from ...actors.interruption import Interruption
 from ...actors.waiting import ClosedError, LongWaits, WaitTimeoutError
@@ -85,7 +86,7 @@ class RayRuntime:
         self._backend = backend
         self._live = live
         self._listening = Listening(manager, LoopState(output_dir=output_dir), services)
-        self._trainers: list[Any] = []
+        self._trainers: list[ActorHandle[Any]] = []  # a `TrainerHost`, then `RankHost`s
         self._locations: list[Location] = []
         self._watched: list[Watched[ActorView]] = []
         self._training: list[LongCall[Outcome]] = []
@@ -158,7 +159,7 @@ class RayRuntime:
         address = request(first.address, who="trainer_0", seconds=START_SECONDS) if others else None
         self._call_trainers("prepare", None, address)
 
-    def _start_trainers(self, places: Places, interests: Interests) -> list[Any]:
+    def _start_trainers(self, places: Places, interests: Interests) -> list[ActorHandle[Any]]:
         first = _remote(concurrency_groups=TrainerHost.GROUPS)(TrainerHost)
         other = _remote(concurrency_groups=RankHost.GROUPS)(RankHost)
         size = self._counts["trainers"]

@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
+import torch
+
 from ...actors.waiting import WaitTimeoutError
 from ...data.state import LoopState
 from ...lifecycle.hooks import EveryMoment
@@ -36,8 +38,8 @@ class Question:
 class Changes(NamedTuple):
     """What hooks in the driver may have changed in a maker's experience."""
 
-    reward: Any
-    action_mask: Any
+    reward: torch.Tensor
+    action_mask: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)

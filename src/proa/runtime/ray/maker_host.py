@@ -13,6 +13,7 @@ from time import monotonic
 from typing import Any, ClassVar
 
 import ray
+from ray.actor import ActorHandle
 
 from ...actors.concurrency import concurrency_group
 from ...actors.waiting import ClosedError, LeaseFailedError, WaitTimeoutError
@@ -28,6 +29,7 @@ from ..views import view_maker
 from .calls import Once, request
 from .link import Answer, DriverLink, Interests, Question
 from .replies import NO_VERSION, Location, Reply
+from .trainer_host import TrainerHost
 from .transport import unwrap, wrap_delivery
 
 
@@ -38,7 +40,7 @@ class RemoteBook:
     delivered. So delivering costs the maker no time, and a full buffer still holds it back.
     """
 
-    def __init__(self, trainer: Any, store: RemoteStore, patience: float) -> None:
+    def __init__(self, trainer: ActorHandle[TrainerHost], store: RemoteStore, patience: float) -> None:
         self._trainer = trainer
         self._store = store
         self._patience = patience
@@ -84,7 +86,7 @@ class RemoteBook:
 class RemoteStore:
     """The weights by version, as a maker sees them."""
 
-    def __init__(self, trainer: Any, patience: float) -> None:
+    def __init__(self, trainer: ActorHandle[TrainerHost], patience: float) -> None:
         self._trainer = trainer
         self._patience = patience
         self.last_fetched = NO_VERSION
@@ -142,7 +144,7 @@ class MakerHost:
 
     build: BuildMaker
     name: str
-    trainer: Any
+    trainer: ActorHandle[TrainerHost]
     interests: Interests
     patience: float
     maker: ExperienceMakerHolder | None = None

@@ -12,6 +12,7 @@ from time import monotonic
 from typing import Any
 
 import ray
+from ray.actor import ActorHandle
 
 from ...record.live import ActorView
 from ..supervisor import QUIET_SECONDS, MakerEnd
@@ -20,12 +21,13 @@ from .link import Interests
 from .maker_host import BuildMaker, MakerHost
 from .places import Places
 from .replies import Location, this_node
+from .trainer_host import TrainerHost
 
 
 class MakerActor:
     """A maker in an actor. Calls to it may be lost, and it may die at any time: that ends its work, and is no error."""
 
-    def __init__(self, name: str, actor: Any, patience: float) -> None:
+    def __init__(self, name: str, actor: ActorHandle[MakerHost], patience: float) -> None:
         self._name = name
         self._actor = actor
         self._starting: LongCall[Location] = LongCall(name, patience, actor.ready)
@@ -116,7 +118,15 @@ class MakerActors:
 
     slots_differ = True
 
-    def __init__(self, build: BuildMaker, trainer: Any, *, places: Places, interests: Interests, patience: float):
+    def __init__(
+        self,
+        build: BuildMaker,
+        trainer: ActorHandle[TrainerHost],
+        *,
+        places: Places,
+        interests: Interests,
+        patience: float,
+    ) -> None:
         remote: Any = ray.remote  # its types do not know concurrency groups
         self._host = remote(concurrency_groups=MakerHost.GROUPS)(MakerHost)
         self._build = build

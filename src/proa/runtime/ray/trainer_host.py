@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 
 import ray
 import torch
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from ...actors.concurrency import concurrency_group
 from ...actors.waiting import ClosedError, WaitTimeoutError
@@ -36,7 +37,7 @@ from ..views import RunSnapshot, view_trainer
 from .calls import Once, portable
 from .link import Answer, AskDriver, DriverLink, Interests, Key, Mailbox, Question
 from .replies import POLL_SECONDS, Location, Reply, this_node
-from .transport import unwrap, unwrap_delivery, wrap
+from .transport import Parcel, unwrap, unwrap_delivery, wrap
 
 
 @dataclass
@@ -93,7 +94,7 @@ class RankHost:
         self._trained: Once[Outcome] = Once()
         self._thread: threading.Thread | None = None
         self._has_ended = False
-        self._store: Any = None
+        self._store: TCPStore | None = None
 
     @concurrency_group("look")
     def ready(self) -> Location:
@@ -112,11 +113,11 @@ class RankHost:
         self._prepared(lambda: self._prepare(address))
 
     def _prepare(self, address: tuple[str, int] | None) -> None:
-        settings: dict[str, Any] = {"backend": self._backend, "patience": self._patience}
+        rank, size, backend, patience = self._rank, self._size, self._backend, self._patience
         if self._store is not None:
-            self._replicas = ProcessGroup(self._store, self._rank, self._size, **settings)
+            self._replicas = ProcessGroup(self._store, rank, size, backend=backend, patience=patience)
         elif address is not None:
-            self._replicas = ProcessGroup.connect(address, self._rank, self._size, **settings)
+            self._replicas = ProcessGroup.connect(address, rank, size, backend=backend, patience=patience)
         self._parts = self._build(
             TrainerTies(self._replicas, store_weights, load_weights, self._link, self._ask_driver)
         )
@@ -282,11 +283,11 @@ class TrainerHost(RankHost):
         return store
 
 
-def store_weights(tensors: Any) -> Any:
+def store_weights(tensors: Mapping[str, torch.Tensor]) -> ray.ObjectRef[Parcel]:
     """Put weights into the object store, once for any number of makers; returns a reference to them."""
     return ray.put(wrap(tensors))
 
 
-def load_weights(kept: Any) -> Mapping[str, torch.Tensor]:
+def load_weights(kept: ray.ObjectRef[Parcel]) -> Mapping[str, torch.Tensor]:
     """Get weights from the object store."""
     return unwrap(ray.get(kept))

@@ -1,4 +1,4 @@
-"""Add two numbers of three digits: `123+456>` wants `0579`, then the end token."""
+"""Add two numbers of three digits: `123+456>` is answered by `0579` and the end token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reverse six digits: `594833>` wants `338495`, then the end token."""
+"""Reverse six digits: `594833>` is answered by `338495` and the end token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sort six digits: `594833>` wants `334589`, then the end token."""
+"""Sort six digits: `594833>` is answered by `334589` and the end token."""
 
 from __future__ import annotations
 

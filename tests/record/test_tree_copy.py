@@ -5,7 +5,7 @@ from collections import OrderedDict
 import numpy as np
 import torch
 
-from proa.record.copied import copied
+from proa.record.tree_copy import copy_tree
 
 
 def test_tensors_and_arrays_are_copies_at_any_depth():
@@ -14,7 +14,7 @@ def test_tensors_and_arrays_are_copies_at_any_depth():
         "moments": {"w": torch.zeros(2)}, "rows": [np.zeros(2), (torch.zeros(1), "text")], "parameter": parameter,
         "ordered": OrderedDict(b=torch.zeros(1)),
     }  # fmt: skip
-    copy = copied(tree)
+    copy = copy_tree(tree)
     tree["moments"]["w"].add_(1)
     tree["rows"][0] += 1
     tree["rows"][1][0].add_(1)
@@ -31,7 +31,7 @@ def test_tensors_and_arrays_are_copies_at_any_depth():
 
 def test_plain_values_and_the_kinds_of_containers_are_kept():
     tree = {1: (None, True, 2.5, "text", b"bytes"), "list": [np.float64(3.5), np.int64(4)]}
-    copy = copied(tree)
+    copy = copy_tree(tree)
     assert copy == tree
     assert type(copy[1]) is tuple
     assert [type(one) for one in copy["list"]] == [np.float64, np.int64]

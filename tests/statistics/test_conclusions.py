@@ -79,7 +79,7 @@ def test_without_a_metric_to_judge_by_those_that_there_are_are_named():
         "No success_metric is set, so no arm is called best. No run has a metric. "
         "The hypothesis was “a wins”; this alone does not prove it."
     )
-    assert without_metric(["loss"]).endswith("There are loss.")
+    assert without_metric(["loss"]).endswith("There is loss.")
     assert without_metric([f"m{n}" for n in range(15)]).endswith("m10, m11 and 3 more.")
 
 
