@@ -43,7 +43,7 @@ from proa.data.results import EvalResult
 from proa.data.sampling import Sampling
 from proa.learning.optimizer import OptimizerSettings
 from proa.lifecycle.hooks import EveryMoment
-from proa.policy.models import load_model, weights_of
+from proa.policy.models import load_model, model_weights
 from proa.policy.policy import PlainPolicy
 from proa.record.durable import Disk
 from proa.record.run_record import StepRecord
@@ -249,7 +249,7 @@ class Bench:
         """All that is saved and is large."""
         moments = self.trainer.learner.optimizer.state_dict()["moments"]
         return {
-            **weights_of(self.model),
+            **model_weights(self.model),
             **{f"{name}.{kind}": tensor for name, kinds in moments.items() for kind, tensor in kinds.items()},
         }
 
@@ -292,7 +292,7 @@ class Bench:
     def alone(self) -> dict[str, float]:
         """The same tensors with nothing around them."""
         tensors = self.tensors()
-        tree = {"model": weights_of(self.model), "trainer": self.trainer.state_dict()}
+        tree = {"model": model_weights(self.model), "trainer": self.trainer.state_dict()}
         plain, synced = self._file(lambda path: save_file(tensors, path))
         pickled, pickled_and_synced = self._file(lambda path: torch.save(tree, path))  # noqa: TID251 - is never loaded
         return {

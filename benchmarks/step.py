@@ -27,7 +27,7 @@ from proa.data.sampling import Sampling
 from proa.engines import build_engine
 from proa.learning.learner import StepSettings
 from proa.learning.optimizer import OptimizerSettings
-from proa.policy.models import load_model, weights_of
+from proa.policy.models import load_model, model_weights
 from proa.rewards import InlineRewards
 from proa.roles.maker import ExperienceMakerHolder
 from proa.roles.policy_trainer import DetachedGRPOTrainer
@@ -58,7 +58,7 @@ def proa_step(new_tokens: int) -> Callable[[], None]:
     sampling = Sampling(GROUP, new_tokens)
     stream = PromptStream(load_task(rows()), tokenizer, seed=0)
     store = WeightStore()
-    store.publish(0, weights_of(model))
+    store.publish(0, model_weights(model))
     trainer = DetachedGRPOTrainer(
         model, algorithm=build_algorithm("grpo"), sampling=sampling, optimizer=OptimizerSettings(learning_rate=1e-6),
         optimizer_steps=1000, store=store, settings=StepSettings(token_budget=8192),
@@ -76,7 +76,7 @@ def proa_step(new_tokens: int) -> Callable[[], None]:
         seeds = [[sample_seed(0, prompt.ordinal, sample) for sample in range(GROUP)] for prompt in prompts]
         trainer.training_step(merge(maker.make(prompts, seeds)))
         batch += 1
-        store.publish(batch, weights_of(model))
+        store.publish(batch, model_weights(model))
         store.retire(but=set())
         maker.update_experience_maker(store.fetch(batch, owner="maker"))
 

@@ -7,7 +7,7 @@ import torch
 from benchmarks.checkpoint import Background, Bench, Clock, Rounds, TimedDisk, background_saves, model_config, verdicts
 from safetensors.torch import load_file
 
-from proa.policy.models import load_model, weights_of
+from proa.policy.models import load_model, model_weights
 from proa.record.checkpoints import CheckpointManager
 
 torch.set_num_threads(1)
@@ -21,7 +21,7 @@ def bench(tmp_path_factory):
 def test_the_model_has_the_size_that_was_asked_for():
     assert model_config(100)["hidden_size"] == 512
     model = load_model(model_config(4))
-    assert sum(weight.nbytes for weight in weights_of(model).values()) == pytest.approx(4e6, rel=0.1)
+    assert sum(weight.nbytes for weight in model_weights(model).values()) == pytest.approx(4e6, rel=0.1)
 
 
 @pytest.mark.parametrize("background", [False, True])
@@ -37,7 +37,7 @@ def test_a_checkpoint_is_whole_and_holds_what_is_measured_alone(background, benc
         load_file(folder / "state/trainer/tensors.safetensors"),
     )
     assert sum(tensor.nbytes for tensor in (*weights.values(), *state.values())) == bench.bytes
-    assert all(torch.equal(weights[name], tensor) for name, tensor in weights_of(bench.model).items())
+    assert all(torch.equal(weights[name], tensor) for name, tensor in model_weights(bench.model).items())
     assert bench.bytes == pytest.approx(3 * sum(tensor.nbytes for tensor in weights.values()), rel=0.01)
 
 

@@ -9,7 +9,7 @@ from proa.cli.main import main
 from proa.data.results import EvalResult
 from proa.evals.benchmark import Scored
 from proa.recipes import grpo, sft
-from proa.run.start import beginning_of
+from proa.run.start import template_start
 from proa.tasks import Task, template_date
 from proa.tasks.task import TaskRow
 
@@ -96,4 +96,4 @@ def test_templates_write_the_date_of_the_run_whose_weights_are_scored(begun_in_p
     monkeypatch.setattr("proa.cli.evaluate.evaluate_folder", scored)
     for weights in (begun_in_python, begun_in_python / "checkpoints" / "step_1", begun_in_python / "model"):
         assert scores(capsys, weights, "--task", "sort_digits")[0] == 0
-    assert dates == [beginning_of(begun_in_python)] * 3
+    assert dates == [template_start(begun_in_python)] * 3

@@ -17,7 +17,7 @@ from proa.learning.optimizer import Optimizer, OptimizerSettings
 from proa.policy.adapter_layout import AdapterError, AdapterOverBase
 from proa.policy.log_probs import action_statistics
 from proa.policy.lora import LoraSettings, adapter_layout, adapter_weights, add_lora, base_weights, has_lora
-from proa.policy.models import weights_digest, weights_of
+from proa.policy.models import model_weights, weights_digest
 
 Kind = Literal["native", "hf"]
 both_kinds = pytest.mark.parametrize("kind", ["native", "hf"])
@@ -70,7 +70,7 @@ def test_an_engine_of_a_model_with_an_adapter_begins_with_the_plain_base(shape: 
     assert bits(engine.generate(some_requests(), SAMPLING)) == expected
     assert has_lora(model)
     assert weights_digest(adapter_weights(model)) == before
-    engine.load(weights_of(tiny_model(shape, seed=1)))  # it takes whole weights under their plain names
+    engine.load(model_weights(tiny_model(shape, seed=1)))  # it takes whole weights under their plain names
     other = build_engine(kind, tiny_model(shape, seed=1), end_ids=(4,))
     assert bits(engine.generate(some_requests(), SAMPLING)) == bits(other.generate(some_requests(), SAMPLING))
 
@@ -82,7 +82,7 @@ def test_merged_and_applied_log_probs_agree(shape: str, kind: Kind) -> None:
     model = with_lora(copy.deepcopy(base))
     engine = build_engine(kind, base, end_ids=())
     assert largest_difference(model, engine) > 0.01  # the adapter matters
-    engine.load(AdapterOverBase(weights_of(base), SETTINGS.layout(base)).merged(adapter_weights(model)))
+    engine.load(AdapterOverBase(model_weights(base), SETTINGS.layout(base)).merged(adapter_weights(model)))
     assert largest_difference(model, engine) < 1e-4
 
 
@@ -90,7 +90,7 @@ def test_merged_and_applied_log_probs_agree(shape: str, kind: Kind) -> None:
 @both_kinds
 def test_they_agree_after_each_of_ten_steps_with_pushes_in_between(shape: str, kind: Kind) -> None:
     model = tiny_model(shape)
-    base = copies(weights_of(model))
+    base = copies(model_weights(model))
     add_lora(model, SETTINGS, seed=0)
     engine = build_engine(kind, model, end_ids=())
     over_base = AdapterOverBase(base, SETTINGS.layout(model))
@@ -117,7 +117,7 @@ def test_a_maker_elsewhere_needs_no_object_of_the_trainer(kind: Kind) -> None:
     adapter, settings = pickle.loads(pickle.dumps((copies(adapter_weights(model)), SETTINGS)))
     base = tiny_model("gpt2")
     engine = build_engine(kind, base, end_ids=())
-    engine.load(AdapterOverBase(weights_of(base), settings.layout(base)).merged(adapter))
+    engine.load(AdapterOverBase(model_weights(base), settings.layout(base)).merged(adapter))
     assert largest_difference(model, engine) < 1e-4
 
 

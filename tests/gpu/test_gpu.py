@@ -10,7 +10,7 @@ from proa.data.sampling import Sampling
 from proa.engines import build_engine
 from proa.engines.protocol import Request
 from proa.policy.log_probs import action_statistics
-from proa.policy.models import load_model, weights_of
+from proa.policy.models import load_model, model_weights
 from proa.policy.packing import pack, packed_log_probs
 from proa.policy.shared_prompts import shared_prompt_statistics
 from proa.recipes import grpo, ppo
@@ -39,7 +39,7 @@ def test_greedy_native_equals_hf_token_for_token():
 def test_the_engines_log_probabilities_are_the_trainers(dtype, tolerance):
     model = load_model(CONFIG, device="cuda", dtype=dtype, seed=0)
     engine = build_engine("native", model, end_ids=[])
-    engine.load(weights_of(model))
+    engine.load(model_weights(model))
     completions = engine.generate(REQUESTS, Sampling(3, 16, temperature=0.7))
     for request, group in zip(REQUESTS, completions, strict=True):
         for completion in group:

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from proa.learning.replicas import error_of_another, farewell
+from proa.learning.replicas import farewell, remote_error
 
 
 class Table:
@@ -53,7 +53,7 @@ class Seat:
             everyone = list(table.brought)
             table.barrier.wait(20)  # nobody brings something new before all have taken
         except threading.BrokenBarrierError:
-            raise error_of_another(table.left) from None
+            raise remote_error(table.left) from None
         if self.rank == 0:
             table.meetings += 1
         return everyone

@@ -10,13 +10,13 @@ from tests.learning.test_replicas import CONFIG, SAMPLING, Given, items
 from proa.algorithms import build_algorithm
 from proa.config.sections import EvalSection
 from proa.data.loop import ManifestRow
-from proa.evals.evaluator import TakePartInEval
+from proa.evals.evaluator import EvalParticipant
 from proa.learning.learner import Learner
 from proa.learning.optimizer import OptimizerSettings
 from proa.loop import Evaluator, Saver, ScoreFunction
 from proa.policy.models import load_model, weights_digest
 from proa.policy.policy import PlainPolicy
-from proa.resume.checkpoints import TakePartInSaving
+from proa.resume.checkpoints import SavingParticipant
 from proa.roles.policy_trainer import PolicyTrainer
 from proa.roles.source import SharedSource
 from proa.roles.weights import WeightStore
@@ -74,8 +74,8 @@ def trainer_of(model, seat, steps, save_every=2):
     )  # fmt: skip
     trainer = PolicyTrainer(
         learner, store=WeightStore(), source=SharedSource(seat, Given(steps) if first else None),
-        evaluators=[Scores(policy) if first else TakePartInEval(section, policy)],
-        saver=Saves(policy, save_every) if first else TakePartInSaving(save_every, policy),
+        evaluators=[Scores(policy) if first else EvalParticipant(section, policy)],
+        saver=Saves(policy, save_every) if first else SavingParticipant(save_every, policy),
     )  # fmt: skip
     return trainer, policy
 

@@ -13,8 +13,8 @@ from proa.policy import models
 from proa.policy.adapter_folder import load_adapter, merge_adapter_folder, save_adapter
 from proa.policy.adapter_layout import AdapterError
 from proa.policy.lora import LoraSettings, adapter_weights, add_lora, base_weights, has_lora
-from proa.policy.lora_policy import policy_of
-from proa.policy.models import ModelError, load_model, save_model, weights_digest, weights_of
+from proa.policy.lora_policy import as_policy
+from proa.policy.models import ModelError, load_model, model_weights, save_model, weights_digest
 from proa.tasks.builtin.characters import tokenizer as characters
 
 SHAPES = ["llama", "qwen2", "gpt2"]
@@ -113,7 +113,7 @@ def test_the_same_adapter_gives_the_same_files(saved, tmp_path):
 def test_the_digest_of_the_base_is_noted(saved):
     _, base, folder = saved("qwen2")
     note = json.loads((folder / "proa_adapter.json").read_text())
-    assert note == {"base_digest": digest(weights_of(load_model(base))), "base_dtype": "float32"}
+    assert note == {"base_digest": digest(model_weights(load_model(base))), "base_dtype": "float32"}
 
 
 def test_an_adapter_is_not_saved_over_a_file_nor_by_a_model_without_one(tiny, tmp_path):
@@ -187,7 +187,7 @@ def test_an_adapter_for_another_base_of_the_same_shape_is_refused_by_its_digest(
 def test_a_single_bit_makes_another_base(saved):
     _, base, folder = saved()
     again = load_model(base)
-    weights_of(again)["model.norm.weight"].view(torch.uint8)[0] ^= 1
+    model_weights(again)["model.norm.weight"].view(torch.uint8)[0] ^= 1
     with pytest.raises(AdapterError, match="for another base"):
         load_adapter(again, folder)
 
@@ -239,7 +239,7 @@ def test_an_adapter_folder_loads_as_a_plain_model_with_the_adapter_merged_in(sha
     monkeypatch.setitem(sys.modules, "peft", None)  # nobody needs it for that
     plain = load_model(folder)
     assert not has_lora(plain)
-    assert digest(weights_of(plain)) == digest(policy_of(model).whole())
+    assert digest(model_weights(plain)) == digest(as_policy(model).whole())
     torch.testing.assert_close(logits(plain).log_softmax(-1), logits(model).log_softmax(-1), rtol=0, atol=1e-4)
     assert all(parameter.requires_grad for parameter in plain.parameters())
 
@@ -247,21 +247,21 @@ def test_an_adapter_folder_loads_as_a_plain_model_with_the_adapter_merged_in(sha
 def test_the_base_may_be_named_by_its_whole_path(saved):
     model, base, folder = saved()
     change_json(folder / "adapter_config.json", base_model_name_or_path=str(base))
-    assert digest(weights_of(load_model(folder))) == digest(policy_of(model).whole())
+    assert digest(model_weights(load_model(folder))) == digest(as_policy(model).whole())
 
 
 def test_a_merged_model_is_rounded_once_to_the_dtype_asked_for(saved):
     model, base, folder = saved()
     half = load_model(folder, dtype="bfloat16")
     assert half.dtype == torch.bfloat16
-    expected = {name: weight.bfloat16() for name, weight in policy_of(model).whole().items()}
-    assert digest(weights_of(half)) == digest(expected)
-    assert digest(weights_of(load_model(base))) == digest(base_weights(model))
+    expected = {name: weight.bfloat16() for name, weight in as_policy(model).whole().items()}
+    assert digest(model_weights(half)) == digest(expected)
+    assert digest(model_weights(load_model(base))) == digest(base_weights(model))
 
 
 def test_an_adapter_over_bfloat16_keeps_what_it_learnt_when_float32_is_asked_for(saved):
     model, _, folder = saved(dtype="bfloat16")
-    wide = weights_of(load_model(folder, dtype="float32"))
+    wide = model_weights(load_model(folder, dtype="float32"))
     name = "model.layers.0.mlp.up_proj"
     adapter = adapter_weights(model)
     product = 2.0 * adapter[f"{name}.lora_B.weight"] @ adapter[f"{name}.lora_A.weight"]
@@ -366,7 +366,7 @@ def test_the_merged_export_is_a_plain_hugging_face_folder(shape, saved, tmp_path
     monkeypatch.setitem(sys.modules, "peft", None)
     merge_adapter_folder(folder, tmp_path / "merged")
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
-    assert digest(weights_of(theirs)) == digest(policy_of(model).whole())
+    assert digest(model_weights(theirs)) == digest(as_policy(model).whole())
     assert AutoTokenizer.from_pretrained(tmp_path / "merged").get_vocab() == characters().get_vocab()
     assert not (tmp_path / "merged" / "adapter_config.json").exists()
 
@@ -388,7 +388,7 @@ def test_the_base_may_have_moved_but_not_changed(saved, tiny, tmp_path):
     model, base, folder = saved()
     forget_base(folder)
     merge_adapter_folder(folder, tmp_path / "merged", base_folder=base.rename(tmp_path / "moved"))
-    assert digest(weights_of(load_model(tmp_path / "merged"))) == digest(policy_of(model).whole())
+    assert digest(model_weights(load_model(tmp_path / "merged"))) == digest(as_policy(model).whole())
     save_model(tiny(dtype="float32", seed=1), None, tmp_path / "other")
     with pytest.raises(AdapterError, match="for another base"):
         merge_adapter_folder(folder, tmp_path / "wrong", base_folder=tmp_path / "other")

@@ -7,7 +7,7 @@ import logging
 import pytest
 import torch
 
-from proa.policy.decoder_pass import decoder_of, hidden_states
+from proa.policy.decoder_pass import find_decoder, hidden_states
 from proa.policy.log_probs import UnsupportedModelError, action_statistics, check_causal
 from proa.policy.models import load_model
 
@@ -96,7 +96,7 @@ def test_a_model_that_reads_its_padding_says_so_once(caplog):
 def test_a_row_of_padding_alone_does_no_harm():
     model, (sequences, mask, _) = tiny(RWKV), padded_batch()
     mask[2] = False
-    assert hidden_states(decoder_of(model), sequences, mask).isfinite().all()
+    assert hidden_states(find_decoder(model), sequences, mask).isfinite().all()
 
 
 @pytest.mark.parametrize(

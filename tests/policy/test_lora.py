@@ -23,8 +23,8 @@ from proa.policy.lora import (
     has_lora,
     lora_settings,
 )
-from proa.policy.lora_policy import policy_of
-from proa.policy.models import ModelError, load_model, save_model, weights_digest, weights_of
+from proa.policy.lora_policy import as_policy
+from proa.policy.models import ModelError, load_model, model_weights, save_model, weights_digest
 
 SHAPES = ["llama", "qwen2", "gpt2"]
 every_shape = pytest.mark.parametrize("shape", SHAPES)
@@ -265,7 +265,7 @@ def test_the_adapters_tensors_have_stable_names_and_are_the_models_own(shape, ti
 @every_shape
 def test_the_base_has_its_plain_names_its_bits_and_its_order(shape, tiny):
     model = tiny(shape)
-    plain = weights_of(model)
+    plain = model_weights(model)
     assert list(base_weights(model)) == list(plain)
     pointers, digest = {name: tensor.data_ptr() for name, tensor in plain.items()}, weights_digest(plain)
     with_lora(model)
@@ -277,11 +277,11 @@ def test_the_base_has_its_plain_names_its_bits_and_its_order(shape, tiny):
 
 def test_what_is_published_is_the_adapter_or_else_everything(tiny):
     model = tiny()
-    assert list(policy_of(model).published()) == list(weights_of(model))
-    assert policy_of(model).published_base() is None
-    assert weights_digest(policy_of(model).whole()) == weights_digest(weights_of(model))
+    assert list(as_policy(model).published()) == list(model_weights(model))
+    assert as_policy(model).published_base() is None
+    assert weights_digest(as_policy(model).whole()) == weights_digest(model_weights(model))
     with_lora(model)
-    assert list(policy_of(model).published()) == list(adapter_weights(model))
+    assert list(as_policy(model).published()) == list(adapter_weights(model))
 
 
 # Training
@@ -311,8 +311,8 @@ def test_gradients_are_those_that_the_chain_rule_gives_from_the_merged_model(sha
     model = with_lora(copy.deepcopy(plain), LoraSettings(rank=3, alpha=5.0, rslora=True))
     batch = padded([(3, 4), (2, 6)])
     log_probs(model, batch).sum().backward()
-    for name, weight in weights_of(plain).items():
-        weight.copy_(policy_of(model).whole()[name])
+    for name, weight in model_weights(plain).items():
+        weight.copy_(as_policy(model).whole()[name])
     log_probs(plain, batch).sum().backward()
     dense = dict(plain.named_parameters())
     gradients = {name.replace(".default.", "."): p.grad for name, p in model.named_parameters() if p.requires_grad}
@@ -412,9 +412,9 @@ def test_a_plain_model_with_merged_weights_computes_what_the_adapter_does(shape,
     plain = tiny(shape)
     model = with_lora(copy.deepcopy(plain), LoraSettings(rank=3, alpha=5.0, rslora=rslora))
     merged = AdapterOverBase(base_weights(model), adapter_layout(model)).merged(adapter_weights(model))
-    assert merged.keys() == weights_of(plain).keys()
+    assert merged.keys() == model_weights(plain).keys()
     before = logits(plain)
-    for name, weight in weights_of(plain).items():
+    for name, weight in model_weights(plain).items():
         weight.copy_(merged[name])
     torch.testing.assert_close(logits(plain), logits(model), rtol=0, atol=1e-12)
     assert not torch.allclose(before, logits(model))
@@ -458,9 +458,9 @@ def test_a_maker_elsewhere_needs_base_settings_and_adapter_alone(tiny):
     travelled = pickle.loads(pickle.dumps((SMALL, adapter_layout(model))))
     maker = tiny("gpt2")
     adapter = {name: tensor.clone() for name, tensor in adapter_weights(model).items()}
-    expected = weights_digest(policy_of(model).whole())
+    expected = weights_digest(as_policy(model).whole())
     for layout in (travelled[0].layout(maker), travelled[1]):
-        assert weights_digest(AdapterOverBase(weights_of(maker), layout).merged(adapter)) == expected
+        assert weights_digest(AdapterOverBase(model_weights(maker), layout).merged(adapter)) == expected
 
 
 @pytest.mark.parametrize(
@@ -496,6 +496,6 @@ def test_a_base_that_the_adapter_is_not_for_is_refused(tiny):
     model = with_lora(tiny())
     layout = adapter_layout(model)
     with pytest.raises(AdapterError, match=r"another base: .*gate_proj.weight is \(32, 16\) here and \(24, 16\) there"):
-        AdapterOverBase(weights_of(tiny(intermediate_size=32)), layout)
+        AdapterOverBase(model_weights(tiny(intermediate_size=32)), layout)
     with pytest.raises(AdapterError, match="another base: this one has no model.layers.1.self_attn.q_proj.weight"):
-        AdapterOverBase(weights_of(tiny(num_hidden_layers=1)), layout)
+        AdapterOverBase(model_weights(tiny(num_hidden_layers=1)), layout)

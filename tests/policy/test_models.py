@@ -8,11 +8,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from proa.policy.models import ModelError, load_model, save_model, weights_digest, weights_of
+from proa.policy.models import ModelError, load_model, model_weights, save_model, weights_digest
 
 
 def digest(model):
-    return weights_digest(weights_of(model))
+    return weights_digest(model_weights(model))
 
 
 def test_a_model_is_the_same_for_the_same_seed_and_another_for_another(configuration):
@@ -56,7 +56,7 @@ def test_the_configuration_given_is_not_changed(configuration):
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 def test_weights_have_the_dtype_asked_for_and_rotary_frequencies_stay_float32(dtype, configuration):
     model = load_model(configuration(), dtype=dtype)
-    assert {str(weight.dtype) for weight in weights_of(model).values()} == {f"torch.{dtype}"}
+    assert {str(weight.dtype) for weight in model_weights(model).values()} == {f"torch.{dtype}"}
     assert {buffer.dtype for buffer in model.buffers()} == {torch.float32}
 
 
@@ -85,7 +85,7 @@ def test_weights_are_named_as_in_the_saved_folder_and_tied_ones_come_once(shape,
 
     model = load_model(configuration(shape, tie_word_embeddings=tied))
     save_model(model, None, tmp_path)
-    weights, saved = weights_of(model), load_file(tmp_path / "model.safetensors")
+    weights, saved = model_weights(model), load_file(tmp_path / "model.safetensors")
     assert weights.keys() == saved.keys()
     assert ("lm_head.weight" in weights) != tied
     assert weights_digest(weights) == weights_digest(saved)
@@ -93,7 +93,7 @@ def test_weights_are_named_as_in_the_saved_folder_and_tied_ones_come_once(shape,
 
 def test_weights_are_the_models_own(configuration):
     model = load_model(configuration())
-    weights = weights_of(model)
+    weights = model_weights(model)
     weights["model.norm.weight"].fill_(7.0)
     assert model.model.norm.weight.tolist() == [7.0] * 16
     assert not weights["model.norm.weight"].requires_grad
@@ -275,7 +275,7 @@ def test_dropout_of_layers_that_have_their_own_configuration_is_removed():
 def test_evaluation_does_not_rescale_the_weights_of_rwkv_in_place():
     sizes = {"vocab_size": 23, "hidden_size": 8, "num_hidden_layers": 8, "context_length": 16}
     model = load_model({"model_type": "rwkv", **sizes}, seed=1)
-    before = weights_digest(weights_of(model))
+    before = weights_digest(model_weights(model))
     with torch.no_grad():
         model(input_ids=torch.tensor([[3, 4, 5]]))
-    assert weights_digest(weights_of(model)) == before
+    assert weights_digest(model_weights(model)) == before

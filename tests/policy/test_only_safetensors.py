@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 from proa.policy.adapter_folder import load_adapter, save_adapter
 from proa.policy.adapter_layout import AdapterError
 from proa.policy.lora import LoraSettings, add_lora
-from proa.policy.models import ModelError, load_model, save_model, weights_digest, weights_of
-from proa.policy.reward_model import load_reward_model, reward_model_from, save_reward_model
+from proa.policy.models import ModelError, load_model, model_weights, save_model, weights_digest
+from proa.policy.reward_model import build_reward_model, load_reward_model, save_reward_model
 from proa.tasks.builtin.characters import tokenizer
 
 
@@ -95,7 +95,7 @@ def test_a_model_whose_weights_are_pickled_is_refused_with_the_file_and_the_reme
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_reward_model_whose_weights_are_pickled_is_refused_too(case, tiny, tmp_path):
-    save_reward_model(reward_model_from(tiny(), seed=0), tokenizer(), tmp_path / "model")
+    save_reward_model(build_reward_model(tiny(), seed=0), tokenizer(), tmp_path / "model")
     CASES[case](tmp_path / "model")
     with pytest.raises(ModelError, match="which is pickled: .*AutoModelForSequenceClassification"):
         load_reward_model(tmp_path / "model")
@@ -106,7 +106,7 @@ def test_weights_of_another_name_are_no_excuse_for_a_pickle(folder, tiny, tmp_pa
     (folder / "other.safetensors").write_bytes(b"")
     with pytest.raises(ModelError, match=r"no file named model\.safetensors"):
         load_model(folder)
-    save_reward_model(reward_model_from(tiny(), seed=0), tokenizer(), tmp_path / "reward")
+    save_reward_model(build_reward_model(tiny(), seed=0), tokenizer(), tmp_path / "reward")
     only_pickled(tmp_path / "reward", bomb=False)
     (tmp_path / "reward" / "other.safetensors").write_bytes(b"")
     with pytest.raises(ModelError, match=r"no file named model\.safetensors"):
@@ -114,10 +114,10 @@ def test_weights_of_another_name_are_no_excuse_for_a_pickle(folder, tiny, tmp_pa
 
 
 def test_a_pickle_beside_safetensors_is_never_opened(folder):
-    whole = weights_digest(weights_of(load_model(folder)))
+    whole = weights_digest(model_weights(load_model(folder)))
     pickle_weights(folder)
     torch.save(Bomb(), folder / "training_args.bin")
-    assert weights_digest(weights_of(load_model(folder))) == whole
+    assert weights_digest(model_weights(load_model(folder))) == whole
 
 
 def test_shards_of_safetensors_still_load(folder, tiny):
@@ -125,7 +125,7 @@ def test_shards_of_safetensors_still_load(folder, tiny):
     shutil.rmtree(folder)
     whole.save_pretrained(folder, max_shard_size="4KB")
     assert (folder / "model.safetensors.index.json").is_file()
-    assert weights_digest(weights_of(load_model(folder))) == weights_digest(weights_of(whole))
+    assert weights_digest(model_weights(load_model(folder))) == weights_digest(model_weights(whole))
 
 
 # -- adapters
@@ -156,7 +156,7 @@ def test_an_adapter_whose_weights_are_pickled_is_refused(adapter, folder):
 
 def test_a_model_with_an_adapter_in_its_own_folder_is_refused_wherever_it_stands(adapter, folder, tiny, tmp_path):
     both = r"is both a model's and an adapter's folder"
-    save_reward_model(reward_model_from(tiny(), seed=0), tokenizer(), tmp_path / "reward")
+    save_reward_model(build_reward_model(tiny(), seed=0), tokenizer(), tmp_path / "reward")
     for base in (folder, tmp_path / "reward"):
         for name in ("adapter_config.json", "adapter_model.bin"):
             shutil.copy(adapter / name, base / name)

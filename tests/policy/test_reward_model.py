@@ -7,9 +7,9 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from proa.policy.models import ModelError, load_model, save_model
 from proa.policy.reward_model import (
     TokenizerMismatchError,
+    build_reward_model,
     check_same_tokenizer,
     load_reward_model,
-    reward_model_from,
     save_reward_model,
     sequence_scores,
 )
@@ -25,7 +25,7 @@ def reward_model(tiny):
     """A reward model whose head is large enough for scores to differ."""
 
     def build(shape="llama", **options):
-        model = reward_model_from(tiny(shape, **options), seed=3)
+        model = build_reward_model(tiny(shape, **options), seed=3)
         with torch.no_grad():
             model.score.weight.mul_(100.0)
         return model
@@ -44,7 +44,7 @@ def scores_alone(model, sequences=SEQUENCES):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_trunk_is_the_language_models_and_the_head_is_small(shape, tiny):
     model = tiny(shape)
-    made = reward_model_from(model, seed=0)
+    made = build_reward_model(model, seed=0)
     assert (
         type(made).__name__
         == type(model).__name__.replace("ForCausalLM", "").replace("LMHeadModel", "") + "ForSequenceClassification"
@@ -60,7 +60,7 @@ def test_the_trunk_is_the_language_models_and_the_head_is_small(shape, tiny):
 
 def test_the_trunk_is_a_copy(tiny):
     model = tiny()
-    made = reward_model_from(model, seed=0)
+    made = build_reward_model(model, seed=0)
     with torch.no_grad():
         made.base_model.embed_tokens.weight.zero_()
     assert model.model.embed_tokens.weight.any()
@@ -69,7 +69,7 @@ def test_the_trunk_is_a_copy(tiny):
 def test_the_head_follows_from_the_seed_and_torchs_generator_is_left_alone(tiny):
     model = tiny(dtype="float32")
     before = torch.default_generator.get_state()
-    one, same, other = (reward_model_from(model, seed=seed).score.weight for seed in (1, 1, 2))
+    one, same, other = (build_reward_model(model, seed=seed).score.weight for seed in (1, 1, 2))
     assert torch.equal(torch.default_generator.get_state(), before)
     assert torch.equal(one, same)
     assert not torch.equal(one, other)
@@ -78,21 +78,21 @@ def test_the_head_follows_from_the_seed_and_torchs_generator_is_left_alone(tiny)
 def test_dropout_is_0_whatever_the_language_models_configuration_says(tiny):
     model = tiny("gpt2")
     model.config.attn_pdrop = model.config.resid_pdrop = 0.5
-    made = reward_model_from(model, seed=0).train()
+    made = build_reward_model(model, seed=0).train()
     assert torch.equal(sequence_scores(made, SEQUENCES), sequence_scores(made.eval(), SEQUENCES))
     assert model.config.attn_pdrop == 0.5
 
 
 def test_a_kind_of_model_that_transformers_cannot_score_with_is_refused(tiny):
     with pytest.raises(ModelError, match="no reward model of the kind of CohereForCausalLM"):
-        reward_model_from(tiny("cohere", dtype="float32"), seed=0)
+        build_reward_model(tiny("cohere", dtype="float32"), seed=0)
 
 
 def test_a_model_with_an_adapter_is_refused(tiny):
     model = tiny()
     model._hf_peft_config_loaded = True
     with pytest.raises(ModelError, match="has an adapter: merge it first"):
-        reward_model_from(model, seed=0)
+        build_reward_model(model, seed=0)
 
 
 # -- scored
@@ -278,7 +278,7 @@ GEMMA3 = {
 
 
 def test_a_model_of_text_and_images_becomes_a_reward_model_whose_folder_is_read_back(tmp_path):
-    model = reward_model_from(load_model(GEMMA3, seed=1), seed=1)
+    model = build_reward_model(load_model(GEMMA3, seed=1), seed=1)
     save_reward_model(model, end_is_padding(), tmp_path)  # its padding gets a row of its own in the embedding
     loaded = load_reward_model(tmp_path)
     assert loaded.config.get_text_config().vocab_size == 17

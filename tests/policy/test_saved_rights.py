@@ -8,7 +8,7 @@ import pytest
 from proa.policy.adapter_folder import merge_adapter_folder, save_adapter
 from proa.policy.lora import LoraSettings, add_lora
 from proa.policy.models import export_model, save_model
-from proa.policy.reward_model import reward_model_from, save_reward_model
+from proa.policy.reward_model import build_reward_model, save_reward_model
 from proa.tasks.builtin.characters import tokenizer
 
 
@@ -29,7 +29,7 @@ def save_base(model, folder):
 
 
 def save_reward(model, folder):
-    save_reward_model(reward_model_from(model, seed=0), tokenizer(), folder)
+    save_reward_model(build_reward_model(model, seed=0), tokenizer(), folder)
 
 
 def save_lora(model, folder):

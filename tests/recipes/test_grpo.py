@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from proa import Callback, MakerCallback, TrainerCallback, TrainingBatch
 from proa.cli.main import main
-from proa.policy.models import weights_digest, weights_of
+from proa.policy.models import model_weights, weights_digest
 from proa.recipes import grpo
 
 SMALL = """\
@@ -52,7 +52,7 @@ def test_a_run_leaves_its_record_and_weights_that_load(file, tmp_path):
     assert [row["step"] for row in rows if "loss" in row] == [0, 1, 2]
     assert [row["step"] for row in rows if "sort_digits.exact" in row] == [-1, 1, 2]
     model = AutoModelForCausalLM.from_pretrained(folder / "model")
-    assert weights_digest(weights_of(model)) == header["weights_digest"]
+    assert weights_digest(model_weights(model)) == header["weights_digest"]
     assert AutoTokenizer.from_pretrained(folder / "model")("594833>")["input_ids"][-1] == 3
     assert json.loads((folder / "config.json").read_text())["makers"] == 2
     predictions = sorted((folder / "evals" / "sort_digits").iterdir())

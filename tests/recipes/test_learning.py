@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from proa import CallbackManager, MakerCallback
 from proa.cli.main import main
 from proa.errors import ProaError
-from proa.policy.models import load_model, weights_digest, weights_of
+from proa.policy.models import load_model, model_weights, weights_digest
 from proa.recipes import dpo, grpo, ppo, reward_model, sft
 from proa.tasks.builtin.characters import tokenizer
 
@@ -71,7 +71,7 @@ def test_a_supervised_run_leaves_its_record_and_weights_that_load(name, tmp_path
     assert [row["step"] for row in rows if "loss" in row] == list(range(6))
     loads = AutoModelForSequenceClassification if name == "reward_model" else AutoModelForCausalLM
     loaded = loads.from_pretrained(tmp_path / "runs" / "run" / "model")
-    assert weights_digest(weights_of(loaded)) == header(tmp_path)["weights_digest"]
+    assert weights_digest(model_weights(loaded)) == header(tmp_path)["weights_digest"]
 
 
 @pytest.mark.parametrize("name", [*RECIPES, "grpo", "ppo"])
@@ -119,11 +119,11 @@ def test_with_lora_the_result_is_an_adapter_over_an_untouched_base_and_exports_m
 
     recipe, data = RECIPES.get(name, ({"grpo": grpo, "ppo": ppo}.get(name), ROWS))
     rl = {"reward": IN_PLACE, "sampling": PAIR} if name in ("grpo", "ppo") else {}
-    before = weights_digest(weights_of(load_model(folder)))
+    before = weights_digest(model_weights(load_model(folder)))
     recipe(task=data, lora=LORA, **rl, **settings(tmp_path, folder))
     made = tmp_path / "runs" / "run" / "model"
     assert (made / "adapter_model.safetensors").is_file()
-    assert weights_digest(weights_of(load_model(folder))) == before
+    assert weights_digest(model_weights(load_model(folder))) == before
     assert main(["export", str(tmp_path / "runs" / "run"), str(tmp_path / "merged")]) == 0
     assert "merged into" in capsys.readouterr().out
     tokens = torch.tensor([[5, 6, 7, 3]])

@@ -19,7 +19,7 @@ from proa import Callback
 from proa.cli.main import main
 from proa.config import load_run_config
 from proa.policy.models import load_model, save_model
-from proa.policy.reward_model import reward_model_from, save_reward_model
+from proa.policy.reward_model import build_reward_model, save_reward_model
 from proa.recipes import dpo, grpo, reward_model, sft
 from proa.record.checkpoints import CheckpointError
 from proa.resume.inputs import MOST_DIGESTS, ChangedInputsError, Rows
@@ -212,12 +212,12 @@ def test_a_reward_is_the_same_as_long_as_it_says_the_same():
 
 
 def test_another_tokenizer_architecture_or_reward_model_is_refused(place):
-    save_reward_model(reward_model_from(load_model(MODEL), seed=1), characters(), place / "judge")
+    save_reward_model(build_reward_model(load_model(MODEL), seed=1), characters(), place / "judge")
     settings = {**GRPO, "reward": {"workers": 0, "model": {"path": "judge"}}, "model": "model", "task": "rows.jsonl"}
     resume = started(grpo, place, **settings)
     shutil.copytree(place / "judge", place / "kept")
     shutil.rmtree(place / "judge")
-    save_reward_model(reward_model_from(load_model(MODEL), seed=2), characters(), place / "judge")
+    save_reward_model(build_reward_model(load_model(MODEL), seed=2), characters(), place / "judge")
     with pytest.raises(ChangedInputsError, match="the reward model has other weights"):
         resume()
     shutil.rmtree(place / "judge")
@@ -305,7 +305,7 @@ def test_a_template_that_writes_the_date_writes_that_of_the_runs_beginning(place
     assert replay(place / "whole").same
     assert template_date.pinned() is None
     with pytest.raises(ChangedInputsError, match="row 0 changed"):  # as it would be without
-        monkeypatch.setattr("proa.run.start.beginning_of", lambda folder: today[0])
+        monkeypatch.setattr("proa.run.start.template_start", lambda folder: today[0])
         resume()
 
 

@@ -12,7 +12,7 @@ from proa.actors.waiting import ClosedError, LeaseFailedError, WaitTimeoutError
 from proa.data.lease import Lease, check_delivery, sample_seed
 from proa.data.sampling import Completion, Sampling
 from proa.engines import build_engine
-from proa.policy.models import load_model, weights_of
+from proa.policy.models import load_model, model_weights
 from proa.rewards import InlineRewards
 from proa.roles.maker import ExperienceMakerHolder
 from proa.roles.weights import WeightStore
@@ -288,7 +288,7 @@ def test_the_gate_lets_in_whatever_an_engine_makes(engine, sharpness, settings):
     with torch.no_grad():
         model.lm_head.weight *= sharpness
     store = WeightStore()
-    store.publish(0, weights_of(model))
+    store.publish(0, model_weights(model))
     studio = Studio([lease(0), lease(1)])
     maker = ExperienceMakerHolder(
         engine=build_engine(engine, model, end_ids=range(0, 300, 2)),  # half of all samples end with their first token

@@ -11,7 +11,7 @@ import torch
 
 from proa.learning.optimizer import OptimizerSettings
 from proa.policy.log_probs import UnsupportedModelError
-from proa.policy.models import load_model, weights_of
+from proa.policy.models import load_model, model_weights
 from proa.recipes import grpo
 from proa.supervised.dpo import fit_dpo
 from proa.supervised.sft import fit_sft
@@ -64,20 +64,20 @@ def test_a_model_that_ignores_its_mask_learns_the_same_whatever_is_padded(fit: C
     together, apart = load_model(RWKV, dtype="float64", seed=1), load_model(RWKV, dtype="float64", seed=1)
     fit(together, steps=1, seed=3)
     fit(apart, steps=1, seed=3, token_budget=1)
-    for name, weight in weights_of(together).items():
+    for name, weight in model_weights(together).items():
         # RWKV keeps its state in float32. Adam's first step is the learning rate times a gradient over its size, so
         # a gradient off by sqrt(16) * 2**-24 of its size moves a weight by that much of 1e-3, and one near 0 by all.
-        off = (weight - weights_of(apart)[name]).abs()
+        off = (weight - model_weights(apart)[name]).abs()
         assert float((off > 1e-6).double().mean()) < 0.02, name
 
 
 @pytest.mark.parametrize("fit", [sft, dpo])
 def test_a_model_that_looks_ahead_is_refused_before_the_first_step(fit: Callable[..., None]) -> None:
     model = load_model(XLNET, seed=1)
-    before = {name: weight.clone() for name, weight in weights_of(model).items()}
+    before = {name: weight.clone() for name, weight in model_weights(model).items()}
     with pytest.raises(UnsupportedModelError, match="XLNetLMHeadModel is not causal"):
         fit(model)
-    assert all(torch.equal(weight, before[name]) for name, weight in weights_of(model).items())
+    assert all(torch.equal(weight, before[name]) for name, weight in model_weights(model).items())
 
 
 def run(model: dict[str, Any], folder: Path, **changes: Any) -> Any:

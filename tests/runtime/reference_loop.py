@@ -13,7 +13,7 @@ from proa.data.lease import sample_seed
 from proa.engines import build_engine
 from proa.engines.protocol import Request
 from proa.policy.log_probs import action_statistics
-from proa.policy.models import load_model, weights_digest, weights_of
+from proa.policy.models import load_model, model_weights, weights_digest
 from proa.tasks import PromptStream
 from proa.tasks.builtin import builtin_task
 from proa.tasks.builtin.characters import tokenizer as make_tokenizer
@@ -28,12 +28,12 @@ def reference_digest(steps: int = STEPS) -> str:
         _groups(model), lr=3e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, foreach=False
     )
     for step in range(steps):
-        engine.load(weights_of(model))
+        engine.load(model_weights(model))
         rows = []
         for ordinal in range(step * PROMPTS, (step + 1) * PROMPTS):  # one prompt is one lease here
             rows += _rollout(engine, tokenizer, stream[ordinal])
         _update(model, optimizer, rows, learning_rate=3e-3 * (1 - step / steps))
-    return weights_digest(weights_of(model))
+    return weights_digest(model_weights(model))
 
 
 def _groups(model):

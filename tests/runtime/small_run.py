@@ -21,8 +21,8 @@ from proa.leases.book import LeaseBook
 from proa.leases.plan import LeasePlan
 from proa.policy.critic import separate_critic, shared_critic
 from proa.policy.lora import LoraSettings, add_lora
-from proa.policy.lora_policy import policy_of
-from proa.policy.models import load_model, weights_digest, weights_of
+from proa.policy.lora_policy import as_policy
+from proa.policy.models import load_model, model_weights, weights_digest
 from proa.rewards import InlineRewards
 from proa.roles.maker import ExperienceMakerHolder
 from proa.roles.policy_trainer import DetachedGRPOTrainer, DetachedPPOTrainer, PolicyTrainer, StepSettings
@@ -78,7 +78,7 @@ class SmallRun:
         })  # fmt: skip
         self.epochs = train_epochs
         self.store = WeightStore(wait_timeout=wait_timeout)
-        self.store.publish(0, policy_of(self.model).published())
+        self.store.publish(0, as_policy(self.model).published())
         self.manager = CallbackManager.create(callbacks)
         self.trainer: PolicyTrainer = _trainer(
             self.model,
@@ -102,7 +102,7 @@ class SmallRun:
         return ExperienceMakerHolder(
             engine=build_engine("native", self.model, end_ids=[self.tokenizer.eos_token_id]),
             rollout=SingleTurn(self.tokenizer, SAMPLING, scorer=self.scorer),
-            whole_weights=policy_of(self.model).receiver().whole,
+            whole_weights=as_policy(self.model).receiver().whole,
             name=name,
         )
 
@@ -126,7 +126,7 @@ class SmallRun:
 
     @property
     def digest(self) -> str:
-        return weights_digest(weights_of(self.model))
+        return weights_digest(model_weights(self.model))
 
 
 def _trainer(model: Any, critic: str, *, algorithm: Any, **settings: Any) -> PolicyTrainer:

@@ -19,8 +19,8 @@ from proa.loop import SaveFunction, ScoreFunction
 from proa.maths.preferences import bradley_terry, brier_score, calibration_error, dpo_sigmoid, ipo
 from proa.policy.log_probs import action_statistics
 from proa.policy.micro_batches import plan_micro_batches, take_rows
-from proa.policy.models import load_model, weights_of
-from proa.policy.reward_model import reward_model_from
+from proa.policy.models import load_model, model_weights
+from proa.policy.reward_model import build_reward_model
 from proa.supervised.dpo import ReferenceLogProbs, fit_dpo
 from proa.supervised.reward_model import fit_reward_model
 from proa.supervised.sft import Examples, fit_sft, held_out_loss, sft_step
@@ -53,7 +53,7 @@ def make_model(dtype="float64", *, seed=0, scale=10.0):
 
 
 def make_reward_model(dtype="float64", *, seed=0):
-    model = reward_model_from(make_model(dtype, seed=seed), seed=seed)
+    model = build_reward_model(make_model(dtype, seed=seed), seed=seed)
     with torch.no_grad():
         model.score.weight.mul_(100.0)
     return model
@@ -76,7 +76,7 @@ def assert_same(left, right):
 
 
 def same_bits(left, right):
-    one, other = weights_of(left), weights_of(right)
+    one, other = model_weights(left), model_weights(right)
     return all(torch.equal(one[name], other[name]) for name in one)
 
 
@@ -664,7 +664,7 @@ def test_dpo_scores_held_out_pairs_against_the_same_reference():
 
 
 def test_a_language_model_is_no_reward_model():
-    with pytest.raises(SupervisedError, match="make a reward model of it with reward_model_from"):
+    with pytest.raises(SupervisedError, match="make a reward model of it with build_reward_model"):
         fit_reward_model(make_model(), TOKENIZER, PAIRS, steps=1)
 
 
@@ -848,7 +848,7 @@ FAST = OptimizerSettings(learning_rate=1e-2)
 
 
 def test_a_reward_model_learns_a_rule():
-    model = reward_model_from(make_model("float32", scale=1.0), seed=0)
+    model = build_reward_model(make_model("float32", scale=1.0), seed=0)
     state = fit_reward_model(
         model, TOKENIZER, the_larger_digit_is_preferred(200, seed=1), steps=60, batch_size=16, optimizer=FAST,
         held_out=HeldOut(the_larger_digit_is_preferred(100, seed=2)),

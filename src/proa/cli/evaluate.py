@@ -24,9 +24,9 @@ from ..record.checkpoints import CheckpointManager
 from ..record.evals import AFTER_TRAINING, write_predictions
 from ..record.reading import read_header
 from ..record.run_folder import json_text
-from ..resume.resuming import saved_config_in
+from ..resume.resuming import load_saved_config
 from ..run.evaluate import evaluate_folder
-from ..run.start import beginning_of
+from ..run.start import template_start
 from ..spelling import did_you_mean
 from ..tasks.builtin import BUILTIN
 from ..tasks.template_date import pinned_to
@@ -76,7 +76,7 @@ def evaluate(source: str, flags: EvalFlags, *, checkpoint: str | None, output: s
             _check_writable(Path(output))  # before the work, not after it
         # Templates write the same date as in the run, so that its evals can be repeated.
         trained_by = weights.run or weights.trained_by
-        with nullcontext() if trained_by is None else pinned_to(beginning_of(trained_by)):
+        with nullcontext() if trained_by is None else pinned_to(template_start(trained_by)):
             scored = evaluate_folder(
                 weights.folder,
                 section,
@@ -118,7 +118,7 @@ def _find_weights(source: Path, flags: EvalFlags, checkpoint: str | None) -> _We
 
 
 def _run_weights(run: Path, checkpoint: str | None) -> _Weights:
-    config = saved_config_in(run)
+    config = load_saved_config(run)
     manager = CheckpointManager(run)
     row = manager.row(checkpoint) if checkpoint else manager.final() or manager.latest()
     if row is None or row.sampler_path is None:
@@ -142,7 +142,7 @@ def _model_weights(source: Path, flags: EvalFlags, checkpoint: str | None) -> _W
     if source.resolve().name != MODEL_NAME or not (parent / "run.json").is_file():
         return _Weights(source, config)
     steps = int(read_header(parent / "run.json").get("steps_run", 0))
-    return _Weights(source, config, None, weights_version(saved_config_in(parent), steps), steps, parent)
+    return _Weights(source, config, None, weights_version(load_saved_config(parent), steps), steps, parent)
 
 
 def _settle_section(weights: _Weights, flags: EvalFlags) -> EvalSection:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..errors import ProaError
 from ..record.reading import RunNotFoundError, read_header
-from ..resume.resuming import AUTO, config_in
+from ..resume.resuming import AUTO, load_complete_config
 from ..visible import print_visible
 from .exit_codes import describe_os_error
 from .train import run_to_end
@@ -20,7 +20,7 @@ def resume(folder: str, flags: Sequence[str], checkpoint: str | None, *, allow_c
     path = Path(folder)
     try:
         _check_run_folder(path)
-        config = config_in(path, flags)
+        config = load_complete_config(path, flags)
         header = read_header(path / "run.json")
     except FileNotFoundError:
         print_visible(f"{path} is not a run's folder: there is no run.json in it", file=sys.stderr)

@@ -9,7 +9,7 @@ from ..config import RunConfig
 from ..config.sections import EvalSection
 from ..data.state import LoopState
 from ..loop import Evaluator, Scoring
-from ..loop.evaluators import TakePart
+from ..loop.evaluators import Participant
 from ..policy.trainable import Trainable
 from ..record.run_record import RunRecord
 from .benchmark import Scored
@@ -57,7 +57,7 @@ class PolicyScoring(Scoring):
         self._record.report_eval(self._scored.result, self._scored.predictions)
 
 
-class TakePartInEval(TakePart):
+class EvalParticipant(Participant):
     """An eval as other ranks than the first see it."""
 
     def __init__(self, section: EvalSection, policy: Trainable) -> None:

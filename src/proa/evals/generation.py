@@ -9,7 +9,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..config.sections import EngineSection
 from ..data.lease import Prompt, sample_seed
 from ..engines import build_engine
-from ..policy.lora_policy import policy_of
+from ..policy.lora_policy import as_policy
 from ..policy.trainable import Trainable
 from ..rollouts import VersionedEngine
 from ..tasks.prompts import tokenise
@@ -30,7 +30,7 @@ class EvalEngine:
             end_ids = self._policy.end_ids
             engine = build_engine(self._section.kind, model, end_ids=end_ids, slots=self._section.slots)
             self._engine = VersionedEngine(engine)
-        self._engine.load(policy_of(model).whole(), version)
+        self._engine.load(as_policy(model).whole(), version)
         return self._engine
 
 

@@ -22,7 +22,7 @@ from ..policy.micro_batches import take_rows
 from ..policy.policy import Policy, Reference, model_statistics
 from .optimizer import Optimizer, OptimizerSettings
 from .replicas import Alone, Replicas, added_up, same_gradients
-from .shares import own_micro_batches
+from .shares import plan_own_rows
 from .value_learner import ValueLearner
 
 
@@ -71,7 +71,7 @@ class Learner:
         self.replicas: Replicas = replicas or Alone()
         self.activity = activity or Activity()
         self.values = self._value_learner(critic, critic_optimizer or optimizer, optimizer_steps)
-        more = self.values.parameters_with_policy() if self.values is not None else []
+        more = self.values.shared_parameters() if self.values is not None else []
         self.optimizer = Optimizer([*policy.parameters(), *more], optimizer, optimizer_steps)
         self.kl_coefficient = algorithm.first_kl_coefficient
         """What a unit of KL costs in reward; algorithms may adapt it from batch to batch."""
@@ -211,7 +211,7 @@ class Learner:
 
     def _micro_batches(self, experience: Experience) -> list[list[int]]:
         settings = self.settings
-        return own_micro_batches(experience, self.replicas, settings.token_budget, share_prompts=settings.share_prompts)
+        return plan_own_rows(experience, self.replicas, settings.token_budget, share_prompts=settings.share_prompts)
 
     def _gradients(self, experience: Experience, weights_BA: torch.Tensor) -> tuple[float, dict[str, float]]:
         """Those of this trainer's rows, with their share of the loss and of the statistics."""
@@ -221,7 +221,7 @@ class Learner:
         for rows in self._micro_batches(experience):
             loss += self._micro_batch(experience, rows, weights_BA, sums)
         if self.values is not None:
-            loss += self.values.own_gradients(experience, weights_BA, sums)
+            loss += self.values.separate_gradients(experience, weights_BA, sums)
         return loss, sums
 
     def _micro_batch(

@@ -24,7 +24,7 @@ class MasterWeights:
     """The weights that an optimizer steps, for named parameters of a model."""
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        self.stepped = {name: _master_of(parameter) for name, parameter in parameters.items()}
+        self.stepped = {name: _make_master(parameter) for name, parameter in parameters.items()}
         """By name, what is trained: a float32 master, or the parameter itself."""
         self._rounded = {
             name: parameter for name, parameter in parameters.items() if self.stepped[name] is not parameter
@@ -77,7 +77,7 @@ class MasterWeights:
         self.round_into_model()
 
 
-def _master_of(parameter: nn.Parameter) -> nn.Parameter:
+def _make_master(parameter: nn.Parameter) -> nn.Parameter:
     if torch.promote_types(parameter.dtype, torch.float32) == parameter.dtype:
         return parameter
     return nn.Parameter(parameter.detach().to(torch.float32))

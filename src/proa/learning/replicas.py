@@ -93,7 +93,7 @@ def farewell(rank: int, error: BaseException) -> dict[str, Any]:
     return {"stop": False, "reason": f"trainer_{rank} failed: {type(error).__name__}: {error}"}
 
 
-def error_of_another(said: dict[str, Any]) -> Exception:
+def remote_error(said: dict[str, Any]) -> Exception:
     """What the others raise then: a stop is a stop for all, and an error is an error."""
     return StopTraining(said["reason"]) if said["stop"] else ReplicaError(said["reason"])
 

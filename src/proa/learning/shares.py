@@ -9,7 +9,7 @@ from ..policy.shared_prompts import shared_lengths
 from .replicas import Replicas
 
 
-def own_micro_batches(
+def plan_own_rows(
     experience: Experience, replicas: Replicas, token_budget: int, *, share_prompts: bool = False
 ) -> list[list[int]]:
     """Whole groups are dealt over the trainers; a piece has at most `token_budget` tokens, padding included (0: all).

@@ -18,7 +18,7 @@ from ..policy.log_probs import ActionStatistics
 from ..policy.micro_batches import take_rows
 from .optimizer import Optimizer, OptimizerSettings
 from .replicas import Replicas
-from .shares import own_micro_batches
+from .shares import plan_own_rows
 
 
 class ValueLearner:
@@ -51,7 +51,7 @@ class ValueLearner:
         """What the policy's own pass is to apply to its hidden states."""
         return self.critic.head if self.critic.shares_decoder else None
 
-    def parameters_with_policy(self) -> list[tuple[str, nn.Parameter]]:
+    def shared_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """What the policy's optimizer trains as well."""
         if not self.critic.shares_decoder:
             return []
@@ -77,7 +77,7 @@ class ValueLearner:
         """What the critic expects before each token, 0 where masked, and after each completion's last."""
         values_BA = torch.zeros_like(action_mask_of(experience), dtype=self.critic.head.weight.dtype)
         after_B = torch.zeros(len(experience), dtype=values_BA.dtype, device=values_BA.device)
-        for rows in own_micro_batches(experience, self._replicas, self._token_budget):
+        for rows in plan_own_rows(experience, self._replicas, self._token_budget):
             micro = take_rows(experience, rows)
             actions = micro.action_log_probs.shape[1]
             own_BA = self.critic.values(micro.sequences, attention_mask_of(micro), actions)
@@ -96,13 +96,13 @@ class ValueLearner:
             return 0.0
         return self._loss(micro, statistics.values_BA, weights_BA, sums)
 
-    def own_gradients(self, experience: Experience, weights_BA: torch.Tensor, sums: dict[str, float]) -> float:
+    def separate_gradients(self, experience: Experience, weights_BA: torch.Tensor, sums: dict[str, float]) -> float:
         """Those of a critic with a decoder of its own, and its loss. It shares no prompts, so its passes are planned by
         themselves."""
         if self.optimizer is None:
             return 0.0
         total = 0.0
-        for rows in own_micro_batches(experience, self._replicas, self._token_budget):
+        for rows in plan_own_rows(experience, self._replicas, self._token_budget):
             micro = take_rows(experience, rows)
             actions = micro.action_log_probs.shape[1]
             values_BA = self.critic.values(micro.sequences, attention_mask_of(micro), actions)[:, :-1]

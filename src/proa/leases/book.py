@@ -144,7 +144,7 @@ class LeaseBook:
                 reason="the trainer to admit more leases",
                 timeout=self._wait_timeout if seconds is None else seconds,
             )
-            self._refuse_if_closed()
+            self._check_open()
             if maker in self._dismissed:
                 raise ClosedError(f"{maker} was replaced")
             lease_id = min(self._open.unassigned)
@@ -175,7 +175,7 @@ class LeaseBook:
                 )
             finally:
                 self._waiting_for_room.discard(delivery.lease_id)
-            self._refuse_if_closed()
+            self._check_open()
             is_stale = delivery.lease_id in self._stale_in_flight
             if self._known(delivery.lease_id) and not is_stale:
                 return False
@@ -321,7 +321,7 @@ class LeaseBook:
             return "any lease" if awaited is None else f"lease {awaited}{self._open.whereabouts(awaited)}"
 
         self.room.wait_until(can_continue, owner=owner, reason=reason, timeout=self._wait_timeout)
-        self._refuse_if_closed()
+        self._check_open()
         if self._interrupted:
             raise StepInterrupted("the trainer was interrupted while it waited for experience")
         if self.plan.schedule != "windowed":
@@ -445,6 +445,6 @@ class LeaseBook:
             self.ledger.abandon("run_ended", but=samples, but_tokens=tokens)
             room.announce()
 
-    def _refuse_if_closed(self) -> None:
+    def _check_open(self) -> None:
         if self._closed:
             raise ClosedError(self._closed)

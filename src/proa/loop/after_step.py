@@ -8,7 +8,7 @@ from typing import Any
 
 from ..data.loop import ManifestRow
 from ..lifecycle.spans import Lifecycle
-from .evaluators import BackgroundScoring, Evaluator, TakePart
+from .evaluators import BackgroundScoring, Evaluator, Participant
 from .savers import Resumed, SavedLoop, Saver
 
 log = logging.getLogger(__name__)
@@ -20,7 +20,7 @@ class AfterStep:
     """Runs evals and checkpoints of one loop, and knows which it has had."""
 
     def __init__(
-        self, life: Lifecycle, evaluators: Sequence[Evaluator | TakePart], saver: Saver | None, loop: SavedLoop
+        self, life: Lifecycle, evaluators: Sequence[Evaluator | Participant], saver: Saver | None, loop: SavedLoop
     ) -> None:
         self._rows: dict[str, ManifestRow] = {}
         self._life = life
@@ -121,14 +121,14 @@ class AfterStep:
         done = self._state.global_step
         return every > 0 and done > 0 and done % every == 0 and done != last
 
-    def _evaluate(self, wanted: Callable[[Evaluator | TakePart], bool]) -> None:
+    def _evaluate(self, wanted: Callable[[Evaluator | Participant], bool]) -> None:
         for evaluator in self._evaluators:
             if wanted(evaluator):
                 self._score(evaluator)
 
-    def _score(self, evaluator: Evaluator | TakePart) -> None:
+    def _score(self, evaluator: Evaluator | Participant) -> None:
         steps = self._state.global_step
-        if isinstance(evaluator, TakePart):
+        if isinstance(evaluator, Participant):
             evaluator.take_part()
         elif evaluator.apart:
             self._report_scored(wait=True, name=evaluator.name)  # one at a time

@@ -35,7 +35,7 @@ class Evaluator(ABC):
         """Take the weights as they are."""
 
 
-class TakePart(ABC):
+class Participant(ABC):
     """Stands for an evaluator on the other ranks of several trainers: the weights may be spread over all of them."""
 
     def __init__(self, name: str, run_every: int = 0, *, baseline: bool = False) -> None:

@@ -76,7 +76,7 @@ class SupervisedLoop:
         life = Lifecycle(self.manager, state)
         self._after = after = AfterStep(life, self.evaluators, self.saver, self)
         begun = perf_counter()
-        training = life.training(lambda: artifacts_of(state, self.manager, after.rows, begun))
+        training = life.training(lambda: loop_artifacts(state, self.manager, after.rows, begun))
         with closing(after), training:
             if resumed is None:
                 after.run_baselines()
@@ -85,7 +85,7 @@ class SupervisedLoop:
             for epoch, done in self._epochs_left(num_epochs, resumed):
                 if _over(state) and not done:
                     break
-                with self._in_epoch(life, epoch, done):
+                with self._epoch_span(life, epoch, done):
                     after.announce_resumed()
                     if not (done and _over(state)):  # else it was being left when its checkpoint was written
                         self._epoch(islice(batches(epoch), done, None), life, after)
@@ -122,7 +122,7 @@ class SupervisedLoop:
             done = 0
 
     @contextmanager
-    def _in_epoch(self, life: Lifecycle, epoch: int, done: int) -> Iterator[None]:
+    def _epoch_span(self, life: Lifecycle, epoch: int, done: int) -> Iterator[None]:
         with life.epoch(epoch, first_step=done):
             self._within_epoch = True
             try:
@@ -144,7 +144,7 @@ class SupervisedLoop:
                 break
 
 
-def artifacts_of(
+def loop_artifacts(
     state: LoopState, manager: CallbackManager, checkpoints: list[ManifestRow], begun: float
 ) -> LoopArtifacts:
     """What a loop leaves behind, as its state says at the end."""

@@ -28,7 +28,7 @@ from .models import (
     check_tokenizer_files,
     export_model,
     merged_model,
-    random_numbers_from,
+    seeded_torch,
     weights_digest,
 )
 from .saved_adapter import CONFIG_FILE, NOTE_FILE, PREFIX, WEIGHTS_FILE, read_adapter
@@ -56,7 +56,7 @@ def save_adapter(
         raise AdapterError(f"cannot save an adapter in {folder}: it is a file")
     tensors = {PREFIX + name: tensor.cpu().contiguous() for name, tensor in adapter_weights(model).items()}
     config = _config(model, base_path)
-    note = {"base_digest": base_digest or base_digest_of(model), "base_dtype": _dtype_name(model)}
+    note = {"base_digest": base_digest or digest_base(model), "base_dtype": _dtype_name(model)}
     with private_writing(folder):
         save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
         _write_json(folder / CONFIG_FILE, config)
@@ -65,7 +65,7 @@ def save_adapter(
             tokenizer.save_pretrained(str(folder))
 
 
-def base_digest_of(model: PreTrainedModel) -> str:
+def digest_base(model: PreTrainedModel) -> str:
     """The digest of what an adapter goes over."""
     return weights_digest(base_weights(model))
 
@@ -107,9 +107,9 @@ def merge_adapter_folder(
     for taken in (saved.folder, base):
         if Path(out_folder).resolve() == taken.resolve():
             raise AdapterError(f"merge into another folder than {taken}: what lies there is still needed")
-    with random_numbers_from(0):
+    with seeded_torch(0):
         model = merged_model(saved, base, saved.base_dtype or "float32", trust_remote_code)
-    export_model(model, _tokenizer_in((saved.folder, base), trust_remote_code), out_folder)
+    export_model(model, _find_tokenizer((saved.folder, base), trust_remote_code), out_folder)
 
 
 def _dtype_name(model: PreTrainedModel) -> str:
@@ -139,7 +139,7 @@ def _compare(saved: AdapterLayout, ours: AdapterLayout, folder: Path) -> None:
         raise AdapterError(f"lora.target_modules differ: only the adapter {where} has {other[0]}")
 
 
-def _tokenizer_in(folders: tuple[Path, ...], trust_remote_code: bool) -> Any:
+def _find_tokenizer(folders: tuple[Path, ...], trust_remote_code: bool) -> Any:
     for folder in folders:
         if (folder / "tokenizer_config.json").is_file() or (folder / "tokenizer.json").is_file():
             check_tokenizer_files(folder)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from .decoder_pass import decoder_of, hidden_states
+from .decoder_pass import find_decoder, hidden_states
 
 
 class ValueHead(nn.Linear):
@@ -52,12 +52,12 @@ class Critic(nn.Module):
 
 def shared_critic(policy: PreTrainedModel) -> Critic:
     """A head on the policy's own decoder."""
-    return Critic(decoder_of(policy), _head(policy), shares_decoder=True)
+    return Critic(find_decoder(policy), _head(policy), shares_decoder=True)
 
 
 def separate_critic(policy: PreTrainedModel) -> Critic:
     """A decoder of its own, which starts as a copy of the policy's (with an adapter of its own, if that has one)."""
-    return Critic(copy.deepcopy(decoder_of(policy)), _head(policy), shares_decoder=False)
+    return Critic(copy.deepcopy(find_decoder(policy)), _head(policy), shares_decoder=False)
 
 
 @torch.no_grad()

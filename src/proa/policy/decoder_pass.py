@@ -21,7 +21,7 @@ from ..model_trials import trial_length, trial_tokens, vectors_agree
 log = logging.getLogger("proa.policy")
 
 
-def decoder_of(model: PreTrainedModel) -> nn.Module:
+def find_decoder(model: PreTrainedModel) -> nn.Module:
     """The model without its output head."""
     found: Any = cast(Any, model).get_decoder()
     if found is not model and isinstance(found, PreTrainedModel):
@@ -35,7 +35,7 @@ def hidden_states(decoder: nn.Module, sequences_BS: torch.Tensor, mask_BS: torch
     """The decoder's last hidden states, with positions counted over real tokens. Those of padding mean nothing."""
     if bool(mask_BS.all()) or _heeds_mask(decoder, sequences_BS.shape[1], sequences_BS.device):
         return _one_pass(decoder, sequences_BS, mask_BS)
-    return _pass_for_each_length(decoder, sequences_BS, mask_BS)
+    return _pass_by_length(decoder, sequences_BS, mask_BS)
 
 
 def vocabulary_of(decoder: nn.Module) -> int:
@@ -56,7 +56,7 @@ def _one_pass(decoder: nn.Module, sequences_BS: torch.Tensor, mask_BS: torch.Ten
     return hidden_BSH
 
 
-def _pass_for_each_length(decoder: nn.Module, sequences_BS: torch.Tensor, mask_BS: torch.Tensor) -> torch.Tensor:
+def _pass_by_length(decoder: nn.Module, sequences_BS: torch.Tensor, mask_BS: torch.Tensor) -> torch.Tensor:
     lengths_B = mask_BS.sum(-1)
     parts, places = [], []
     for length in sorted(set(lengths_B[lengths_B > 0].tolist())):
@@ -77,7 +77,7 @@ def _heeds_mask(decoder: nn.Module, length: int, device: torch.device) -> bool:
     known = _heeding.setdefault(decoder, {})
     length = trial_length(decoder.config, length)
     if length not in known:
-        known[length] = _padded_and_alone_agree(decoder, length, device)
+        known[length] = _padding_is_ignored(decoder, length, device)
         if not known[length] and list(known.values()).count(False) == 1:
             log.warning(
                 "%s computes other numbers for a row with padding than without: rows of different lengths go through "
@@ -88,7 +88,7 @@ def _heeds_mask(decoder: nn.Module, length: int, device: torch.device) -> bool:
 
 
 @torch.no_grad()
-def _padded_and_alone_agree(decoder: nn.Module, length: int, device: torch.device) -> bool:
+def _padding_is_ignored(decoder: nn.Module, length: int, device: torch.device) -> bool:
     """One row that fills the batch, and one with padding on both sides, as prompts and completions have it."""
     tokens_2S = trial_tokens(vocabulary_of(decoder), 2, length).to(device)
     left = max(1, length // 4)
@@ -96,4 +96,4 @@ def _padded_and_alone_agree(decoder: nn.Module, length: int, device: torch.devic
     mask_2S = torch.ones_like(tokens_2S, dtype=torch.bool)
     mask_2S[1, :left] = mask_2S[1, right:] = False
     padded_2SH = _one_pass(decoder, tokens_2S, mask_2S)
-    return vectors_agree(padded_2SH[mask_2S], _pass_for_each_length(decoder, tokens_2S, mask_2S)[mask_2S])
+    return vectors_agree(padded_2SH[mask_2S], _pass_by_length(decoder, tokens_2S, mask_2S)[mask_2S])

@@ -38,12 +38,12 @@ def outside(folder: Path, name: str) -> str | None:
     if not path.is_symlink():
         return None
     target = path.resolve()
-    if target.is_relative_to(folder.resolve()) or _is_in_hub_cache(target):
+    if target.is_relative_to(folder.resolve()) or _is_hub_cache(target):
         return None
     return f"is a link to {target}, which lies outside it"
 
 
-def _is_in_hub_cache(target: Path) -> bool:
+def _is_hub_cache(target: Path) -> bool:
     """Whether it is where the Hugging Face hub keeps the files that its snapshots are links to."""
     return target.parent.name == "blobs" and target.parent.parent.name.startswith("models--")
 

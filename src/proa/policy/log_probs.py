@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ..errors import SettingError
 from ..model_trials import trial_length, trial_tokens, vectors_agree
-from .decoder_pass import decoder_of, hidden_states, vocabulary_of
+from .decoder_pass import find_decoder, hidden_states, vocabulary_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -58,7 +58,7 @@ def action_statistics(
     mask_BS = checked_mask(sequences_BS, attention_mask_BS, actions)
     _check_settings(temperature, chunk_tokens)
     # Nothing follows the last token, so what it would predict is never asked for.
-    hidden_BSH = hidden_states(decoder_of(model), sequences_BS[:, :-1], mask_BS[:, :-1])
+    hidden_BSH = hidden_states(find_decoder(model), sequences_BS[:, :-1], mask_BS[:, :-1])
     first = sequences_BS.shape[1] - actions
     mask_BA = mask_BS[:, first:]
     hidden_NH = hidden_BSH[:, first - 1 :][mask_BA]  # the position before a token predicts it
@@ -66,10 +66,10 @@ def action_statistics(
     statistics_KN = token_statistics(
         model, hidden_NH, tokens_N, temperature=temperature, chunk_tokens=chunk_tokens, with_entropy=with_entropy
     )
-    statistics_KBA = at_places(statistics_KN, mask_BA)
+    statistics_KBA = scatter_tokens(statistics_KN, mask_BA)
     values_BA = None
     if value_head is not None:
-        values_BA = at_places(value_head(hidden_NH)[None], mask_BA)[0]
+        values_BA = scatter_tokens(value_head(hidden_NH)[None], mask_BA)[0]
     return ActionStatistics(statistics_KBA[0], statistics_KBA[1] if with_entropy else None, values_BA)
 
 
@@ -115,7 +115,7 @@ LEAST = -1e4
 """A logarithm whose probability is 0 in every dtype: what is below may stand there in sums over a distribution."""
 
 
-def at_places(statistics_KN: torch.Tensor, mask_BA: torch.Tensor) -> torch.Tensor:
+def scatter_tokens(statistics_KN: torch.Tensor, mask_BA: torch.Tensor) -> torch.Tensor:
     """Numbers of the tokens under the mask, in its order, at their places, and 0 elsewhere."""
     zeros_KBA = statistics_KN.new_zeros((statistics_KN.shape[0], *mask_BA.shape))
     return zeros_KBA.masked_scatter(mask_BA, statistics_KN)
@@ -162,7 +162,7 @@ _compared: WeakSet[nn.Module] = WeakSet()
 @torch.no_grad()
 def _compare(model: PreTrainedModel, logits_of: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """Refuse a model that looks ahead, or does something else with its logits: training would be silently wrong."""
-    decoder = decoder_of(model)
+    decoder = find_decoder(model)
     tokens = trial_tokens(vocabulary_of(decoder), 2, trial_length(model.config, 1)).to(model.device)
     half = tokens[:, : max(1, tokens.shape[1] // 2)]
     hidden = hidden_states(decoder, half, torch.ones_like(half).bool())

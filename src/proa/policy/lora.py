@@ -19,7 +19,7 @@ from .adapter_layout import (
     base_modules,
     linear_layers,
 )
-from .models import random_numbers_from, weights_of
+from .models import model_weights, seeded_torch
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -71,7 +71,7 @@ def add_lora(model: PreTrainedModel, settings: LoraSettings, *, seed: int) -> No
         raise AdapterError("this model has an adapter already; train that one, or load the base again")
     layout = settings.layout(model)
     config = peft_config(settings, layout)
-    with random_numbers_from(seed):  # peft fills the adapter with numbers of its own first
+    with seeded_torch(seed):  # peft fills the adapter with numbers of its own first
         model.add_adapter(config, _ADAPTER)
     if adapter_layout(model) != layout:
         raise AdapterError(f"peft put the adapter in other layers of {type(model).__name__} than it was asked to")
@@ -112,10 +112,10 @@ def adapter_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
 
 
 def base_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """What `weights_of` gives for the model without its adapter: the same names, the model's own tensors."""
+    """What `model_weights` gives for the model without its adapter: the same names, the model's own tensors."""
     adapted = adapted_modules(model).keys()
     weights: dict[str, torch.Tensor] = {}
-    for name, tensor in weights_of(model).items():
+    for name, tensor in model_weights(model).items():
         layer, inside, parameter = name.partition(".base_layer.")
         if inside and layer in adapted:
             weights[f"{layer}.{parameter}"] = tensor
@@ -193,7 +193,7 @@ def _targeted(model: PreTrainedModel, targets: TargetModules) -> list[LinearLaye
     """The layers that settings name, in the model's order."""
     layers = linear_layers(model)
     if targets == "all-linear":
-        chosen = layers.keys() - _names_of_head(model)
+        chosen = layers.keys() - _head_names(model)
     else:
         chosen = {name for target in targets for name in _named(target, layers, model)}
     _refuse_tied(chosen, model)
@@ -203,7 +203,7 @@ def _targeted(model: PreTrainedModel, targets: TargetModules) -> list[LinearLaye
 
 
 def _named(target: str, layers: dict[str, LinearLayer], model: PreTrainedModel) -> list[str]:
-    found = [name for name in layers if _ends_in(name, target)]
+    found = [name for name in layers if _has_suffix(name, target)]
     if found:
         return found
     known = sorted({name.rpartition(".")[2] for name in layers})
@@ -211,11 +211,11 @@ def _named(target: str, layers: dict[str, LinearLayer], model: PreTrainedModel) 
     raise AdapterError(f"lora.target_modules: {type(model).__name__} has no linear layer {target!r}{near}")
 
 
-def _ends_in(name: str, target: str) -> bool:
+def _has_suffix(name: str, target: str) -> bool:
     return name == target or name.endswith(f".{target}")
 
 
-def _names_of_head(model: PreTrainedModel) -> set[str]:
+def _head_names(model: PreTrainedModel) -> set[str]:
     """The output head; of a model that has none for tokens, a reward model, what stands outside of the decoder."""
     head = cast(Any, model).get_output_embeddings()
     if head is not None:
@@ -245,5 +245,5 @@ def _weight(module: torch.nn.Module) -> torch.nn.Parameter | None:
 def _shortest(names: tuple[str, ...], model: PreTrainedModel) -> tuple[str, ...]:
     """The last words of the names where they mean these layers and no others, else the names."""
     words = sorted({name.rpartition(".")[2] for name in names})
-    meant = {name for name, _ in base_modules(model) if any(_ends_in(name, word) for word in words)}
+    meant = {name for name, _ in base_modules(model) if any(_has_suffix(name, word) for word in words)}
     return tuple(words) if meant == set(names) else names

@@ -10,10 +10,10 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from .adapter_folder import base_digest_of, load_adapter, save_adapter
+from .adapter_folder import digest_base, load_adapter, save_adapter
 from .adapter_layout import AdapterLayout, AdapterOverBase
 from .lora import LoraSettings, adapter_layout, adapter_off, adapter_weights, add_lora, base_weights, has_lora
-from .models import ModelError, check_base, weights_of
+from .models import ModelError, check_base, model_weights
 from .policy import PlainPolicy, Policy, Receiver, Reference
 from .saved_adapter import read_adapter
 
@@ -82,7 +82,7 @@ class LoraPolicy(Policy):
         else:
             add_lora(self.model, self._settings or LoraSettings(), seed=self._seed)
         self._base_folder = self._base_folder or str(start)
-        self._base_digest = base_digest_of(self.model)
+        self._base_digest = digest_base(self.model)
 
     def reference(self) -> Reference:
         return AdapterOff(self.model)
@@ -126,11 +126,11 @@ def check_adapter(
     saved = read_adapter(path)
     layout = saved.layout_in(model)
     if not base_changes:
-        check_base(saved, weights_of(model), str(model.dtype).removeprefix("torch."))
+        check_base(saved, model_weights(model), str(model.dtype).removeprefix("torch."))
     return layout
 
 
-def policy_of(model: PreTrainedModel) -> Policy:
+def as_policy(model: PreTrainedModel) -> Policy:
     """The policy that a model is: an adapter where it has one."""
     return LoraPolicy(model) if has_lora(model) else PlainPolicy(model)
 

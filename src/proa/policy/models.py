@@ -79,7 +79,7 @@ def load_model(
     """
     if dtype not in _DTYPES:
         raise ModelError(f"no dtype {dtype!r}; one of {', '.join(_DTYPES)}{did_you_mean(dtype, _DTYPES)}")
-    with random_numbers_from(seed):
+    with seeded_torch(seed):
         if isinstance(source, Mapping):
             model: Any = _from_configuration(source, _DTYPES[dtype])
         elif is_adapter_folder(Path(source)):
@@ -115,7 +115,7 @@ def outline_model(
 
 
 @contextmanager
-def random_numbers_from(seed: int) -> Iterator[None]:
+def seeded_torch(seed: int) -> Iterator[None]:
     """Inside, what others draw from torch's global generator follows from the seed; outside, nothing has changed."""
     with _ONE_AT_A_TIME, torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
@@ -127,11 +127,11 @@ def merged_model(saved: SavedAdapter, base: Path, dtype: str, trust_remote_code:
     noted = _noted_dtype(saved) or "float32"
     exact = _from_folder(base, _DTYPES[noted], trust_remote_code)
     layout = saved.layout_in(exact)
-    check_base(saved, weights_of(exact), noted)
-    wide = _cast(weights_of(exact), torch.promote_types(_DTYPES[noted], _DTYPES[dtype]))
+    check_base(saved, model_weights(exact), noted)
+    wide = _cast(model_weights(exact), torch.promote_types(_DTYPES[noted], _DTYPES[dtype]))
     weights = AdapterOverBase(wide, layout).merged(saved.tensors)
     model = exact if dtype == noted else _from_folder(base, _DTYPES[dtype], trust_remote_code)
-    for name, weight in weights_of(model).items():
+    for name, weight in model_weights(model).items():
         weight.copy_(weights[name])
     return model
 
@@ -175,14 +175,14 @@ def save_model(model: PreTrainedModel, tokenizer: SavesItself | None, folder: st
 
     Like all that a run writes it is its owner's alone; `export_model` writes one to hand on.
     """
-    _refuse_to_save(model, folder)
+    _check_savable(model, folder)
     with private_writing(Path(folder)):
         export_model(model, tokenizer, folder)
 
 
 def export_model(model: PreTrainedModel, tokenizer: SavesItself | None, folder: str | PathLike[str]) -> None:
     """Write the same folder with the rights that the user's umask gives."""
-    _refuse_to_save(model, folder)
+    _check_savable(model, folder)
     make_savable(model)  # of a model that somebody made or changed in Python
     with without_progress_bars():
         model.save_pretrained(str(folder))
@@ -190,7 +190,7 @@ def export_model(model: PreTrainedModel, tokenizer: SavesItself | None, folder: 
         tokenizer.save_pretrained(str(folder))
 
 
-def _refuse_to_save(model: PreTrainedModel, folder: str | PathLike[str]) -> None:
+def _check_savable(model: PreTrainedModel, folder: str | PathLike[str]) -> None:
     if Path(folder).exists() and not Path(folder).is_dir():  # transformers would only log it, and save nothing
         raise ModelError(f"cannot save a model in {folder}: it is a file")
     if getattr(model, "_hf_peft_config_loaded", False):  # transformers would save the adapter alone
@@ -199,7 +199,7 @@ def _refuse_to_save(model: PreTrainedModel, folder: str | PathLike[str]) -> None
         )
 
 
-def weights_of(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+def model_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     """Parameters and persistent buffers by name, tied weights once, as a Hugging Face folder names them.
 
     The tensors are the model's own, not copies: they change as it trains.

@@ -23,7 +23,7 @@ from torch import nn
 from transformers.utils.generic import is_flash_attention_requested
 
 from ..model_trials import trial_length, trial_tokens, vectors_agree
-from .decoder_pass import decoder_of, hidden_states, vocabulary_of
+from .decoder_pass import find_decoder, hidden_states, vocabulary_of
 from .log_probs import UnsupportedModelError, token_statistics
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def packed_log_probs(model: PreTrainedModel, packed: PackedRows, *, chunk_tokens
     in_one_row = _takes_one_row(model, packed.tokens_RL.shape[1])
     # Nothing follows the last column, so what it would predict is never asked for.
     inputs = (packed.tokens_RL[:, :-1], packed.positions_RL[:, :-1], packed.samples_RL[:, :-1])
-    hidden_RLH = _packed_hidden_states(decoder_of(model), *inputs, in_one_row=in_one_row)
+    hidden_RLH = _packed_hidden_states(find_decoder(model), *inputs, in_one_row=in_one_row)
     learned_RL = packed.learned_RL[:, 1:]
     return token_statistics(
         model, hidden_RLH[learned_RL], packed.tokens_RL[:, 1:][learned_RL], chunk_tokens=chunk_tokens
@@ -154,14 +154,14 @@ _tried: WeakKeyDictionary[nn.Module, dict[tuple[str, int], bool]] = WeakKeyDicti
 
 def _takes_one_row(model: PreTrainedModel, length: int) -> bool:
     """Whether packed rows go through the model as one; a model that is right in neither way is refused."""
-    decoder, length = decoder_of(model), trial_length(model.config, length)
+    decoder, length = find_decoder(model), trial_length(model.config, length)
     known, key = _tried.setdefault(model, {}), (model.config._attn_implementation, length)
     if key in known:
         return known[key]
     if "position_ids" in inspect.signature(decoder.forward).parameters:
         ways = (True,) if is_flash_attention_requested(model.config) else (False, True)
         for in_one_row in ways:
-            if _alone_and_packed_agree(decoder, length, in_one_row, model.device):
+            if _packing_is_exact(decoder, length, in_one_row, model.device):
                 known[key] = in_one_row
                 return in_one_row
     raise UnsupportedModelError(
@@ -171,7 +171,7 @@ def _takes_one_row(model: PreTrainedModel, length: int) -> bool:
 
 
 @torch.no_grad()
-def _alone_and_packed_agree(decoder: nn.Module, length: int, in_one_row: bool, device: torch.device) -> bool:
+def _packing_is_exact(decoder: nn.Module, length: int, in_one_row: bool, device: torch.device) -> bool:
     """Two rows of two samples, one of which is nearly as long as its row, and one row with padding."""
     length = max(4, length)
     lengths = [length // 2, length - length // 2 - 1, 2, length - 2]

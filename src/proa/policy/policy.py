@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from ..data.experience import Experience
 from ..data.masks import attention_mask_of, group_indices
 from .log_probs import ActionStatistics, action_statistics
-from .models import save_model, weights_of
+from .models import model_weights, save_model
 from .shared_prompts import shared_prompt_statistics
 from .trainable import Trainable
 
@@ -110,13 +110,13 @@ class PlainPolicy(Policy):
         return FrozenCopy(self.model)
 
     def published(self) -> dict[str, torch.Tensor]:
-        return weights_of(self.model)
+        return model_weights(self.model)
 
     def whole(self) -> Mapping[str, torch.Tensor]:
-        return weights_of(self.model)
+        return model_weights(self.model)
 
     def weights(self) -> dict[str, torch.Tensor]:
-        return weights_of(self.model)
+        return model_weights(self.model)
 
     def save(self, folder: Path) -> None:
         save_model(self.model, self._tokenizer, folder)

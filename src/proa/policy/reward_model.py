@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrai
 from ..errors import SettingError
 from ..private_files import private_writing
 from ..spelling import did_you_mean
-from .decoder_pass import decoder_of, hidden_states
+from .decoder_pass import find_decoder, hidden_states
 from .micro_batches import plan_micro_batches
 from .models import (
     _DTYPES,
@@ -23,7 +23,7 @@ from .models import (
     ModelError,
     _remove_randomness,
     check_weights_files,
-    random_numbers_from,
+    seeded_torch,
     without_progress_bars,
 )
 
@@ -38,7 +38,7 @@ class TokenizerMismatchError(SettingError):
 _AUTO_MODEL: Any = AutoModelForSequenceClassification  # its methods are not typed
 
 
-def reward_model_from(model: PreTrainedModel, *, seed: int) -> PreTrainedModel:
+def build_reward_model(model: PreTrainedModel, *, seed: int) -> PreTrainedModel:
     """A reward model that starts from a language model: its trunk, copied, and a head drawn from `seed`.
 
     The head's numbers are of standard deviation 1/(H + 1), small enough that all scores start near 0, and a loss on
@@ -49,7 +49,7 @@ def reward_model_from(model: PreTrainedModel, *, seed: int) -> PreTrainedModel:
     config = copy.deepcopy(model.config)
     config.num_labels = 1
     _remove_randomness(config)
-    with random_numbers_from(seed):
+    with seeded_torch(seed):
         try:
             reward_model = _AUTO_MODEL.from_config(config, dtype=model.dtype)
         except ValueError as error:
@@ -84,7 +84,7 @@ def load_reward_model(
     _check_one_label(config, folder)
     _remove_randomness(config)
     try:
-        with random_numbers_from(0), without_progress_bars():  # what is missing would be drawn, and is refused below
+        with seeded_torch(0), without_progress_bars():  # what is missing would be drawn, and is refused below
             model, report = _AUTO_MODEL.from_pretrained(
                 folder, config=config, dtype=_DTYPES[dtype], output_loading_info=True, use_safetensors=True, **local
             )
@@ -108,7 +108,7 @@ def save_reward_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
         raise ModelError(f"cannot save a reward model in {folder}: it is a file")
     if getattr(model, "_hf_peft_config_loaded", False):
         raise ModelError("this reward model has an adapter: merge it before saving")
-    tokenizer = _with_padding_of_its_own(tokenizer)
+    tokenizer = _with_padding_token(tokenizer)
     state, config = model.state_dict(), copy.deepcopy(model.config)
     text: Any = config.get_text_config()  # of a multimodal one the part that reads tokens; else the same object
     padding = int(cast(Any, tokenizer.pad_token_id))
@@ -171,7 +171,7 @@ def _scores(model: PreTrainedModel, sequences: Sequence[Sequence[int]]) -> torch
     tokens_BS = torch.tensor([[*sequence, *[0] * (longest - len(sequence))] for sequence in sequences])
     last_B = torch.tensor([len(sequence) - 1 for sequence in sequences])
     mask_BS = torch.arange(longest) <= last_B[:, None]
-    hidden_BSH = hidden_states(decoder_of(model), tokens_BS.to(model.device), mask_BS.to(model.device))
+    hidden_BSH = hidden_states(find_decoder(model), tokens_BS.to(model.device), mask_BS.to(model.device))
     hidden_BH = hidden_BSH[torch.arange(len(sequences)), last_B]
     scores_B: torch.Tensor = cast(Any, model).score(hidden_BH)[:, 0]
     return scores_B if scores_B.dtype == torch.float64 else scores_B.float()
@@ -193,7 +193,7 @@ def _is_causal(config: PreTrainedConfig) -> bool:
     return any(name.endswith("ForCausalLM") for name in config.architectures or ())
 
 
-def _with_padding_of_its_own(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+def _with_padding_token(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
     tokenizer = copy.deepcopy(tokenizer)
     tokenizer.padding_side = "right"
     if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:

@@ -21,8 +21,8 @@ from torch import nn
 
 from ..model_shape import context_length
 from ..model_trials import trial_tokens, vectors_agree
-from .decoder_pass import decoder_of, hidden_states, vocabulary_of
-from .log_probs import ActionStatistics, UnsupportedModelError, at_places, checked_mask, token_statistics
+from .decoder_pass import find_decoder, hidden_states, vocabulary_of
+from .log_probs import ActionStatistics, UnsupportedModelError, checked_mask, scatter_tokens, token_statistics
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -67,8 +67,8 @@ def shared_prompt_statistics(
         chunk_tokens=chunk_tokens,
         with_entropy=with_entropy,
     )
-    statistics_KBA = at_places(statistics_KN, mask_BA)
-    values_BA = None if value_head is None else at_places(value_head(hidden_NH)[None], mask_BA)[0]
+    statistics_KBA = scatter_tokens(statistics_KN, mask_BA)
+    values_BA = None if value_head is None else scatter_tokens(value_head(hidden_NH)[None], mask_BA)[0]
     return ActionStatistics(statistics_KBA[0], statistics_KBA[1] if with_entropy else None, values_BA)
 
 
@@ -85,11 +85,11 @@ def lay_out(sequences_BS: torch.Tensor, mask_BS: torch.Tensor, actions: int, gro
     first = sequences_BS.shape[1] - actions
     heads_G = _first_rows(groups_B)
     prompts_GP, prompt_mask_GP = sequences_BS[heads_G, :first], mask_BS[heads_G, :first]
-    _refuse_other_prompts(sequences_BS[:, :first], mask_BS[:, :first], prompts_GP, prompt_mask_GP, groups_B)
+    _check_same_prompts(sequences_BS[:, :first], mask_BS[:, :first], prompts_GP, prompt_mask_GP, groups_B)
     mask_BA = mask_BS[:, first:]
     inputs_BA = torch.cat((mask_BA[:, 1:], torch.zeros_like(mask_BA[:, :1])), dim=1)  # all but each row's last
     prompt_lengths_G = prompt_mask_GP.sum(-1)
-    begins_B = prompt_lengths_G[groups_B] + _before_in_group(inputs_BA.sum(-1), groups_B)
+    begins_B = prompt_lengths_G[groups_B] + _group_offsets(inputs_BA.sum(-1), groups_B)
     columns_BA = begins_B[:, None] + torch.arange(actions, device=mask_BS.device)
     length = max(shared_lengths(mask_BS, actions, groups_B))
 
@@ -131,7 +131,7 @@ def _first_rows(groups_B: torch.Tensor) -> torch.Tensor:
     return rows_B.new_full((count,), len(groups_B)).scatter_reduce(0, groups_B, rows_B, "amin")
 
 
-def _before_in_group(counts_B: torch.Tensor, groups_B: torch.Tensor) -> torch.Tensor:
+def _group_offsets(counts_B: torch.Tensor, groups_B: torch.Tensor) -> torch.Tensor:
     """For each row, the total of the rows before it in its group."""
     order_B = groups_B.argsort(stable=True)
     sorted_B = counts_B[order_B]
@@ -142,7 +142,7 @@ def _before_in_group(counts_B: torch.Tensor, groups_B: torch.Tensor) -> torch.Te
     return before_B
 
 
-def _refuse_other_prompts(
+def _check_same_prompts(
     prompts_BP: torch.Tensor,
     mask_BP: torch.Tensor,
     prompts_GP: torch.Tensor,
@@ -161,7 +161,7 @@ def _hidden_states(model: PreTrainedModel, rows: SharedRows) -> torch.Tensor:
         mask = torch.zeros(mask.shape, dtype=model.dtype, device=mask.device).masked_fill(
             ~mask, torch.finfo(model.dtype).min
         )
-    decoder: Any = decoder_of(model)
+    decoder: Any = find_decoder(model)
     try:
         hidden_GLH: torch.Tensor = decoder(
             input_ids=rows.tokens_GL, position_ids=rows.positions_GL, attention_mask=mask, use_cache=False
@@ -195,7 +195,7 @@ def check_shares_prompts(model: PreTrainedModel, length: int) -> None:
         return
     kinds = set(getattr(text, "layer_types", None) or ()) - {"full_attention"}
     windows = getattr(text, "sliding_window", None) and not getattr(text, "layer_types", None)
-    takes_positions = "position_ids" in inspect.signature(decoder_of(model).forward).parameters
+    takes_positions = "position_ids" in inspect.signature(find_decoder(model).forward).parameters
     known_not_to = kinds or windows or attention not in ("sdpa", "eager") or not takes_positions
     if known_not_to or not _agrees(model, length):
         raise UnsupportedModelError(
@@ -208,7 +208,7 @@ def check_shares_prompts(model: PreTrainedModel, length: int) -> None:
 @torch.no_grad()
 def _agrees(model: PreTrainedModel, length: int) -> bool:
     """A group that takes up about `length` columns, the last of its completions short, and one with a short prompt."""
-    decoder = decoder_of(model)
+    decoder = find_decoder(model)
     longest = min(length * 3 // 4, context_length(model.config) or length)
     actions = max(1, longest // 3)
     first = longest - actions

@@ -9,7 +9,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 
-def snapshot_of(model: PreTrainedModel) -> PreTrainedModel:
+def snapshot_model(model: PreTrainedModel) -> PreTrainedModel:
     """A model with copies on the CPU of what is trained. What is frozen is shared: nobody changes it."""
     memo: dict[int, Any] = {}
     for parameter in model.parameters():

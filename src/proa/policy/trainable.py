@@ -13,7 +13,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .models import load_model, save_model
-from .snapshot import snapshot_of
+from .snapshot import snapshot_model
 
 
 class Trainable(ABC):
@@ -85,7 +85,7 @@ class Trainable(ABC):
     def snapshot(self) -> Self:
         """The same as it is now, to be saved while training continues."""
         taken = copy.copy(self)
-        taken.model = snapshot_of(self.model)
+        taken.model = snapshot_model(self.model)
         return taken
 
     def extra_state(self) -> dict[str, torch.Tensor]:

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from .adapter_folder import base_digest_of, load_adapter
+from .adapter_folder import digest_base, load_adapter
 from .adapter_layout import AdapterOverBase
 from .lora import LoraSettings, adapter_layout, adapter_weights, add_lora, base_weights, has_lora
 from .lora_policy import check_adapter
-from .models import random_numbers_from, weights_of
-from .reward_model import reward_model_from, save_reward_model
+from .models import model_weights, seeded_torch
+from .reward_model import build_reward_model, save_reward_model
 from .trainable import Trainable
 
 
@@ -42,19 +42,19 @@ class TrainedRewardModel(Trainable):
             check_adapter(model, lora, adapter_path)
 
     def begin(self, start: Path) -> None:
-        self.model = model = reward_model_from(self.model, seed=self._seed)
+        self.model = model = build_reward_model(self.model, seed=self._seed)
         if self._adapter_path is not None:
             load_adapter(model, self._adapter_path)
         elif self._lora is not None:
             add_lora(model, self._lora, seed=self._seed)
         if has_lora(model):
-            self.base_digest = base_digest_of(model)
+            self.base_digest = digest_base(model)
             model.get_submodule("score").requires_grad_(True)  # a head that was drawn is not to be kept as it is
 
     def weights(self) -> dict[str, torch.Tensor]:
         if has_lora(self.model):
             return {**base_weights(self.model), **adapter_weights(self.model)}
-        return weights_of(self.model)
+        return model_weights(self.model)
 
     def save(self, folder: Path) -> None:
         save_reward_model(self._merged() if has_lora(self.model) else self.model, self.tokenizer, folder)
@@ -76,7 +76,7 @@ class TrainedRewardModel(Trainable):
         """A plain reward model that computes what the one with an adapter does."""
         model = self.model
         weights = AdapterOverBase(base_weights(model), adapter_layout(model)).merged(adapter_weights(model))
-        with random_numbers_from(self._seed):  # drawn only to be replaced
+        with seeded_torch(self._seed):  # drawn only to be replaced
             plain: Any = type(model)(model.config)
         plain.load_state_dict(weights)
         merged: PreTrainedModel = plain.to(model.device, model.dtype).eval()

@@ -81,7 +81,7 @@ class Checkpoints(Saver):
         self._manager = CheckpointManager(folder, keep_last=section.keep, keep_best=best, disk=disk)
         self._warned_of_best = False
         self._background = BackgroundSaver(self._manager) if config.checkpoint.background else None
-        _warn_of_scores_without_checkpoint(config)
+        _warn_unsaved_scores(config)
 
     @property
     def manager(self) -> CheckpointManager:
@@ -89,7 +89,7 @@ class Checkpoints(Saver):
 
     def save(self, name: str, state: LoopState) -> ManifestRow | None:
         """Write a checkpoint, or begin to; its row, if it is there already."""
-        self._look_for_best(state.metrics)
+        self._check_best_metric(state.metrics)
         parts, trained = self._parts(), self._trained.gathered()
         row = ManifestRow(
             name,
@@ -97,7 +97,7 @@ class Checkpoints(Saver):
             state.epoch,
             step=state.global_step,
             policy_version=state.policy_version,
-            metrics=_without_other_steps(state.metrics, parts["trainer"], state.global_step),
+            metrics=_current_scores(state.metrics, parts["trainer"], state.global_step),
             final=name == "final",
         )
         if self._background is not None:
@@ -122,11 +122,11 @@ class Checkpoints(Saver):
 
     def mark_final(self, name: str, metrics: dict[str, Any]) -> ManifestRow:
         step = self._manager.row(name).step
-        row = self._manager.mark_final(name, _without_other_steps(metrics, self._loop_state(), step))
+        row = self._manager.mark_final(name, _current_scores(metrics, self._loop_state(), step))
         self._offer(row)
         return row
 
-    def _look_for_best(self, metrics: Mapping[str, Any]) -> None:
+    def _check_best_metric(self, metrics: Mapping[str, Any]) -> None:
         best = self.config.checkpoint.best
         if best is not None and best not in metrics and not self._warned_of_best:
             self._warned_of_best = True
@@ -165,7 +165,7 @@ class Checkpoints(Saver):
         beside.rename(place)
 
 
-class TakePartInSaving(Saver):
+class SavingParticipant(Saver):
     """The checkpoints of one run, as other ranks than the first see them: the model may be spread over all."""
 
     def __init__(self, save_every: int, trained: Trainable) -> None:
@@ -185,14 +185,14 @@ def _write(into: Path, trained: Trainable, parts: Mapping[str, Tree]) -> None:
         write_state(into / "state" / name, tree)
 
 
-def _without_other_steps(metrics: Mapping[str, Any], loop: Tree, step: int) -> dict[str, Any]:
+def _current_scores(metrics: Mapping[str, Any], loop: Tree, step: int) -> dict[str, Any]:
     """Metrics without the scores of evals whose last was at another step: those are of other weights than these."""
     evaluated_at: Mapping[str, int] = loop.get("after", {}).get("evaluated_at", {})
     others = tuple(f"{name}." for name, at in evaluated_at.items() if at != step)
     return {name: value for name, value in metrics.items() if not name.startswith(others)}
 
 
-def _warn_of_scores_without_checkpoint(config: RunConfig) -> None:
+def _warn_unsaved_scores(config: RunConfig) -> None:
     """The best of a metric can only be one that was saved: say so where evals come at steps that are not."""
     best, every = config.checkpoint.best, config.checkpoint.save_every
     section = next((one for one in config.eval if best is not None and best.startswith(f"{one.name}.")), None)

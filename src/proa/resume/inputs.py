@@ -131,7 +131,7 @@ def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
     return _digest([content, getattr(tokenizer, "chat_template", None), ends])
 
 
-def architecture_of(model: PreTrainedModel) -> dict[str, Any]:
+def model_architecture(model: PreTrainedModel) -> dict[str, Any]:
     """What of a model's configuration decides what it computes."""
     content: dict[str, Any] = json.loads(model.config.to_json_string(use_diff=False))
     return {key: value for key, value in content.items() if key not in _NOT_COMPUTED}
@@ -167,15 +167,15 @@ def _as_text(value: Any) -> str:
     try:
         return json.dumps(value, default=_plain, sort_keys=True, ensure_ascii=False) + "\n"
     except TypeError:  # keys that JSON does not have, or that have no order among them
-        return json.dumps(_with_text_keys(value), default=_plain, sort_keys=True, ensure_ascii=False) + "\n"
+        return json.dumps(_stringify_keys(value), default=_plain, sort_keys=True, ensure_ascii=False) + "\n"
 
 
-def _with_text_keys(value: Any) -> Any:
+def _stringify_keys(value: Any) -> Any:
     if hasattr(value, "__dataclass_fields__"):
         value = _plain(value)
     if isinstance(value, Mapping):
-        return {key if isinstance(key, str) else repr(key): _with_text_keys(inner) for key, inner in value.items()}
-    return [_with_text_keys(inner) for inner in value] if isinstance(value, list | tuple) else value
+        return {key if isinstance(key, str) else repr(key): _stringify_keys(inner) for key, inner in value.items()}
+    return [_stringify_keys(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def _plain(value: Any) -> Any:

@@ -256,10 +256,10 @@ def saved_config(folder: Path) -> dict[str, Any]:
         raise RunFolderError(f"{folder} is not a run's folder: there is no config.json in it") from None
 
 
-def config_in(folder: Path, flags: Sequence[str] = ()) -> RunConfig:
+def load_complete_config(folder: Path, flags: Sequence[str] = ()) -> RunConfig:
     """The configuration of the run in a folder, wherever that lies now, with what flags change. One that does not say
     all that the run needs is refused."""
-    config = saved_config_in(folder, flags)
+    config = load_saved_config(folder, flags)
     left = config.model_dump(mode="json")
     if unsaid := redacted_keys(left):
         raise ConfigError(f"{unsaid[0]} was a secret and was not written down: give it again, as --{unsaid[0]} VALUE")
@@ -271,7 +271,7 @@ def config_in(folder: Path, flags: Sequence[str] = ()) -> RunConfig:
     return config
 
 
-def saved_config_in(folder: Path, flags: Sequence[str] = ()) -> RunConfig:
+def load_saved_config(folder: Path, flags: Sequence[str] = ()) -> RunConfig:
     """The same, as far as it was written down: without secrets, and without what was given in Python."""
     parent = folder.parent if folder.name not in ("", "..") else folder.resolve().parent
     saved = saved_config(folder)

@@ -42,7 +42,7 @@ class DetachedReplayBuffer:
                     reason="room in the replay buffer",
                     timeout=self.wait_timeout,
                 )
-                self._refuse_if_closed()
+                self._check_open()
                 self._items.append(item)
                 room.announce()
 
@@ -60,7 +60,7 @@ class DetachedReplayBuffer:
                 timeout=self.wait_timeout,
             )
             if self.get_length() == 0:
-                self._refuse_if_closed()
+                self._check_open()
                 raise StepInterrupted("the trainer was interrupted while it waited for experience")
             taken = [self._items.popleft() for _ in range(self.sample_batch_size)]
             room.announce()
@@ -96,6 +96,6 @@ class DetachedReplayBuffer:
             self._closed = reason
             room.announce()
 
-    def _refuse_if_closed(self) -> None:
+    def _check_open(self) -> None:
         if self._closed:
             raise ClosedError(self._closed)

@@ -96,7 +96,7 @@ class ExperienceMakerHolder:
                 before = self.activity.look()
                 lease = self._next_lease(book)
                 try:
-                    self._work_on(lease, book, store, before)
+                    self._make_lease(lease, book, store, before)
                 except ClosedError:
                     raise
                 except LeaseFailedError:  # an earlier one's delivery
@@ -117,7 +117,7 @@ class ExperienceMakerHolder:
                 except WaitTimeoutError:
                     continue  # an idle maker is not a failure: the trainer's own wait is the one that counts
 
-    def _work_on(self, lease: Lease, book: Book, store: Store, before: Doing) -> None:
+    def _make_lease(self, lease: Lease, book: Book, store: Store, before: Doing) -> None:
         moments, state, what = self.manager.moments, self.state, f"lease {lease.id}"
         if lease.version != self.loaded_version:
             self._load(lease.version, store)

@@ -17,7 +17,7 @@ from ..learning.group_filter import GroupFilter
 from ..learning.learner import Learner, StepSettings
 from ..learning.optimizer import OptimizerSettings
 from ..policy.critic import Critic
-from ..policy.lora_policy import policy_of
+from ..policy.lora_policy import as_policy
 from ..policy.policy import Policy
 from .trainer import DetachedTrainer
 from .weights import WeightStore
@@ -98,7 +98,7 @@ class DetachedGRPOTrainer(PolicyTrainer):
         **trainer: Any,
     ) -> None:
         learner = Learner(
-            model if isinstance(model, Policy) else policy_of(model),
+            model if isinstance(model, Policy) else as_policy(model),
             algorithm,
             optimizer,
             replicas=trainer.pop("replicas", None),
@@ -130,7 +130,7 @@ class DetachedPPOTrainer(PolicyTrainer):
         **trainer: Any,
     ) -> None:
         learner = Learner(
-            model if isinstance(model, Policy) else policy_of(model),
+            model if isinstance(model, Policy) else as_policy(model),
             algorithm,
             optimizer,
             critic,

@@ -29,9 +29,9 @@ from ..lifecycle.manager import CallbackManager, Callbacks
 from ..lifecycle.roles import Role
 from ..lifecycle.spans import Lifecycle
 from ..loop.after_step import AfterStep
-from ..loop.evaluators import Evaluator, TakePart
+from ..loop.evaluators import Evaluator, Participant
 from ..loop.savers import Resumed, Saver
-from ..loop.supervised import artifacts_of
+from ..loop.supervised import loop_artifacts
 from ..loop.trained_steps import TrainedSteps
 from ..numerics import Numerics
 from .buffer import DetachedReplayBuffer
@@ -81,7 +81,7 @@ class DetachedTrainer(ABC):
         seed: int = 0,
         wait_timeout: float = 600.0,
         source: Source | None = None,
-        evaluators: Sequence[Evaluator | TakePart] = (),
+        evaluators: Sequence[Evaluator | Participant] = (),
         saver: Saver | None = None,
         output_dir: Path | None = None,
         replicas: Replicas | None = None,
@@ -133,7 +133,7 @@ class DetachedTrainer(ABC):
         life = Lifecycle(self.manager, state)
         self._after = after = AfterStep(life, self.evaluators, self.saver, self)
         begun = perf_counter()
-        training = life.training(lambda: artifacts_of(state, self.manager, after.rows, begun))
+        training = life.training(lambda: loop_artifacts(state, self.manager, after.rows, begun))
         with contextlib.closing(after), training, self._at_work():
             if resumed is None:
                 after.run_baselines()

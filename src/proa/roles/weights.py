@@ -122,7 +122,7 @@ def transport_digest(tensors: Mapping[str, torch.Tensor], *, threads: int = 1) -
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(f"{name}:{tuple(tensor.shape)}:{tensor.dtype};".encode())
-        memory = bytes_of(tensor).data
+        memory = tensor_bytes(tensor).data
         pieces += [memory[first : first + PIECE_BYTES] for first in range(0, len(memory), PIECE_BYTES)]
     if threads == 1 or len(pieces) < 2:
         hashes = [xxhash.xxh3_128_digest(piece) for piece in pieces]
@@ -134,6 +134,6 @@ def transport_digest(tensors: Mapping[str, torch.Tensor], *, threads: int = 1) -
     return digest.hexdigest()
 
 
-def bytes_of(tensor: torch.Tensor) -> Bytes:
+def tensor_bytes(tensor: torch.Tensor) -> Bytes:
     """The memory of a contiguous tensor on the CPU, as it is."""
     return tensor.reshape(-1).view(torch.uint8).numpy()

@@ -12,7 +12,7 @@ from ..evals.evaluation import eval_task
 from ..rewards import InlineRewards
 from .given import Given
 from .loading import load_training_task
-from .maker_side import rewards_for
+from .maker_side import select_rewards
 from .supervised import training_data
 
 
@@ -38,7 +38,7 @@ def score_names(section: EvalSection, config: RunConfig) -> list[str] | None:
 
 def _check_rewards(config: DetachedConfig) -> None:
     task = load_training_task(config, Given())
-    rewards = rewards_for(config, Given(), task)
+    rewards = select_rewards(config, Given(), task)
     if rewards is not None:
         scorer = InlineRewards(rewards, weights=config.reward.weights)
         if task.rows:

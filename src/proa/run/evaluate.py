@@ -33,13 +33,13 @@ def evaluate_folder(
 ) -> Scored:
     """The scores of the model in a folder, plain or an adapter, as a run of that configuration would take them."""
     torch.set_num_threads(config.threads)
-    policy = _policy_in(folder, config)
+    policy = _load_folder(folder, config)
     at = At(steps, version)
     scored = scoring(section, config, policy, lambda: at, called, any_length=any_length)()()
     return replace(scored, result=replace(scored.result, step=None))
 
 
-def _policy_in(folder: Path, config: RunConfig) -> Policy:
+def _load_folder(folder: Path, config: RunConfig) -> Policy:
     is_adapter = (folder / CONFIG_FILE).is_file()
     path = str(read_adapter(folder).base_folder()) if is_adapter else str(folder)
     model = config.model.model_copy(update={"path": path, "config": None, "tokenizer": str(folder)})

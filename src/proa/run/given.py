@@ -72,12 +72,12 @@ def _take_evaluators(sections: Any) -> tuple[Any, dict[str, Callable[..., Any]]]
         given = section.get("evaluator") if isinstance(section, Mapping) else None
         if callable(given):
             functions[str(section.get("name"))] = given
-            section = {**section, "evaluator": f"{_name_of(given)} {GIVEN}"}
+            section = {**section, "evaluator": f"{_function_name(given)} {GIVEN}"}
         described.append(section)
     return described, functions
 
 
-def _name_of(function: Any) -> str:
+def _function_name(function: Any) -> str:
     """The same in every process, so that a run can be resumed in another: an object's address is not."""
     while isinstance(function, functools.partial):
         function = function.func
@@ -91,5 +91,5 @@ def _take_functions(reward: Any) -> tuple[dict[str, Any], tuple[Callable[..., An
     functions = [functions] if callable(functions) or isinstance(functions, str) else functions
     if not any(callable(function) for function in functions):
         return section | ({"functions": list(functions)} if functions else {}), None
-    section["functions"] = [f"{_name_of(function)} {GIVEN}" for function in functions]
+    section["functions"] = [f"{_function_name(function)} {GIVEN}" for function in functions]
     return section, tuple(functions)

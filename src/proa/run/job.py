@@ -35,12 +35,12 @@ def state_summary(state: LoopState, evals: Iterable[str], callback_errors: dict[
         **({"stop_reason": state.stop_reason} if state.stop_reason else {}),
         "stopped_by": state.stopped_by,
         "steps_run": state.global_step,
-        "evals": _evals_in(state.metrics, evals),
+        "evals": _latest_evals(state.metrics, evals),
         "callback_errors": callback_errors,
     }
 
 
-def _evals_in(metrics: dict[str, Any], names: Iterable[str]) -> dict[str, dict[str, float]]:
+def _latest_evals(metrics: dict[str, Any], names: Iterable[str]) -> dict[str, dict[str, float]]:
     """The last scores of each eval, as the state's metrics hold them."""
     return {
         name: {key.removeprefix(f"{name}."): value for key, value in metrics.items() if key.startswith(f"{name}.")}

@@ -69,7 +69,7 @@ def load_trained_reward_model(config: RunConfig, given: Given) -> TrainedRewardM
     )
 
 
-def load_reward_model_for(
+def load_matching_reward_model(
     config: RunConfig, tokenizer: PreTrainedTokenizerBase, longest_prompt: int, folder: str
 ) -> PreTrainedModel:
     """A reward model that reads what this policy writes."""

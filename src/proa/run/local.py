@@ -43,7 +43,7 @@ class DetachedRun:
             policy=self.trainer_side.policy,
             longest_prompt=self.trainer_side.prompts.longest,
         )
-        inputs = self.maker_side.add_to(self.trainer_side.inputs)
+        inputs = self.maker_side.complete_inputs(self.trainer_side.inputs)
         self.inputs = self.trainer_side.inputs = replace(inputs, hooks=listeners.experience_hooks())
 
     def train(self, folder: RunFolder, resumption: Resumption | None, interruption: Interruption) -> TrainState:

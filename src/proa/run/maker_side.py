@@ -23,7 +23,7 @@ from ..roles.maker import ExperienceMakerHolder
 from ..rollouts import ModelReward, SingleTurn
 from ..tasks import Task
 from .given import Given
-from .loading import load_reward_model_for
+from .loading import load_matching_reward_model
 
 
 class MakerSide:
@@ -36,9 +36,9 @@ class MakerSide:
         self.policy = policy
         self.scorer = _scorer(config, given, task)
         self.reward_model = _reward_model(config, policy, longest_prompt)
-        self._rewards = rewards_for(config, given, task)
+        self._rewards = select_rewards(config, given, task)
 
-    def add_to(self, inputs: Inputs) -> Inputs:
+    def complete_inputs(self, inputs: Inputs) -> Inputs:
         """What a run works on, with its rewards."""
         functions = [] if self._rewards is None else load_rewards(self._rewards)
         return replace(
@@ -55,7 +55,7 @@ class MakerSide:
         model_reward = None
         if section is not None and self.reward_model is not None:
             model_reward = ModelReward(self.reward_model, section.weight, section.token_budget)
-        rollout = SingleTurn(policy.tokenizer, sampling_of(config), scorer=scorer, model_reward=model_reward)
+        rollout = SingleTurn(policy.tokenizer, make_sampling(config), scorer=scorer, model_reward=model_reward)
         return ExperienceMakerHolder(
             engine=build_engine(config.engine.kind, policy.model, end_ids=policy.end_ids, slots=config.engine.slots),
             rollout=rollout,
@@ -66,7 +66,7 @@ class MakerSide:
         )
 
 
-def sampling_of(config: DetachedConfig) -> Sampling:
+def make_sampling(config: DetachedConfig) -> Sampling:
     return Sampling(**config.sampling.model_dump())
 
 
@@ -74,10 +74,10 @@ def _reward_model(config: DetachedConfig, policy: Policy, longest_prompt: int) -
     section = config.reward.model
     if section is None:
         return None
-    return load_reward_model_for(config, policy.tokenizer, longest_prompt, section.path).requires_grad_(False)
+    return load_matching_reward_model(config, policy.tokenizer, longest_prompt, section.path).requires_grad_(False)
 
 
-def rewards_for(config: DetachedConfig, given: Given, task: Task) -> Any:
+def select_rewards(config: DetachedConfig, given: Given, task: Task) -> Any:
     """The functions that score: those given, or the task's own; None if it is the reward model alone."""
     rewards: Any = given.rewards or config.reward.functions
     if not rewards and config.reward.model is not None:
@@ -89,7 +89,7 @@ def rewards_for(config: DetachedConfig, given: Given, task: Task) -> Any:
 
 
 def _scorer(config: DetachedConfig, given: Given, task: Task) -> AbstractContextManager[Any]:
-    rewards = rewards_for(config, given, task)
+    rewards = select_rewards(config, given, task)
     if rewards is None:
         return nullcontext()
     scorer: InlineRewards | RewardWorkers

@@ -74,7 +74,7 @@ class RayRun:
         here = config.model_copy(update={"model": config.model.model_copy(update={"device": "cpu"})})
         side = TrainerSide(here, given, outline=True)
         makers = MakerSide(here, given, task=side.task, policy=side.policy, longest_prompt=side.prompts.longest)
-        self.inputs = replace(makers.add_to(side.inputs), hooks=listeners.experience_hooks())
+        self.inputs = replace(makers.complete_inputs(side.inputs), hooks=listeners.experience_hooks())
         travelling = [*self.listeners.makers, *self.listeners.trainer, *self.listeners.every_trainer]
         check_portable(travelling, pickled)
         self._runtime: RayRuntime | None = None
@@ -264,7 +264,7 @@ class _BuildTrainer:
         if ties.replicas.rank:
             manager = CallbackManager(everywhere)
             self._restore(manager)
-            other = side.assemble_other(ties.replicas, manager, self.resumption)
+            other = side.assemble_participant(ties.replicas, manager, self.resumption)
             return TrainerParts(other, None, None, lambda: {"callback_errors": manager.errors})
         return self._first(ties, side, everywhere)
 

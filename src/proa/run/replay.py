@@ -19,10 +19,10 @@ from ..record.journal import Journal
 from ..record.reading import read_run
 from ..record.run_folder import read_json
 from ..record.secrets import redact
-from ..resume.resuming import Resumption, config_changes, config_in, saved_config
+from ..resume.resuming import Resumption, config_changes, load_complete_config, saved_config
 from .given import Given
 from .placing import place_callbacks
-from .start import beginning_of, build_run, carry_out
+from .start import build_run, carry_out, template_start
 
 LEFT_OUT = ("callbacks", "eval")
 """What a replay does without: it does not change what is learned, but for hooks that change experience, which stay."""
@@ -96,7 +96,7 @@ def replay(
     original = Path(folder)
     if not (original / "run.json").is_file():
         read_run(original)  # which says what is there instead
-    changed = config_in(original, flags)
+    changed = load_complete_config(original, flags)
     config = _repeated(changed, original, into)
     last = _last_step(original)
     if until is not None and not 1 <= until <= last:
@@ -104,7 +104,7 @@ def replay(
     entries = Journal(original).read()
     with place_callbacks(config, [*show, _StopAfter(until or last)]) as listeners:
         build = partial(build_run, config, Given(), listeners, entries)
-        state = carry_out(config, build, now=beginning_of(original))
+        state = carry_out(config, build, now=template_start(original))
     compared, missing = _compared(original, config.folder, state)
     unchanged = _written(original, changed) if flags else changed.model_dump(mode="json")
     return Replay(
@@ -192,7 +192,7 @@ def _compared(original: Path, replayed: Path, state: TrainState) -> tuple[list[C
     missing: list[str] = []
     for row in CheckpointManager(original).history:
         if row.step in again:
-            digests = _weights_of(row), _weights_of(again[row.step])
+            digests = _weights_digests(row), _weights_digests(again[row.step])
             if all(step == row.step for step, _ in finals):  # the same as `proa train` showed
                 digests = finals[0][1], finals[1][1]
             compared.append(Comparison(row.step, row.name, *digests))
@@ -222,7 +222,7 @@ def _final_digest(folder: Path) -> tuple[int, str]:
     return (int(header["steps_run"]), str(header["weights_digest"])) if is_complete else (-1, "")
 
 
-def _weights_of(row: ManifestRow) -> str:
+def _weights_digests(row: ManifestRow) -> str:
     """The digests of a checkpoint's weights, as one text."""
     names = sorted(name for name in row.digests if name.startswith("model/") and name.endswith(".safetensors"))
     return " ".join(row.digests[name] for name in names)

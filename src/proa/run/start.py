@@ -114,7 +114,7 @@ def carry_out(
         lock(config.folder, patience),
         tolerate_lost_output(),
         interruption.listening(),
-        pinned_to(now or beginning_of(config.folder)),
+        pinned_to(now or template_start(config.folder)),
     ):
         if not there:
             _remove_stillborn(config.folder)
@@ -140,7 +140,7 @@ BEGAN = "template_time"
 """The header's key of what chat templates take for now: local time, as templates write it."""
 
 
-def beginning_of(folder: Path) -> datetime:
+def template_start(folder: Path) -> datetime:
     """When the run in a folder began, in the local time of where that was; now, if there is none yet."""
     try:
         header = read_json(folder / "run.json")

@@ -25,7 +25,7 @@ from ..policy.models import weights_digest
 from ..policy.policy import Policy
 from ..record.run_folder import RunFolder
 from ..resume.checkpoints import Checkpoints
-from ..resume.inputs import Inputs, Rows, architecture_of, row_tokens, tokenizer_digest
+from ..resume.inputs import Inputs, Rows, model_architecture, row_tokens, tokenizer_digest
 from ..resume.resuming import Resumption, changed_start_error, restore_process, start_digest
 from ..supervised.dpo import fit_dpo
 from ..supervised.reward_model import fit_reward_model
@@ -105,7 +105,7 @@ class SupervisedRun:
         return Inputs(
             rows=Rows.of(row_tokens(self._row_tokens(), rows, TRIED_ROWS), rows, len(rows)),
             tokenizer=tokenizer_digest(self.trained.tokenizer),
-            architecture=architecture_of(self.trained.model),
+            architecture=model_architecture(self.trained.model),
         )
 
     def _row_tokens(self) -> Callable[[int], Any]:

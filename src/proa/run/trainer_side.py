@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from ..actors.stop import StopRequest
 from ..config import ConfigError, DetachedConfig
 from ..data.sampling import Sampling
-from ..evals.evaluator import PolicyEvaluator, TakePartInEval
+from ..evals.evaluator import EvalParticipant, PolicyEvaluator
 from ..learning.learner import Learner, StepSettings
 from ..learning.optimizer import OptimizerSettings
 from ..learning.replicas import Alone, Replicas
@@ -28,8 +28,8 @@ from ..policy.models import weights_digest
 from ..policy.policy import Policy
 from ..policy.shared_prompts import check_shares_prompts
 from ..record.run_record import RunRecord
-from ..resume.checkpoints import Checkpoints, TakePartInSaving
-from ..resume.inputs import Inputs, Rows, architecture_of, row_tokens, tokenizer_digest
+from ..resume.checkpoints import Checkpoints, SavingParticipant
+from ..resume.inputs import Inputs, Rows, model_architecture, row_tokens, tokenizer_digest
 from ..resume.resuming import Resumption, changed_start_error, start_digest
 from ..rewards.identity import identity
 from ..roles.policy_trainer import PolicyTrainer
@@ -42,8 +42,8 @@ from .given import Given
 from .job import state_summary
 from .loading import (
     begin_training,
+    load_matching_reward_model,
     load_policy,
-    load_reward_model_for,
     load_training_task,
     lora_settings,
     optimizer_settings,
@@ -84,7 +84,7 @@ class TrainerSide:
                 len(self.task.rows),
             ),
             tokenizer=tokenizer_digest(self.policy.tokenizer),
-            architecture=architecture_of(self.policy.model),
+            architecture=model_architecture(self.policy.model),
             end_ids=self.policy.end_ids,
             algorithm=identity(type(self.algorithm)),
         )
@@ -93,7 +93,7 @@ class TrainerSide:
         if not outline:
             self._check_model()
             if config.critic is not None and config.critic.path is not None:
-                self._critic_start = load_reward_model_for(
+                self._critic_start = load_matching_reward_model(
                     config, self.policy.tokenizer, self.prompts.longest, config.critic.path
                 )
         self._evaluators = [
@@ -172,7 +172,7 @@ class TrainerSide:
                 around.store.publish(version, tensors)
         return trainer, book
 
-    def assemble_other(
+    def assemble_participant(
         self, replicas: Replicas, manager: CallbackManager, resumption: Resumption | None = None
     ) -> PolicyTrainer:
         """One of the other trainers: it computes its share of every batch."""
@@ -180,8 +180,8 @@ class TrainerSide:
             self._learner(replicas),
             store=WeightStore(),
             callbacks=manager,
-            evaluators=[TakePartInEval(section, self.policy) for section in self.config.eval],
-            saver=TakePartInSaving(self.config.checkpoint.save_every, self.policy),
+            evaluators=[EvalParticipant(section, self.policy) for section in self.config.eval],
+            saver=SavingParticipant(self.config.checkpoint.save_every, self.policy),
             source=SharedSource(replicas, None),
             **self._trainer_settings(replicas),
         )

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from ..learning.replicas import ReplicaError, error_of_another, farewell
+from ..learning.replicas import ReplicaError, farewell, remote_error
 
 T = TypeVar("T")
 
@@ -142,7 +142,7 @@ class ProcessGroup:
             # It came to the meetings before: whoever is slow to leave one of those has still to get what came of it,
             # or it would be a step behind.
             if self._meeting >= said["missed"]:
-                raise error_of_another(said)
+                raise remote_error(said)
 
 
 @contextmanager

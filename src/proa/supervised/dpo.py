@@ -29,10 +29,10 @@ from .training import (
     PairLoss,
     PairOutcome,
     SupervisedError,
-    batch_of,
-    context_of,
+    check_context,
     held_out_means,
-    optimizer_for,
+    make_optimizer,
+    pair_batch,
     pair_step,
     run_loop,
     score_pairs,
@@ -75,7 +75,7 @@ def fit_dpo(
     if settings.reference_free and reference is not None:
         raise SupervisedError("reference_free has no reference: leave out one of the two")
     order = BatchOrder(len(pairs), batch_size, steps, epochs, seed)
-    max_length = context_of(model, settings.max_length)
+    max_length = check_context(model, settings.max_length)
     check_causal(model)
 
     def loss_over(tokenised: Mapping[int, TokenisedPair]) -> PairLoss:
@@ -85,7 +85,7 @@ def fit_dpo(
     tokenised = tokenise_pairs(pairs, order.drawn(), tokenizer, max_length)
     if held_out is not None:
         others = tokenise_pairs(held_out.data, range(len(held_out.data)), tokenizer, max_length, "eval pair")
-        score = held_out_scores(model, batch_of(others, list(others)), loss_over(others), token_budget)
+        score = held_out_scores(model, pair_batch(others, list(others)), loss_over(others), token_budget)
         evaluators = [*evaluators, held_out.evaluator(score)]
     noted = {
         "beta": settings.beta,
@@ -93,8 +93,8 @@ def fit_dpo(
         "reference_free": settings.reference_free,
     }
     return run_loop(
-        pair_step(optimizer_for(model, optimizer, order), loss_over(tokenised), token_budget),
-        lambda places: TrainingBatch(batch_of(tokenised, places), _LOSS_NAMES[settings.loss], dict(noted)),
+        pair_step(make_optimizer(model, optimizer, order), loss_over(tokenised), token_budget),
+        lambda places: TrainingBatch(pair_batch(tokenised, places), _LOSS_NAMES[settings.loss], dict(noted)),
         order,
         callbacks=callbacks,
         evaluators=evaluators,
@@ -132,7 +132,7 @@ class ReferenceLogProbs:
         with self._reference() as given:
             reference = self._model if given is None else given
             with measuring(reference):
-                for micro in batch_of(self._pairs, places).micro_batches(self._token_budget):
+                for micro in pair_batch(self._pairs, places).micro_batches(self._token_budget):
                     chosen_N, rejected_N = completion_log_probs(reference, micro.pairs)
                     both = list(zip(chosen_N.tolist(), rejected_N.tolist(), strict=True))
                     _refuse_impossible(micro.places, both)

@@ -24,10 +24,10 @@ from .training import (
     PairLoss,
     PairOutcome,
     SupervisedError,
-    batch_of,
-    context_of,
+    check_context,
     held_out_means,
-    optimizer_for,
+    make_optimizer,
+    pair_batch,
     pair_step,
     run_loop,
     score_pairs,
@@ -53,25 +53,25 @@ def fit_reward_model(
     output_dir: Path | str | None = None,
     held_out: HeldOut[Sequence[PreferencePair]] | None = None,
 ) -> LoopState:
-    """Train a reward model (`reward_model_from`) in place for `epochs` times `steps` steps (None: one pass).
+    """Train a reward model (`build_reward_model`) in place for `epochs` times `steps` steps (None: one pass).
 
     The loss is the mean over a batch's pairs, whatever the micro-batches. Held-out pairs are scored by accuracy,
     margin, loss and calibration.
     """
     settings = settings or RewardModelSettings()
     if getattr(model, "score", None) is None:
-        raise SupervisedError(f"{type(model).__name__} has no score: make a reward model of it with reward_model_from")
+        raise SupervisedError(f"{type(model).__name__} has no score: make a reward model of it with build_reward_model")
     order = BatchOrder(len(pairs), batch_size, steps, epochs, seed)
-    max_length = context_of(model, settings.max_length)
+    max_length = check_context(model, settings.max_length)
     tokenised = tokenise_pairs(pairs, order.drawn(), tokenizer, max_length)
     loss_of = reward_loss(model)
     if held_out is not None:
         others = tokenise_pairs(held_out.data, range(len(held_out.data)), tokenizer, max_length, "eval pair")
-        score = held_out_scores(model, batch_of(others, list(others)), token_budget)
+        score = held_out_scores(model, pair_batch(others, list(others)), token_budget)
         evaluators = [*evaluators, held_out.evaluator(score)]
     return run_loop(
-        pair_step(optimizer_for(model, optimizer, order), loss_of, token_budget),
-        lambda places: TrainingBatch(batch_of(tokenised, places), "bradley_terry"),
+        pair_step(make_optimizer(model, optimizer, order), loss_of, token_budget),
+        lambda places: TrainingBatch(pair_batch(tokenised, places), "bradley_terry"),
         order,
         callbacks=callbacks,
         evaluators=evaluators,

@@ -26,7 +26,7 @@ from ..policy.packing import check_packing, pack, pack_lengths, packed_log_probs
 from ..spelling import did_you_mean
 from ..tasks.completions import check_fits, completion_tokens, conversation_tokens
 from ..tasks.task import Task, TaskError, TaskRow
-from .training import BatchOrder, HeldOut, context_of, optimizer_for, run_loop, take_step
+from .training import BatchOrder, HeldOut, check_context, make_optimizer, run_loop, take_step
 
 _COMPLETION = "completion"
 """What TRL calls the column of answers."""
@@ -58,7 +58,7 @@ def fit_sft(
     of the assistant's.
     """
     settings = settings or SFTSettings()
-    examples = Examples(task, tokenizer, replace(settings, max_length=context_of(model, settings.max_length)))
+    examples = Examples(task, tokenizer, replace(settings, max_length=check_context(model, settings.max_length)))
     order = BatchOrder(len(task.rows), batch_size, steps, epochs, seed)
     for row in order.drawn():
         examples[row]  # what cannot be learned from is refused before the first step
@@ -69,7 +69,7 @@ def fit_sft(
         score = held_out_loss(model, examples.of(held_out.data), token_budget)
         evaluators = [*evaluators, held_out.evaluator(score)]
     return run_loop(
-        sft_step(model, optimizer_for(model, optimizer, order), token_budget, packing=settings.packing),
+        sft_step(model, make_optimizer(model, optimizer, order), token_budget, packing=settings.packing),
         lambda rows: TrainingBatch(merge([examples[row] for row in rows]), "cross_entropy"),
         order,
         callbacks=callbacks,

@@ -82,7 +82,7 @@ class BatchOrder:
         return sorted({row for epoch in range(self.epochs) for rows in self.epoch(epoch) for row in rows})
 
 
-def context_of(model: PreTrainedModel, max_length: int | None) -> int | None:
+def check_context(model: PreTrainedModel, max_length: int | None) -> int | None:
     """How many tokens a sequence may have: as the user says, within what the model was made for."""
     context = context_length(model.config)
     if max_length is None or context is None:
@@ -92,7 +92,7 @@ def context_of(model: PreTrainedModel, max_length: int | None) -> int | None:
     return max_length
 
 
-def optimizer_for(model: PreTrainedModel, given: OptimizerSettings | Optimizer | None, order: BatchOrder) -> Optimizer:
+def make_optimizer(model: PreTrainedModel, given: OptimizerSettings | Optimizer | None, order: BatchOrder) -> Optimizer:
     """An optimizer of what requires a gradient, or the given one: whoever made it can save its state."""
     if isinstance(given, Optimizer):
         return given
@@ -177,7 +177,7 @@ def run_loop(
 ) -> LoopState:
     """Train in the given order, with the whole lifecycle around it; `batch` makes one of the rows it is of."""
     loop = SupervisedLoop(
-        _with_settings_kept(step), callbacks=callbacks, evaluators=evaluators, saver=saver, output_dir=output_dir
+        _guard_numerics(step), callbacks=callbacks, evaluators=evaluators, saver=saver, output_dir=output_dir
     )
     if saver is not None and saver.resumed is not None:
         saver.restore()
@@ -185,7 +185,7 @@ def run_loop(
     return loop.fit(lambda epoch: map(batch, order.epoch(epoch)), num_epochs=order.epochs, max_steps=order.total_steps)
 
 
-def _with_settings_kept(step: TrainingStep) -> TrainingStep:
+def _guard_numerics(step: TrainingStep) -> TrainingStep:
     """The same step, on torch's settings as the step before left them, whatever callbacks did since."""
     after_the_last: list[Numerics] = []
 
@@ -243,7 +243,7 @@ def tokenise_pairs(
     }
 
 
-def batch_of(tokenised: Mapping[int, TokenisedPair], places: Sequence[int]) -> PairBatch:
+def pair_batch(tokenised: Mapping[int, TokenisedPair], places: Sequence[int]) -> PairBatch:
     return PairBatch(tuple(places), tuple(tokenised[place] for place in places))
 
 

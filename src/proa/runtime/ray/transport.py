@@ -15,7 +15,7 @@ import torch
 
 from ...data.lease import Delivery
 from ...data.packed_items import PackedItems, pack_items, unpack_items
-from ...roles.weights import Bytes, bytes_of
+from ...roles.weights import Bytes, tensor_bytes
 
 
 def wrap_delivery(delivery: Delivery) -> tuple[PackedItems, Delivery]:
@@ -39,7 +39,7 @@ class Parcel:
 def wrap(tensors: Mapping[str, torch.Tensor]) -> Parcel:
     """Views where tensors are contiguous on the CPU, copies elsewhere. Put it away before the tensors change."""
     return Parcel(
-        {name: bytes_of(tensor.to("cpu").contiguous()) for name, tensor in tensors.items()},
+        {name: tensor_bytes(tensor.to("cpu").contiguous()) for name, tensor in tensors.items()},
         {name: tuple(tensor.shape) for name, tensor in tensors.items()},
         {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in tensors.items()},
     )
