@@ -243,3 +243,23 @@ def test_on_ray_actors_say_which_gpu_they_take(tmp_path):
     model = {**SMALL["model"], "device": "cuda"}
     with pytest.raises(ConfigError, match=r"set ray.trainer, e.g. \{num_gpus: 1\}"):
         digest(tmp_path, "ray", runtime="ray", model=model)
+
+
+def test_the_driver_checks_a_configuration_without_loading_the_model(tmp_path, monkeypatch):
+    from proa.config import load_run_config
+    from proa.run import loading
+    from proa.run.given import Given
+    from proa.run.on_ray import RayRun
+    from proa.run.placing import place_callbacks
+
+    def never(*_, **__):
+        raise AssertionError("the driver loaded a model")
+
+    monkeypatch.setattr(loading, "load_model", never)
+    settings = {**SMALL, "runtime": "ray", "output_dir": str(tmp_path), "lora": {"rank": 2}}
+    config = load_run_config(None, **settings, eval=[{"name": "held_out", "count": 2}])
+    with place_callbacks(config, None) as listeners:
+        assert RayRun(config, Given(), listeners).inputs.rows.count == 64
+        too_long = load_run_config(None, **{**settings, "sampling": {"group_size": 2, "max_new_tokens": 24}})
+        with pytest.raises(ConfigError, match="leaves no room for a prompt"):
+            RayRun(too_long, Given(), listeners)

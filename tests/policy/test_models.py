@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from proa.policy.models import ModelError, load_model, model_weights, save_model, weights_digest
+from proa.policy.models import ModelError, load_model, model_weights, outline_model, save_model, weights_digest
 
 
 def digest(model):
@@ -279,3 +279,32 @@ def test_evaluation_does_not_rescale_the_weights_of_rwkv_in_place():
     with torch.no_grad():
         model(input_ids=torch.tensor([[3, 4, 5]]))
     assert weights_digest(model_weights(model)) == before
+
+
+# The outline of a model: what can be checked without its weights.
+
+
+def shapes(model):
+    return {name: tuple(weight.shape) for name, weight in model.named_parameters()}
+
+
+@pytest.mark.parametrize("shape", ["llama", "gpt2", "qwen2"])
+def test_an_outline_has_the_models_names_and_shapes_and_no_weights(shape, configuration, tmp_path):
+    model = load_model(configuration(shape))
+    save_model(model, None, tmp_path)
+    for outline in (outline_model(configuration(shape)), outline_model(tmp_path)):
+        assert shapes(outline) == shapes(model)
+        assert {parameter.device.type for parameter in outline.parameters()} == {"meta"}
+        assert outline.config.to_dict().keys() >= model.config.to_dict().keys() - {"_name_or_path", "dtype"}
+        assert outline.generation_config.eos_token_id == model.generation_config.eos_token_id
+
+
+def test_an_outline_refuses_what_the_model_would(configuration, tmp_path):
+    with pytest.raises(ModelError, match="no model folder"):
+        outline_model(tmp_path / "nowhere")
+    with pytest.raises(ModelError, match="did you mean 'hidden_size'"):
+        outline_model({**configuration("llama"), "hiden_size": 8})
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(ModelError, match="which is pickled"):
+        outline_model(tmp_path)

@@ -22,7 +22,7 @@ class Linear:
         outputs = inputs @ self.weight
         return outputs if self.bias is None else outputs.add_(self.bias)
 
-    def complete_inputs(self, residual: torch.Tensor, inputs: torch.Tensor) -> None:
+    def add_to(self, residual: torch.Tensor, inputs: torch.Tensor) -> None:
         """Add the product to the residual, in place and in one product."""
         residual.view(-1, residual.shape[-1]).addmm_(inputs.view(-1, inputs.shape[-1]), self.weight)
         if self.bias is not None:
@@ -141,7 +141,7 @@ class Decoder:
                 scale=layer.attention_scale,
                 enable_gqa=self.query_heads != self.key_heads,
             )
-            layer.attention_out.complete_inputs(hidden_PTD, attended.transpose(1, 2).flatten(2))
+            layer.attention_out.add_to(hidden_PTD, attended.transpose(1, 2).flatten(2))
             self._add_mlp(layer, hidden_PTD)
         rows_P = torch.arange(len(prompts), device=self.device)
         last_P = torch.tensor([len(prompt) - 1 for prompt in prompts], device=self.device)
@@ -163,7 +163,7 @@ class Decoder:
         for number, layer in enumerate(self.layers):
             queries_BHW, keys_BHW, values_BHW = self._heads(layer, hidden_BD, turned)
             attended_BD = cache.attend(number, queries_BHW.view(grouped), keys_BHW, values_BHW, layer.attention_scale)
-            layer.attention_out.complete_inputs(hidden_BD, attended_BD)
+            layer.attention_out.add_to(hidden_BD, attended_BD)
             self._add_mlp(layer, hidden_BD)
         return self._logits(hidden_BD)
 
@@ -191,7 +191,7 @@ class Decoder:
             inner = self.activation(gate).mul_(inner)
         else:
             inner = self.activation(inner)
-        layer.mlp_out.complete_inputs(hidden, inner)
+        layer.mlp_out.add_to(hidden, inner)
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.final_norm(hidden) @ self.head
