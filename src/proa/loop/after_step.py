@@ -27,6 +27,7 @@ class AfterStep:
         self._state = life.state
         self._evaluators = evaluators
         self._saver = saver
+        self._loop = loop
         self._activity = loop.activity
         self._saved_at = -1
         self._saved_as = ""
@@ -77,12 +78,6 @@ class AfterStep:
                 self._save(f"step_{self._state.global_step}")
             self._drain()
 
-    def leave_if_asked(self) -> None:
-        """Save and raise `KeyboardInterrupt` if somebody asked for that."""
-        if self._saver is not None and self._saver.stop.reason:
-            self.save_before_leaving()
-            raise KeyboardInterrupt(self._saver.stop.reason)
-
     def save_before_leaving(self) -> None:
         """Save, with the scores of evals that are under way."""
         for one in (one for one in self._under_way.values() if not one.is_over):
@@ -93,7 +88,7 @@ class AfterStep:
         """Evals of the final weights, and the final checkpoint; what the last step had is not done twice."""
         self.announce_resumed()
         for evaluator in self._evaluators:
-            self.leave_if_asked()  # these may be long, and nobody needs them of a run that is being left
+            self._loop.leave_if_asked()  # these may be long, and nobody needs them of a run that is being left
             if self._evaluated_at.get(evaluator.name) != self._state.global_step:
                 self._score(evaluator)
         self._report_scored(wait=True)

@@ -32,6 +32,9 @@ class SavedLoop(Protocol):
     def state_dict(self) -> dict[str, Any]:
         """Between two steps, all that a loop which continues from here needs."""
 
+    def leave_if_asked(self) -> None:
+        """Save and raise `KeyboardInterrupt` if somebody asked for that."""
+
 
 @dataclass(frozen=True, slots=True)
 class Resumed:

@@ -110,6 +110,13 @@ class SupervisedLoop:
         self._resumed.restore(self.state)
         self._trained_steps = TrainedSteps.from_saved(saved.get("trained_steps"))
 
+    def leave_if_asked(self) -> None:
+        """Save and raise `KeyboardInterrupt` if the saver's stop request says so."""
+        if self.saver is not None and self.saver.stop.reason:
+            assert self._after is not None, "it is asked while it runs"
+            self._after.save_before_leaving()
+            raise KeyboardInterrupt(self.saver.stop.reason)
+
     def _epochs_left(self, count: int, resumed: Resumed | None) -> Iterator[tuple[int, int]]:
         """Epochs to go through, and how many of each one's steps are done."""
         first, done = 0, 0
@@ -139,7 +146,7 @@ class SupervisedLoop:
                 if isinstance(step.metrics, dict):  # else it is refused
                     self._trained_steps.note(step.index, step.metrics)
             after.run_due()
-            after.leave_if_asked()
+            self.leave_if_asked()
             if _over(life.state):
                 break
 

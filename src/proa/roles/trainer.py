@@ -293,12 +293,17 @@ class DetachedTrainer(ABC):
         if self.state.global_step > index:  # else a stop was asked for in the middle of it
             self._place = replace(self._place, done=self._place.done + 1)
         after.run_due()
-        # What one trainer was asked, all of them do, at the same step: each has a part in the checkpoint.
+        self.leave_if_asked()
+
+    def leave_if_asked(self) -> None:
+        """Save and raise `KeyboardInterrupt` if one of the trainers was asked to leave: all do, at the same step, because
+        each has a part in the checkpoint."""
         reason = self.stop.reason
         if self.replicas.size > 1:
             reason = next(filter(None, self.replicas.gather(reason)), "")
         if reason:
-            after.save_before_leaving()
+            assert self._after is not None, "it is asked while it trains"
+            self._after.save_before_leaving()
             raise AgreedInterrupt(reason)
 
     def _step_without_data(self, life: Lifecycle, after: AfterStep) -> None:
