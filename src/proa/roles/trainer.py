@@ -296,8 +296,10 @@ class DetachedTrainer(ABC):
         self.leave_if_asked()
 
     def leave_if_asked(self) -> None:
-        """Save and raise `KeyboardInterrupt` if one of the trainers was asked to leave: all do, at the same step, because
-        each has a part in the checkpoint."""
+        """Save and raise `KeyboardInterrupt` if a trainer was asked to leave: all do, at the same step.
+
+        Each of them has a part in the checkpoint.
+        """
         reason = self.stop.reason
         if self.replicas.size > 1:
             reason = next(filter(None, self.replicas.gather(reason)), "")
