@@ -393,17 +393,18 @@ def test_a_real_run_can_be_looked_at_while_it_goes_on_and_followed_to_its_end(tm
 def test_it_needs_no_torch_and_takes_well_under_a_second(tmp_path):
     run = make_run(tmp_path, metrics=rows(300))
     LiveFile(run.path).look(lambda: a_view())
-    source = f"import sys; from proa.cli.main import main; main(['show', {str(run.path)!r}]); print(*sys.modules)"
-    best = float("inf")
-    for _ in range(5):  # the machine may be busy with something else
-        if best < 1.0:
-            break
-        begun = time.perf_counter()
+    source = (
+        f"import sys, time; from proa.cli.main import main; main(['show', {str(run.path)!r}]); "
+        "print(*sys.modules); print(time.process_time())"
+    )
+    seconds = []
+    for _ in range(3):  # of its own time, which others on a busy machine slow down a little, too
         out = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True).stdout
-        best = min(best, time.perf_counter() - begun)
-    assert "demo: running" in out
-    assert not {"torch", "transformers", "ray", "numpy", "pydantic"} & set(out.splitlines()[-1].split())
-    assert best < 1.0
+        *shown_lines, modules, spent = out.splitlines()
+        seconds.append(float(spent))
+    assert "demo: running" in "\n".join(shown_lines)
+    assert not {"torch", "transformers", "ray", "numpy", "pydantic"} & set(modules.split())
+    assert min(seconds) < 1.0
 
 
 def test_a_late_eval_of_an_earlier_step_does_not_hide_the_last_step(tmp_path, capsys):
