@@ -1,9 +1,9 @@
 """The package as a whole: what importing it costs, what it offers, what the command line says."""
 
 import json
+import resource
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -40,13 +40,14 @@ def test_every_public_name_is_there_and_says_what_it_is():
 
 
 def test_help_answers_in_under_a_second():
-    best = float("inf")
-    for _ in range(3):  # the machine may be busy with something else
-        begun = time.perf_counter()
+    seconds = []
+    for _ in range(3):  # of the processor's time: the machine may be busy with something else
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         out = in_a_new_process("-m", "proa", "--help")
-        best = min(best, time.perf_counter() - begun)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     assert "moments" in out
-    assert best < 1.0
+    assert min(seconds) < 1.0
 
 
 def test_the_verb_moments_shows_one_or_all(capsys):
