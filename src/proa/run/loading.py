@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..config import RunConfig
+from ..config import DetachedConfig, RunConfig
 from ..config.sections import GIVEN, LoraSection
+from ..data.sampling import Sampling
 from ..learning.optimizer import OptimizerSettings
 from ..model_shape import context_length
 from ..policy.generation_settings import make_savable
@@ -132,6 +133,10 @@ def lora_settings(section: LoraSection) -> LoraSettings:
 
 def optimizer_settings(config: RunConfig, **changes: Any) -> OptimizerSettings:
     return OptimizerSettings(**config.optimizer.model_dump(exclude={"token_budget", "share_prompts"}) | changes)
+
+
+def make_sampling(config: DetachedConfig) -> Sampling:
+    return Sampling(**config.sampling.model_dump())
 
 
 def load_tokenizer(folder: str, trust_remote_code: bool) -> PreTrainedTokenizerBase:

@@ -10,7 +10,6 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from ..config import ConfigError, DetachedConfig
-from ..data.sampling import Sampling
 from ..engines import build_engine
 from ..lifecycle.hooks import BaseCallback
 from ..policy.models import weights_digest
@@ -23,7 +22,7 @@ from ..roles.maker import ExperienceMakerHolder
 from ..rollouts import ModelReward, SingleTurn
 from ..tasks import Task
 from .given import Given
-from .loading import load_matching_reward_model
+from .loading import load_matching_reward_model, make_sampling
 
 
 class MakerSide:
@@ -64,10 +63,6 @@ class MakerSide:
             name=name,
             seed=config.seed,
         )
-
-
-def make_sampling(config: DetachedConfig) -> Sampling:
-    return Sampling(**config.sampling.model_dump())
 
 
 def _reward_model(config: DetachedConfig, policy: Policy, longest_prompt: int) -> PreTrainedModel | None:

@@ -12,7 +12,6 @@ from transformers import PreTrainedModel
 
 from ..actors.stop import StopRequest
 from ..config import ConfigError, DetachedConfig
-from ..data.sampling import Sampling
 from ..evals.evaluator import EvalParticipant, PolicyEvaluator
 from ..learning.learner import Learner, StepSettings
 from ..learning.optimizer import OptimizerSettings
@@ -46,6 +45,7 @@ from .loading import (
     load_policy,
     load_training_task,
     lora_settings,
+    make_sampling,
     optimizer_settings,
 )
 from .placing import TrainerListeners
@@ -242,7 +242,7 @@ class TrainerSide:
             self._critic() if self.algorithm.needs_critic else None,
             replicas,
             optimizer_steps=config.total_steps * config.train_epochs,
-            sampling=Sampling(**config.sampling.model_dump()),
+            sampling=make_sampling(config),
             settings=StepSettings(
                 token_budget=config.optimizer.token_budget,
                 old=config.algorithm.old,
