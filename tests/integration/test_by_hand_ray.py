@@ -93,8 +93,8 @@ def test_makers_follow_and_rewards_rise(ray_cluster, folder, kind, makers, train
         for name in maker_names
     ]  # fmt: skip
     working = [one.workingloop.remote(num_epochs=1000) for one in making]  # more than is trained: it ends with fit
-    ray.get([one.fit.remote(total_steps=STEPS, update_steps=2) for one in training], timeout=240)
-    ray.get(working, timeout=240)
+    ray.get([one.fit.remote(total_steps=STEPS, update_steps=2) for one in training], timeout=900)
+    ray.get(working, timeout=900)
     outcomes = ray.get([one.outcome.remote() for one in training])
     versions = ray.get([one.get_policy_version.remote() for one in making])
     for one in (*training, *making):
