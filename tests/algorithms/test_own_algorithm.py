@@ -81,6 +81,46 @@ def test_an_arm_of_an_experiment_may_have_it(tmp_path):
     assert computed == [4.0]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Scored(Signed):
+    """Has a setting that JSON has no form for."""
+
+    judge: Any = len
+
+
+def test_an_experiment_names_and_records_the_object_by_class_and_settings(tmp_path):
+    over = {"algorithm": [Scored(scale=2.0), Scored(judge=abs), GRPO(clip_low=0.1), "grpo"]}
+    config = {"name": "e", "output_dir": tmp_path, "matrix": {"run": {**DETACHED, "total_steps": 1}, "over": over}}
+    experiment = Experiment(config)
+    names = [chain[0].key for chain in experiment.plan]
+    assert names == [
+        "algorithm-Scored-scale-2.0", "algorithm-Scored-judge-builtins-abs",
+        "algorithm-grpo-clip_low-0.1", "algorithm-grpo",
+    ]  # fmt: skip
+    del experiment.plan[1:]  # one run is enough
+    assert experiment.run().status == "completed"
+    written = json.loads((tmp_path / "e" / "experiment.json").read_text())["config"]["matrix"]["over"]["algorithm"]
+    assert written[0] == {"name": "Scored (given in Python)", "params": {"scale": 2.0}}
+    assert written[2:] == [{"name": "grpo", "params": {"clip_low": 0.1}}, "grpo"]
+    again = Experiment(
+        {**config, "matrix": None, "run": {**DETACHED, "algorithm": {"name": Scored(), "old": "trainer"}}}
+    )
+    assert again.config.model_dump(mode="json")["run"]["algorithm"] == {
+        "name": "Scored (given in Python)", "params": {}, "old": "trainer",
+    }  # fmt: skip
+
+
+def test_an_experiment_in_processes_refuses_at_once_an_object_that_cannot_be_sent_there(tmp_path):
+    @dataclass(frozen=True, kw_only=True)
+    class Local(Signed):
+        pass
+
+    arms = {"a": {**DETACHED}, "b": {**DETACHED, "algorithm": Local()}}
+    with pytest.raises(NotPortableError, match="arm b: Local lives in another process.*name the class instead"):
+        Experiment({"output_dir": tmp_path, "runs": arms, "max_concurrent_arms": 2})
+    Experiment({"output_dir": tmp_path, "runs": arms})
+
+
 def test_one_of_proas_own_as_an_object_is_the_same_as_its_name(tmp_path):
     config = RunConfig(**DETACHED, algorithm=GRPO(clip_low=0.1))
     assert config == RunConfig(**DETACHED, algorithm={"name": "grpo", "params": {"clip_low": 0.1}})
