@@ -96,6 +96,8 @@ class Algorithm(Settings, ABC):
     """For messages, and in configurations for the built-in ones; by default the name of the class."""
     min_group: ClassVar[int] = 1
     """The least number of rewarded completions of a prompt that can be trained on."""
+    filter_reason: ClassVar[str] = "filtered"
+    """Under which name the ledger counts samples of groups that `keeps_group` refuses."""
     needs_critic: ClassVar[bool] = False
     needs_proximal: ClassVar[bool] = False
     """The ratio is relative to the trainer's first pass over a batch, whatever `old` says."""
@@ -111,6 +113,8 @@ class Algorithm(Settings, ABC):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         cls.name = vars(cls).get("name", cls.__name__)
+        if "keeps_group" in vars(cls) and "filter_reason" not in vars(cls):
+            cls.filter_reason = Algorithm.filter_reason  # the base's may not be true of another filter
 
     def shape_rewards(self, rewards_B: Tensor, lengths_B: Tensor, max_new_tokens: int) -> Tensor:
         """The rewards to compare; unchanged unless the algorithm adds a term."""

@@ -41,8 +41,8 @@ class TrainedSteps:
         """Raise if steps were made and none trained; `why`, if it is known, is added to the sentence."""
         if steps and not self.trained:
             made = "the run's only step" if steps == 1 else f"none of the run's {steps} steps"
-            if self.first_skip and not why:
-                why = f"; {'it was skipped' if steps == 1 else 'they were skipped, the first'} {self.first_skip}"
+            if self.first_skip:
+                why += f"; {'it was skipped' if steps == 1 else 'some were skipped, the first'} {self.first_skip}"
             raise NothingToTrainOnError(f"{made} trained on {'nothing' if steps == 1 else 'anything'}{why}")
         if steps and not self.moved:
             log.warning(

@@ -9,13 +9,15 @@ import torch
 from transformers import PreTrainedModel
 
 from ..algorithms import Algorithm
-from ..data.experience import Experience
+from ..data.experience import BufferItem, Experience
 from ..data.loop import ManifestRow
 from ..data.masks import action_mask_of
 from ..data.sampling import Sampling
 from ..learning.group_filter import GroupFilter
 from ..learning.learner import Learner, StepSettings
 from ..learning.optimizer import OptimizerSettings
+from ..lifecycle.spans import Lifecycle
+from ..loop.after_step import AfterStep
 from ..policy.critic import Critic
 from ..policy.lora_policy import as_policy
 from ..policy.policy import Policy
@@ -68,16 +70,15 @@ class PolicyTrainer(DetachedTrainer):
     def _device(self) -> torch.device | str:
         return self.policy.device
 
+    def _next_items(self, life: Lifecycle, after: AfterStep) -> list[BufferItem]:
+        self.group_filter.start_step()
+        return super()._next_items(life, after)
+
     def _why_empty(self) -> str:
-        if self.group_filter.last_reward_error:
-            return f"; the last sample without a reward said: {self.group_filter.last_reward_error}"
-        return ": no group has two completions with different rewards"
+        return self.group_filter.describe_step()
 
     def _why_idle(self) -> str:
-        failed, first = self.source.ledger.failed_rewards, self.group_filter.first_reward_error
-        if failed and first:
-            return f"; {failed} samples had no usable reward, the first because: {first}"
-        return super()._why_idle()
+        return self.group_filter.describe_run(self.source.ledger)
 
 
 class DetachedGRPOTrainer(PolicyTrainer):

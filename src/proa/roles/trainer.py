@@ -325,8 +325,8 @@ class DetachedTrainer(ABC):
         return ""
 
     def _why_idle(self) -> str:
-        """Why no step of the run trained, to be added to a sentence; empty if the skipped steps say it."""
-        return "" if self._trained_steps.first_skip else self._why_empty()
+        """What is known of why no step of the run trained, to be added to a sentence."""
+        return ""
 
     @property
     def _stopping(self) -> bool:
