@@ -240,6 +240,18 @@ def test_settings_of_a_class_that_is_not_a_dataclass_are_refused():
         Forgotten()
 
 
+def test_a_critic_comes_with_the_class_that_says_how_it_learns():
+    with pytest.raises(SettingError, match="Judged needs a critic.*derive it from CriticAlgorithm"):
+
+        class Judged(Signed):
+            needs_critic = True
+
+    class Valued(PPO):
+        needs_critic = True
+
+    assert Valued().needs_critic
+
+
 def test_settings_may_be_of_any_type():
     @dataclass(frozen=True, kw_only=True)
     class Free(Signed):

@@ -91,7 +91,10 @@ class Learner:
                 raise SettingError(f"{algorithm.name} needs a critic: give one, as DetachedPPOTrainer does")
             return None
         if not isinstance(algorithm, CriticAlgorithm):
-            raise SettingError(f"{algorithm.name} has no use for a critic: leave it out, as DetachedGRPOTrainer does")
+            raise SettingError(
+                f"{algorithm.name} has no use for a critic: leave it out, as DetachedGRPOTrainer does, or derive the "
+                "algorithm from CriticAlgorithm"
+            )
         return ValueLearner(
             critic,
             algorithm,
