@@ -210,9 +210,45 @@ def test_a_short_form_has_a_line_too(refused):
     assert "your own: 'package.module:Class'" in refused(section, "algorithm: gropo\n")
 
 
+@pytest.mark.parametrize(
+    ("written", "words"),
+    [
+        ("stf", "line 6: no algorithm 'stf'; did you mean 'sft'? (known: grpo, "),
+        (f"{PATH[:-6]}Pairs", "line 6: algorithm 'tests.algorithms.signed:Pairs' needs the setting 'least', which has"),
+        (f"{PATH[:-6]}Unfinished", "line 6: algorithm 'tests.algorithms.signed:Unfinished': TypeError: Can't instant"),
+        (f"{PATH[:-6]}Forgotten", "line 6: Forgotten.power looks like a setting, and Forgotten is not a dataclass"),
+        (
+            f"{{name: '{PATH[:-6]}Forgotten', params: {{power: 3.0}}}}",
+            "line 6: Forgotten.power looks like a setting, and Forgotten is not a dataclass: write @dataclass",
+        ),
+        (
+            "null",
+            "line 6: algorithm must be a section with keys of its own (name, params, old, importance_cap), or the",
+        ),
+        ("null", "or the name alone, not null"),
+    ],
+)
+def test_mistakes_that_have_no_key_of_their_own_have_the_line_of_the_algorithm(refused, written, words):
+    assert words in refused(FILE[FILE.index("algorithm:") :], f"algorithm: {written}\n")
+
+
+def test_tuples_and_sets_are_lists_in_a_file(tmp_path):
+    settings = "{order: [1, 2], pairs: [[a, 0.5], [b, 1.0]], names: [x, y]}"
+    section = f"algorithm:\n  name: {PATH[:-6]}Ordered\n  params: {settings}\n"
+    (tmp_path / "run.yaml").write_text(FILE[: FILE.index("algorithm:")] + section)
+    config = load_run_config(tmp_path / "run.yaml")
+    made = signed.Ordered(order=(1, 2), pairs=(("a", 0.5), ("b", 1.0)), names=frozenset("xy"))
+    assert config.algorithm.build() == made
+    assert RunConfig(**DETACHED, algorithm=made).algorithm.params == config.algorithm.params
+    with pytest.raises(ConfigError, match=r"algorithm.params.order: Input should be a valid integer"):
+        load_run_config(tmp_path / "run.yaml", ["--algorithm.params.order", "[1, x]"])
+
+
 def test_what_a_flag_says_is_not_blamed_on_the_file(refused):
     said = refused("name", "name", "--algorithm.params.clip_low", "7")
     assert said.startswith("algorithm.params.clip_low must be a number")
+    params = "  params:\n    scale: 0.5\n    clip_low: 0.1\n"
+    assert refused(params, "", "--algorithm.name", f"{PATH[:-6]}Pairs").startswith("algorithm 'tests.algorithms.sign")
 
 
 def test_what_the_class_says_itself_is_told(refused):

@@ -215,6 +215,8 @@ def _recordable(setting: Any) -> Any:
     """A setting as JSON; an object by its class, because its address differs from process to process."""
     if isinstance(setting, list | tuple):
         return [_recordable(one) for one in setting]
+    if isinstance(setting, set | frozenset):
+        return sorted(map(_recordable, setting), key=str)
     if isinstance(setting, Mapping):
         return {str(key): _recordable(one) for key, one in setting.items()}
     if isinstance(setting, type | FunctionType | BuiltinFunctionType):
