@@ -292,10 +292,10 @@ class Learner:
         described |= reward_part_means(experience)
         if experience.kl is not None:
             described["kl_to_reference"] = float(experience.kl.sum(-1).mean())  # per completion, not per token
+            if self.algorithm.first_kl_coefficient:
+                described["kl_reward_coefficient"] = self._used_kl_coefficient
         if self.values is not None:
             described |= self.values.describe(experience)
-            if experience.kl is not None:
-                described["kl_reward_coefficient"] = self._used_kl_coefficient
         return described
 
     # -- saving --------------------------------------------------------------------------------------

@@ -80,6 +80,10 @@ class PolicyTrainer(DetachedTrainer):
     def _why_idle(self) -> str:
         return self.group_filter.describe_run(self.source.ledger)
 
+    def _why_unmoved(self) -> str:
+        is_compared = self.learner.algorithm.min_group > 1
+        return ": did all completions of each prompt get the same reward?" if is_compared else ""
+
 
 class DetachedGRPOTrainer(PolicyTrainer):
     """Trains a policy by comparing completions with one another: GRPO, Dr.GRPO, DAPO, RLOO, GSPO, CISPO, …

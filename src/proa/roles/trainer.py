@@ -145,7 +145,7 @@ class DetachedTrainer(ABC):
                 with life.episode(episode):
                     fresh = min(update_steps, total_steps - episode * update_steps)
                     self._run_episode(life, after, fresh, train_epochs)
-            self._trained_steps.refuse_idle_run(state.global_step, self._why_idle())
+            self._trained_steps.refuse_idle_run(state.global_step, self._why_idle(), self._why_unmoved())
             self._place = Place(episodes)
             after.run_final()
 
@@ -326,6 +326,10 @@ class DetachedTrainer(ABC):
 
     def _why_idle(self) -> str:
         """What is known of why no step of the run trained, to be added to a sentence."""
+        return ""
+
+    def _why_unmoved(self) -> str:
+        """What is known of why every gradient was 0, to be added to a sentence."""
         return ""
 
     @property
