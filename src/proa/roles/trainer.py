@@ -312,6 +312,7 @@ class DetachedTrainer(ABC):
         """Filtering left nothing to train on, and no more may be asked for: the step counts, and says so."""
         log.warning("step %d has nothing to train on%s", life.state.global_step, self._why_empty())
         with life.step() as step:
+            self.batch_in_step = None
             self._empty_in_a_row += 1
             if self._empty_in_a_row > MAX_EMPTY_STEPS:
                 raise NothingToTrainOnError(
