@@ -77,8 +77,7 @@ def load_model(
     >>> model.config.num_hidden_layers
     1
     """
-    if dtype not in _DTYPES:
-        raise ModelError(f"no dtype {dtype!r}; one of {', '.join(_DTYPES)}{did_you_mean(dtype, _DTYPES)}")
+    check_dtype(dtype)
     with seeded_torch(seed):
         if isinstance(source, Mapping):
             model: Any = _from_configuration(source, _DTYPES[dtype])
@@ -89,24 +88,31 @@ def load_model(
     return cast(PreTrainedModel, model.to(device).eval())
 
 
+def check_dtype(name: str) -> None:
+    if name not in _DTYPES:
+        raise ModelError(f"no dtype {name!r}; one of {', '.join(_DTYPES)}{did_you_mean(name, _DTYPES)}")
+
+
 def outline_model(
-    source: str | PathLike[str] | Mapping[str, Any], *, trust_remote_code: bool = False
+    source: str | PathLike[str] | Mapping[str, Any], *, dtype: str = "float32", trust_remote_code: bool = False
 ) -> PreTrainedModel:
     """The model that `load_model` would give, without its weights: its configuration, and layers with names and shapes.
 
     Enough to find most mistakes, at no cost in memory; the weights themselves are not looked at.
     """
+    check_dtype(dtype)
     if not isinstance(source, Mapping) and is_adapter_folder(Path(source)):
         try:
             source = read_adapter(source).base_folder()
         except AdapterError as error:
             raise ModelError(str(error)) from error
-    with torch.device("meta"):
+    with _ONE_AT_A_TIME, torch.device("meta"):
         if isinstance(source, Mapping):
-            return _from_configuration(source, torch.float32)
+            return _from_configuration(source, _DTYPES[dtype])
         config = _folder_configuration(Path(source), trust_remote_code)
+        options = {"dtype": _DTYPES[dtype], "trust_remote_code": trust_remote_code}
         try:
-            model = cast(PreTrainedModel, _AUTO_MODEL.from_config(config, trust_remote_code=trust_remote_code))
+            model = cast(PreTrainedModel, _AUTO_MODEL.from_config(config, **options))
         except (*_UNBUILDABLE, *UNREADABLE) as error:
             raise ModelError(f"{source} does not load as a causal language model: {error}") from error
     if (Path(source) / "generation_config.json").is_file():

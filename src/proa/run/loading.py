@@ -153,7 +153,7 @@ def _load_parts(
     else:
         source: Any = section.path if section.path is not None else section.config
         if outline:
-            model = outline_model(source, trust_remote_code=section.trust_remote_code)
+            model = outline_model(source, dtype=section.dtype, trust_remote_code=section.trust_remote_code)
         else:
             model = load_model(
                 source,
