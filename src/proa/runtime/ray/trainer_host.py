@@ -205,11 +205,14 @@ class TrainerHost(RankHost):
 
     @concurrency_group("leases")
     def next_lease(self, maker: str, ticket: int, has_version: int) -> Reply:
-        """Work for a maker. Repeated with the same ticket, because the reply was lost, it is the same lease."""
+        """Work for a maker. Repeated with the same ticket, because the reply was lost, it is the same lease.
+
+        A call may also be repeated so late that the maker has asked for the next one since: that gets nothing.
+        """
         with self._asking[maker]:
             last, reply = self._given.get(maker, (0, Reply()))
-            if last == ticket:
-                return reply
+            if ticket <= last:
+                return reply if ticket == last else Reply()
             try:
                 lease = self._book.next_lease(maker, seconds=POLL_SECONDS)
                 reply = Reply(
@@ -258,7 +261,12 @@ class TrainerHost(RankHost):
     @concurrency_group("look")
     def dismiss(self, maker: str) -> list[int]:
         """Asked again, because the answer was lost, it says that the maker had nothing: that blames no lease."""
-        return self._book.dismiss(maker)
+        held = self._book.dismiss(maker)
+        self._mailbox.dismiss(maker)
+        with self._asking[maker]:  # one that asks at this moment is refused by the book, and then there is no more
+            self._given.pop(maker, None)  # it holds weights
+        self._asking.pop(maker, None)
+        return held
 
     @concurrency_group("look")
     def overdue(self, seconds: float) -> dict[int, str]:

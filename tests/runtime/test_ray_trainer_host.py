@@ -1,0 +1,51 @@
+"""The first trainer's actor, without its actor: calls that are repeated, late, or of makers that are gone."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from tests.leases.honest_makers import plan, prompt
+
+pytest.importorskip("ray", reason="needs ray: pip install 'proa[ray]'")
+
+from proa.leases.book import LeaseBook
+from proa.roles.weights import WeightStore
+from proa.runtime.ray.link import Interests
+from proa.runtime.ray.replies import NO_VERSION, Reply
+from proa.runtime.ray.trainer_host import TrainerHost, TrainerParts
+
+
+def host(**changes):
+    """With leases to hand out, and weights for them."""
+    book, store = LeaseBook(plan(**changes), prompt), WeightStore()
+    store.publish(0, {"weight": torch.zeros(3)})
+    book.start_episode(0)
+    made = TrainerHost(
+        lambda ties: TrainerParts(SimpleNamespace(), book, store, dict),
+        Interests(frozenset(), frozenset()), size=1, backend="gloo", patience=60.0,
+    )  # fmt: skip
+    made.prepare(None)
+    return made
+
+
+def lease_ids(replies):
+    return [reply.value and reply.value.id for reply in replies]
+
+
+def test_a_repeated_request_gets_the_same_lease_and_one_that_comes_late_gets_none():
+    trainer = host()
+    replies = [trainer.next_lease("maker_0", ticket, NO_VERSION) for ticket in (1, 1, 2)]
+    assert lease_ids(replies) == [0, 0, 1]
+    assert trainer.next_lease("maker_0", 1, NO_VERSION) == Reply()
+    assert trainer._book.held_by("maker_0") == [0, 1]
+    assert lease_ids([trainer.next_lease("maker_0", 2, NO_VERSION)]) == [1]
+
+
+def test_what_a_lost_maker_was_given_is_dropped_with_its_weights():
+    trainer = host()
+    assert trainer.next_lease("maker_0", 1, NO_VERSION).weights is not None
+    assert trainer.dismiss("maker_0") == [0]
+    assert trainer.next_lease("maker_0", 1, NO_VERSION).closed == "maker_0 was replaced"
+    assert "maker_0" not in trainer._given
+    assert trainer.dismiss("maker_0") == []
+    assert not trainer._asking
