@@ -17,7 +17,7 @@ from proa.runtime.ray.trainer_host import TrainerHost, TrainerParts
 
 def host(**changes):
     """With leases to hand out, and weights for them."""
-    book, store = LeaseBook(plan(**changes), prompt), WeightStore()
+    book, store = LeaseBook(plan(**changes), prompt, wait_timeout=60.0), WeightStore()
     store.publish(0, {"weight": torch.zeros(3)})
     book.start_episode(0)
     made = TrainerHost(
@@ -49,3 +49,9 @@ def test_what_a_lost_maker_was_given_is_dropped_with_its_weights():
     assert "maker_0" not in trainer._given
     assert trainer.dismiss("maker_0") == []
     assert not trainer._asking
+
+
+def test_idle_makers_cannot_hold_deliveries_up():
+    waiting, delivering = (method.__ray_concurrency_group__ for method in (TrainerHost.next_lease, TrainerHost.deliver))
+    assert waiting != delivering
+    assert {waiting, delivering} <= TrainerHost.GROUPS.keys()

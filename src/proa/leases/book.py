@@ -59,7 +59,6 @@ class LeaseBook:
         self._stale_in_flight: set[int] = set()  # with a maker, and too stale to be trained on
         self._next = 0  # the lease that `in_order` consumes next: all before it are consumed
         self._groups: deque[tuple[int, tuple[BufferItem, ...]]] = deque()  # (version, filtered group), not in a batch
-        self._waiting_for_room: set[int] = set()  # made, and held back by a full buffer
         self._dismissed: set[str] = set()
         self._scored = (0, 0)  # in the step being assembled: samples, and those without a reward
         self._in_training = (0, 0)  # samples and tokens of the step being computed
@@ -162,33 +161,38 @@ class LeaseBook:
         """Take in what was made of a lease. Delivering twice is harmless: the second time changes nothing and returns
         False.
 
-        What the lease did not ask for is refused with `GarbageError`, and changes nothing either.
+        What the lease did not ask for is refused with `GarbageError`, and changes nothing either. A delivery that finds
+        no room in time may be tried again; its lease is not overdue meanwhile.
         """
+        lease_id = delivery.lease_id
         with self.room as room:
-            self._waiting_for_room.add(delivery.lease_id)  # so it is not overdue
-            try:
-                room.wait_until(
-                    lambda: bool(self._closed) or self._known(delivery.lease_id) or self._may_enter(delivery.lease_id),
-                    owner=maker,
-                    reason="room in the replay buffer",
-                    timeout=self._wait_timeout if seconds is None else seconds,
-                )
-            finally:
-                self._waiting_for_room.discard(delivery.lease_id)
+            self._open.note_made(lease_id, maker)
+            room.wait_until(
+                lambda: bool(self._closed) or self._known(lease_id) or self._may_enter(lease_id, maker),
+                owner=maker,
+                reason="room in the replay buffer",
+                timeout=self._wait_timeout if seconds is None else seconds,
+            )
             self._check_open()
-            is_stale = delivery.lease_id in self._stale_in_flight
-            if self._known(delivery.lease_id) and not is_stale:
+            is_stale = lease_id in self._stale_in_flight
+            if self._known(lease_id) and not is_stale:
                 return False
             self._open.check(delivery)
-            self._open.close(delivery.lease_id)
+            self._open.close(lease_id)
             self.ledger.deliver(len(delivery.items), tokens=delivery.tokens)
             if is_stale:
-                self._stale_in_flight.remove(delivery.lease_id)
+                self._stale_in_flight.remove(lease_id)
                 self.ledger.drop(len(delivery.items), "stale", tokens=delivery.tokens)
                 return False
-            self._arrived[delivery.lease_id] = delivery
+            self._arrived[lease_id] = delivery
             room.announce()
             return True
+
+    def note_made(self, lease_id: int, maker: str) -> None:
+        """A maker has made a lease, and will deliver it when an earlier one, which is held back, is in."""
+        with self.room as room:
+            if self._open.note_made(lease_id, maker):
+                room.announce()
 
     def release(self, lease_id: int, maker: str) -> None:
         """A maker gives a lease up; the next maker that asks gets it. A late delivery still counts."""
@@ -218,10 +222,9 @@ class LeaseBook:
             return self._open.held_by(maker)
 
     def overdue(self, seconds: float) -> dict[int, str]:
-        """Leases that one maker has had for longer than that, and the maker."""
+        """Leases that one maker has had for longer than that without making them, and the maker."""
         with self.room:
-            late = self._open.overdue(seconds)
-            return {lease_id: maker for lease_id, maker in late.items() if lease_id not in self._waiting_for_room}
+            return self._open.overdue(seconds)
 
     def _lease(self, lease_id: int) -> Lease:
         plan = self.plan
@@ -248,14 +251,16 @@ class LeaseBook:
         """How many leases are consumed."""
         return self._next + len(self._consumed_ahead)
 
-    def _may_enter(self, lease_id: int) -> bool:
-        """Whether a delivery need not wait. The lease that the trainer waits for is always let in; and if no maker has
-        that one, every lease is, because the makers held back here are those that could make it."""
+    def _may_enter(self, lease_id: int, maker: str) -> bool:
+        """Whether a delivery need not wait. The lease that the trainer waits for is always let in, and what its maker
+        has to deliver before it; and if no maker has that one, every lease is, because the makers held back here are
+        those that could make it."""
         limit = self.plan.buffer_limit * self.plan.leases_per_step
         if not limit or len(self._arrived) < limit:
             return True
         awaited = self._next if self._awaited is None else self._awaited
-        return lease_id == awaited or awaited in self._open.unassigned
+        has_what_is_awaited = self._open.is_made_by(awaited, maker)
+        return lease_id == awaited or awaited in self._open.unassigned or has_what_is_awaited
 
     # -- the trainer ---------------------------------------------------------------------------------
 

@@ -62,6 +62,8 @@ class RemoteBook:
                 return lease
 
     def deliver(self, delivery: Delivery, maker: str) -> bool:
+        if self._in_flight is not None and not self._in_flight.done():
+            _request(self._trainer.note_made, delivery.lease_id, maker, patience=self._patience)  # it is not overdue
         last_arrived = self._in_flight.result() if self._in_flight is not None else True
         self._in_flight = self._sender.submit(self._deliver, delivery, maker)
         return last_arrived

@@ -184,7 +184,10 @@ class RankHost:
 class TrainerHost(RankHost):
     """Trainer rank 0 with the lease book, the weights and the driver's mailbox."""
 
-    GROUPS: ClassVar = {"compute": 1, "leases": 64, "weights": 64, "driver": 4, "moments": 64, "look": 4}
+    # Idle makers, each of which holds a thread while it waits for a lease, leave room for those that deliver.
+    GROUPS: ClassVar = {
+        "compute": 1, "leases": 64, "deliveries": 64, "weights": 64, "driver": 4, "moments": 64, "look": 4,
+    }  # fmt: skip
 
     def __init__(
         self, build: BuildTrainer, interests: Interests, size: int, backend: str, patience: float
@@ -225,7 +228,7 @@ class TrainerHost(RankHost):
             self._given[maker] = (ticket, reply)
             return reply
 
-    @concurrency_group("leases")
+    @concurrency_group("deliveries")
     def deliver(self, packed: PackedItems, rest: Delivery, maker: str) -> Reply:
         try:
             return Reply(self._book.deliver(unwrap_delivery(packed, rest), maker, seconds=POLL_SECONDS))
@@ -234,7 +237,12 @@ class TrainerHost(RankHost):
         except ClosedError as over:
             return Reply(closed=str(over))
 
-    @concurrency_group("leases")
+    @concurrency_group("deliveries")
+    def note_made(self, lease_id: int, maker: str) -> Reply:
+        self._book.note_made(lease_id, maker)
+        return Reply()
+
+    @concurrency_group("deliveries")
     def release(self, lease_id: int, maker: str) -> None:
         self._book.release(lease_id, maker)
 
