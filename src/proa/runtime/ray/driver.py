@@ -25,7 +25,7 @@ from ...record.live import ActorView, LiveFile, LiveView
 from ..supervisor import START_SECONDS, Limits, RunFailedError, Supervisor
 from ..views import RunSnapshot
 from .calls import LongCall, UnreachableError, Watched, request, summarize
-from .link import Answer, Interests, Key
+from .link import Interests
 from .listening import Listening
 from .maker_host import BuildMaker
 from .makers import MakerActors
@@ -226,15 +226,13 @@ class RayRuntime:
     def _exchange(self, seconds: float) -> bool:
         """Send the last answers, and answer what is asked meanwhile; whether anything was."""
         try:
-            questions = request(
-                self._trainers[0].exchange, self._listening.answers, seconds, who="trainer_0", seconds=self._patience
-            )
+            exchange, answers = self._trainers[0].exchange, self._listening.answers
+            questions = request(exchange, answers, seconds, who="trainer_0", seconds=seconds + self._patience)
         except UnreachableError as error:
             raise RunFailedError(str(error)) from error
         except ray.exceptions.RayError as error:
             raise self._trainer_death(0, error) from error
-        answers: dict[Key, Answer] = {question.key: self._listening.answer(question) for question in questions}
-        self._listening.answers = answers
+        self._listening.answers = {question.key: self._listening.answer(question) for question in questions}
         for name in self._listening.interrupts():
             self._interruption.ask(name)
         return bool(questions)
@@ -248,6 +246,8 @@ class RayRuntime:
             self._check_other_trainers()
             if self._fatal is None:
                 anybody_lost = supervisor.check()
+        except UnreachableError as error:
+            raise RunFailedError(str(error)) from error
         except ray.exceptions.RayError as error:
             raise self._trainer_death(0, error) from error
         waits = [(wait.owner, wait.reason, wait.seconds) for wait in snapshot.waits]
@@ -284,7 +284,7 @@ class RayRuntime:
         if self._fatal is not None or isinstance(error, ReplicaError):  # which follows from another trainer's failure
             return
         self._fatal = error
-        with contextlib.suppress(ray.exceptions.RayError):
+        with contextlib.suppress(UnreachableError, ray.exceptions.RayError):
             request(self._trainers[0].close, str(error), who="trainer_0", seconds=self._patience)
 
     def _view(self, snapshot: RunSnapshot) -> LiveView:
@@ -311,7 +311,7 @@ class RayRuntime:
     def _await_ends(self) -> None:
         until, others, supervisor = monotonic() + END_SECONDS, self._training[1:], self._started_supervisor
         supervisor.collect_ends()
-        with contextlib.suppress(RunFailedError, ray.exceptions.RayError):
+        with contextlib.suppress(RunFailedError, UnreachableError, ray.exceptions.RayError):
             while monotonic() < until and (supervisor.is_unfinished or not all(call.ended() for call in others)):
                 self._exchange(0.05)
                 supervisor.collect_ends()

@@ -28,7 +28,7 @@ from ..supervisor import MakerEnd, describe
 from ..views import view_maker
 from .calls import Once, request
 from .link import Answer, DriverLink, Interests, Question
-from .replies import NO_VERSION, Location, Reply
+from .replies import NO_VERSION, POLL_SECONDS, Location, Reply
 from .trainer_host import TrainerHost
 from .transport import unwrap, wrap_delivery
 
@@ -127,7 +127,7 @@ def _value(method: Any, *arguments: Any, patience: float) -> Any:
 def _request(method: Any, *arguments: Any, patience: float) -> Reply:
     """The trainer's reply; raises `ClosedError` when the run is over, or the trainer gone."""
     try:
-        reply: Reply = request(method, *arguments, who="the trainer", seconds=patience)
+        reply: Reply = request(method, *arguments, who="the trainer", seconds=POLL_SECONDS + patience)
     except ray.exceptions.ActorDiedError as died:
         raise ClosedError("the trainer is gone") from died
     except ray.exceptions.RayTaskError as error:
