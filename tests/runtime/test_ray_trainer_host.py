@@ -12,7 +12,7 @@ from proa.leases.book import LeaseBook
 from proa.roles.weights import WeightStore
 from proa.runtime.ray.link import Interests
 from proa.runtime.ray.replies import NO_VERSION, Reply
-from proa.runtime.ray.trainer_host import TrainerHost, TrainerParts
+from proa.runtime.ray.trainer_host import RankHost, TrainerHost, TrainerParts
 
 
 def host(**changes):
@@ -55,3 +55,16 @@ def test_idle_makers_cannot_hold_deliveries_up():
     waiting, delivering = (method.__ray_concurrency_group__ for method in (TrainerHost.next_lease, TrainerHost.deliver))
     assert waiting != delivering
     assert {waiting, delivering} <= TrainerHost.GROUPS.keys()
+
+
+def test_a_trainer_that_cannot_be_built_says_so_to_the_others():
+    said = []
+
+    def fails(ties):
+        raise ValueError("no such model")
+
+    trainer = RankHost(fails, rank=1, size=2, backend="gloo", patience=60.0)
+    trainer._replicas = SimpleNamespace(leave=said.append)
+    with pytest.raises(ValueError, match="no such model"):
+        trainer.prepare(None)
+    assert [str(error) for error in said] == ["no such model"]

@@ -24,7 +24,7 @@ from ...actors.concurrency import concurrency_group
 from ...actors.waiting import ClosedError, WaitTimeoutError
 from ...data.lease import Delivery
 from ...data.packed_items import PackedItems
-from ...learning.replicas import Alone, Replicas
+from ...learning.replicas import Alone, Replicas, leaving_on_error
 from ...leases.book import LeaseBook
 from ...lifecycle.hooks import BaseCallback
 from ...lifecycle.moments import Scope
@@ -118,9 +118,9 @@ class RankHost:
             self._replicas = ProcessGroup(self._store, rank, size, backend=backend, patience=patience)
         elif address is not None:
             self._replicas = ProcessGroup.connect(address, rank, size, backend=backend, patience=patience)
-        self._parts = self._build(
-            TrainerTies(self._replicas, store_weights, load_weights, self._link, self._ask_driver)
-        )
+        ties = TrainerTies(self._replicas, store_weights, load_weights, self._link, self._ask_driver)
+        with leaving_on_error(self._replicas):
+            self._parts = self._build(ties)
         self._is_prepared.set()
 
     @concurrency_group("compute")
