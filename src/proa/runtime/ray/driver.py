@@ -208,8 +208,8 @@ class RayRuntime:
                 if not anything_asked and self._training[0].ended():
                     return self._training[0].value
                 if self._interruption.reason and forwarding is None:  # the others hear it from rank 0
-                    interrupt, reason = self._trainers[0].interrupt, self._interruption.reason
-                    forwarding = LongCall("trainer_0", self._patience, interrupt, reason)
+                    first, reason = self._trainers[0], self._interruption.reason
+                    forwarding = LongCall("trainer_0", self._patience, first.interrupt, reason)
                 if forwarding is not None:
                     forwarding.ended()  # until then it is sent again whenever it is lost
             except UnreachableError as error:
@@ -228,8 +228,8 @@ class RayRuntime:
     def _exchange(self, seconds: float) -> bool:
         """Send the last answers, and answer what is asked meanwhile; whether anything was."""
         try:
-            exchange, answers = self._trainers[0].exchange, self._listening.answers
-            questions = request(exchange, answers, seconds, who="trainer_0", seconds=seconds + self._patience)
+            first, answers = self._trainers[0], self._listening.answers
+            questions = request(first.exchange, answers, seconds, who="trainer_0", seconds=seconds + self._patience)
         except UnreachableError as error:
             raise RunFailedError(str(error)) from error
         except ray.exceptions.RayError as error:
