@@ -77,8 +77,7 @@ def load_model(
     >>> model.config.num_hidden_layers
     1
     """
-    if dtype not in _DTYPES:
-        raise ModelError(f"no dtype {dtype!r}; one of {', '.join(_DTYPES)}{did_you_mean(dtype, _DTYPES)}")
+    check_dtype(dtype)
     with seeded_torch(seed):
         if isinstance(source, Mapping):
             model: Any = _from_configuration(source, _DTYPES[dtype])
@@ -89,13 +88,21 @@ def load_model(
     return cast(PreTrainedModel, model.to(device).eval())
 
 
+def check_dtype(name: str) -> None:
+    """Raise unless a model can be loaded as that."""
+    if name not in _DTYPES:
+        raise ModelError(f"no dtype {name!r}; one of {', '.join(_DTYPES)}{did_you_mean(name, _DTYPES)}")
+
+
 def outline_model(
-    source: str | PathLike[str] | Mapping[str, Any], *, trust_remote_code: bool = False
+    source: str | PathLike[str] | Mapping[str, Any], *, dtype: str = "float32", trust_remote_code: bool = False
 ) -> PreTrainedModel:
     """The model that `load_model` would give, without its weights: its configuration, and layers with names and shapes.
 
-    Enough to find most mistakes, at no cost in memory; the weights themselves are not looked at.
+    Enough to find most mistakes, at no cost in memory; the weights themselves are not looked at. Of the dtype it is
+    only checked that there is one of that name.
     """
+    check_dtype(dtype)
     if not isinstance(source, Mapping) and is_adapter_folder(Path(source)):
         try:
             source = read_adapter(source).base_folder()

@@ -56,6 +56,8 @@ class LocalRuntime:
         )
         self._failure: Failure | None = None
         self._over = threading.Event()
+        self.began = False
+        """Whether training has begun: before that, whatever is raised was found while makers were built."""
         self._long_waits = LongWaits(trainer.name)
 
     def run(self, total_steps: int, update_steps: int, train_epochs: int = 1) -> None:
@@ -64,6 +66,7 @@ class LocalRuntime:
         try:
             self._supervisor.start()
             supervision.start()
+            self.began = True
             self._trainer.fit(total_steps, update_steps, train_epochs)
         except ClosedError as closed:
             cause = self._failure.cause if self._failure is not None else None
