@@ -28,6 +28,18 @@ def host(**changes):
     return made
 
 
+def failing_host(error, summary=dict):
+    """Whose training ends with that."""
+
+    def fit(*_):
+        raise error
+
+    trainer = SimpleNamespace(fit=fit, state=SimpleNamespace(to_dict=dict))
+    made = RankHost(lambda ties: TrainerParts(trainer, None, None, summary), 0, 1, "gloo", 60.0)
+    made.prepare(None)
+    return made
+
+
 def lease_ids(replies):
     return [reply.value and reply.value.id for reply in replies]
 
@@ -68,3 +80,12 @@ def test_a_trainer_that_cannot_be_built_says_so_to_the_others():
     with pytest.raises(ValueError, match="no such model"):
         trainer.prepare(None)
     assert [str(error) for error in said] == ["no such model"]
+
+
+def test_how_training_ended_is_known_though_it_cannot_be_summed_up(capsys):
+    def summary():
+        raise RuntimeError("CUDA error in the digest")
+
+    outcome = failing_host(RuntimeError("CUDA error in step 3"), summary).fit(4, 1, 1)
+    assert (str(outcome.error), outcome.summary) == ("CUDA error in step 3", {})
+    assert "CUDA error in the digest" in capsys.readouterr().err

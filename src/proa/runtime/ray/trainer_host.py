@@ -132,7 +132,7 @@ class RankHost:
         parts = self._built
         self._thread = threading.current_thread()
         error: BaseException | None = None
-        text = ""
+        text, summary = "", dict[str, Any]()
         try:
             parts.trainer.fit(*counts)
         except BaseException as raised:
@@ -143,7 +143,11 @@ class RankHost:
             self._has_ended = True
             if parts.book is not None:
                 parts.book.close("the run is over")
-        return Outcome(parts.trainer.state.to_dict(), parts.summary(), error, text)
+        try:
+            summary = parts.summary()
+        except Exception:  # the GPU's error that ended the training, say, ends this too: it must not hide that one
+            print(redact_values(traceback.format_exc()), file=sys.stderr, flush=True)
+        return Outcome(parts.trainer.state.to_dict(), summary, error, text)
 
     @concurrency_group("look")
     def interrupt(self, reason: str) -> None:
