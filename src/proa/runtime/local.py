@@ -72,9 +72,8 @@ class LocalRuntime:
             cause = self._failure.cause if self._failure is not None else None
             raise RunFailedError(f"the run cannot continue: {closed}") from cause
         except WaitTimeoutError as timeout:
-            waits = [*self._book.room.waits(), *self._store.room.waits()]
-            others = "; ".join(map(str, waits)) or "nobody else was waiting"
-            raise RunFailedError(f"no progress: {timeout}; {others}") from timeout
+            others = "".join(f"; {wait}" for wait in self._store.room.waits())  # it names those at the book itself
+            raise RunFailedError(f"no progress: {timeout}{others}") from timeout
         finally:
             self._over.set()
             self._supervisor.close()
