@@ -259,6 +259,43 @@ def test_overdue_leases_are_known_with_who_has_them():
     assert book.overdue(60) == {}
 
 
+def test_a_lease_that_is_held_back_is_not_overdue_between_two_attempts_to_deliver_it():
+    book = LeaseBook(plan(buffer_limit=1, max_staleness=2), prompt)
+    book.start_episode(0)
+    leases = [book.next_lease("m") for _ in range(4)]
+    for lease in leases[1:3]:
+        book.deliver(fulfil(lease), "m")
+    with pytest.raises(WaitTimeoutError):
+        book.deliver(fulfil(leases[3]), "m", seconds=0.0)
+    assert book.overdue(-1) == {0: "m"}
+    book.note_made(0, "m")
+    assert book.overdue(-1) == {}
+    book.dismiss("m")
+    book.next_lease("other")
+    assert book.overdue(-1) == {0: "other"}  # which has not made it
+    book.note_made(0, "m")
+    assert book.overdue(-1) == {0: "other"}
+
+
+def test_a_refused_delivery_leaves_its_lease_to_become_overdue():
+    book = LeaseBook(plan(), prompt)
+    book.start_episode(0)
+    lease = book.next_lease("m")
+    with pytest.raises(ValueError, match="0 were delivered"):
+        book.deliver(Delivery(lease.id, ()), "m")
+    assert book.overdue(-1) == {0: "m"}
+
+
+def test_what_a_maker_has_to_deliver_before_the_awaited_lease_is_let_in():
+    book = LeaseBook(plan(buffer_limit=1, max_staleness=2), prompt)
+    book.start_episode(0)
+    leases = [book.next_lease("m") for _ in range(4)]
+    for lease in leases[1:3]:
+        book.deliver(fulfil(lease), "m")
+    book.note_made(leases[0].id, "m")
+    assert book.deliver(fulfil(leases[3]), "m", seconds=0.0)
+
+
 def test_garbage_is_refused():
     book = LeaseBook(plan(), prompt)
     book.start_episode(0)

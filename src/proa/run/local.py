@@ -34,6 +34,7 @@ class DetachedRun:
         self.config = config
         self.journal = journal
         self.listeners = listeners
+        self._runtime: LocalRuntime | None = None
         self._makers: list[CallbackManager] = []  # of all that there were, the replaced ones too
         self.trainer_side = TrainerSide(config, given)
         self.maker_side = MakerSide(
@@ -63,7 +64,7 @@ class DetachedRun:
         if resumption is not None:
             restore_process(resumption, self.listeners.manager)
         with record.finishing(), self.maker_side.scorer as scorer:
-            runtime = LocalRuntime(
+            self._runtime = runtime = LocalRuntime(
                 trainer,
                 lambda name: self._maker(name, scorer),
                 makers=config.makers,
@@ -77,7 +78,7 @@ class DetachedRun:
 
     @property
     def began(self) -> bool:
-        return self.trainer_side.trainer is not None
+        return self._runtime is not None and self._runtime.began
 
     def summary(self) -> dict[str, Any]:
         errors = sum((Counter(manager.errors) for manager in [self.listeners.manager, *self._makers]), Counter[str]())

@@ -49,7 +49,7 @@ from ..tasks.template_date import pin, pinned
 from .checks import check_portable_algorithm
 from .driver_record import DriverRecord
 from .given import Given
-from .loading import load_policy, load_training_task
+from .loading import load_policy, load_training_task, read_device
 from .maker_side import MakerSide
 from .placing import Listeners, fresh
 from .trainer_side import Surroundings, TrainerSide
@@ -61,7 +61,12 @@ BASE_VERSION = -1
 
 
 class RayRun:
-    """The driver's part of a run on Ray. What is wrong is found when it is built, here, before anything is started."""
+    """The driver's part of a run on Ray.
+
+    What is wrong with a configuration is found when it is built, before anything is started; but no policy is loaded
+    for it. What only its weights or the actors' machines show (weights that are damaged, a GPU that is not there) an
+    actor finds, before training begins, and then too no folder is left.
+    """
 
     def __init__(
         self, config: DetachedConfig, given: Given, listeners: Listeners, journal: Sequence[Mapping[str, Any]] = ()
@@ -79,6 +84,7 @@ class RayRun:
         travelling = [*self.listeners.makers, *self.listeners.trainer, *self.listeners.every_trainer]
         check_portable(travelling, pickled)
         self._runtime: RayRuntime | None = None
+        self._began_before = False  # with an earlier trainer, which died
         self._record: DriverRecord | None = None
 
     def train(self, folder: RunFolder, resumption: Resumption | None, interruption: Interruption) -> TrainState:
@@ -100,6 +106,7 @@ class RayRun:
                         runtime.run(config.total_steps, config.update_steps, config.train_epochs)
                     break
                 except TrainerDiedError as died:
+                    self._began_before = self.began
                     if attempt == config.ray.trainer_restarts or interruption.reason:
                         raise
                     resumption = self._after_death(folder, died, at_first)
@@ -167,7 +174,7 @@ class RayRun:
 
     @property
     def began(self) -> bool:
-        return self._runtime is not None
+        return self._began_before or (self._runtime is not None and self._runtime.began)
 
     def summary(self) -> dict[str, Any]:
         if self._runtime is None:
@@ -179,13 +186,14 @@ class RayRun:
 
 
 def _check_devices(config: DetachedConfig) -> None:
-    """Options that Ray knows; and it hides GPUs from actors that did not ask for any."""
+    """A device and options that there are; and Ray hides GPUs from actors that did not ask for any."""
+    device = read_device(config.model.device)
     for role, options in (("trainer", config.ray.trainer), ("maker", config.ray.maker)):
         try:
             check_options(options)
         except SettingError as error:
             raise ConfigError(f"ray.{role}: {error}") from None
-    if config.model.device.partition(":")[0] != "cuda":
+    if device.type != "cuda":
         return
     for role, options in (("trainer", config.ray.trainer), ("maker", config.ray.maker)):
         if not options.get("num_gpus"):

@@ -15,6 +15,7 @@ from ..actors.interruption import Interruption
 from ..config import ConfigError, DetachedConfig, RunConfig, SupervisedConfig
 from ..data.state import TrainState
 from ..errors import ProaError
+from ..lifecycle.failures import note_failure
 from ..lifecycle.manager import Callbacks
 from ..record.run_folder import LIVE_NAME, LOCK_NAME, RunFolder, check_unused, read_json
 from ..record.run_lock import lock
@@ -205,6 +206,9 @@ def _reopened(config: RunConfig, resumption: Resumption | None, changes: dict[st
     return RunFolder.reopen(config.folder, config.model_dump(mode="json"), checkpoint=name, changes=told)
 
 
+NOT_SUMMED_UP = "how far it came is not in its header"
+
+
 @contextmanager
 def _ending(job: Job, folder: RunFolder, *, is_new: bool) -> Iterator[None]:
     """Whatever comes of it, the header says so; but what was refused before it began leaves no folder."""
@@ -217,9 +221,19 @@ def _ending(job: Job, folder: RunFolder, *, is_new: bool) -> Iterator[None]:
         interrupted = not isinstance(error, Exception)
         reason = "interrupted" if interrupted else f"{type(error).__name__}: {error}"
         ending = {"status": "cancelled" if interrupted else "failed", "stop_reason": reason}
-        _write_ending(folder, job.summary() | ending | {"ended": round(time.time(), 3)})
+        try:
+            summary = job.summary()
+        except BaseException as failure:  # the GPU's error that ended the run, say, ends this too
+            note_failure(error, NOT_SUMMED_UP, failure)
+            summary = {}
+        _write_ending(folder, summary | ending | {"ended": round(time.time(), 3)})
         raise
-    folder.update(**job.summary() | {"status": "completed", "ended": round(time.time(), 3)})
+    try:
+        summary = job.summary()
+    except Exception as failure:
+        log.error("the run is complete; %s: %s: %s", NOT_SUMMED_UP, type(failure).__name__, failure)
+        summary = {}
+    folder.update(**summary | {"status": "completed", "ended": round(time.time(), 3)})
 
 
 def _write_ending(folder: RunFolder, entries: dict[str, Any]) -> None:

@@ -56,6 +56,8 @@ class LocalRuntime:
         )
         self._failure: Failure | None = None
         self._over = threading.Event()
+        self.began = False
+        """Whether training has begun: before that, whatever is raised was found while makers were built."""
         self._long_waits = LongWaits(trainer.name)
 
     def run(self, total_steps: int, update_steps: int, train_epochs: int = 1) -> None:
@@ -64,14 +66,14 @@ class LocalRuntime:
         try:
             self._supervisor.start()
             supervision.start()
+            self.began = True
             self._trainer.fit(total_steps, update_steps, train_epochs)
         except ClosedError as closed:
             cause = self._failure.cause if self._failure is not None else None
             raise RunFailedError(f"the run cannot continue: {closed}") from cause
         except WaitTimeoutError as timeout:
-            waits = [*self._book.room.waits(), *self._store.room.waits()]
-            others = "; ".join(map(str, waits)) or "nobody else was waiting"
-            raise RunFailedError(f"no progress: {timeout}; {others}") from timeout
+            others = "".join(f"; {wait}" for wait in self._store.room.waits())  # it names those at the book itself
+            raise RunFailedError(f"no progress: {timeout}{others}") from timeout
         finally:
             self._over.set()
             self._supervisor.close()

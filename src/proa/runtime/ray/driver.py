@@ -6,7 +6,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic
@@ -25,7 +25,7 @@ from ...record.live import ActorView, LiveFile, LiveView
 from ..supervisor import START_SECONDS, Limits, RunFailedError, Supervisor
 from ..views import RunSnapshot
 from .calls import LongCall, UnreachableError, Watched, request, summarize
-from .link import Answer, Interests, Key
+from .link import Interests
 from .listening import Listening
 from .maker_host import BuildMaker
 from .makers import MakerActors
@@ -106,6 +106,11 @@ class RayRuntime:
         return self._listening.state
 
     @property
+    def began(self) -> bool:
+        """Whether training has begun: before that, whatever is raised was found while everyone got ready."""
+        return self._listening.training_began
+
+    @property
     def callback_errors(self) -> dict[str, int]:
         """How often callbacks failed that live in actors, as far as these could report it."""
         makers = self._supervisor.callback_errors if self._supervisor is not None else Counter[str]()
@@ -141,7 +146,9 @@ class RayRuntime:
         """Start everyone at once: makers get ready while trainers do."""
         reserved = places.reserve()
         if reserved is not None:
-            self._wait_for(lambda: bool(ray.wait([reserved], timeout=0)[0]), "the placement", START_SECONDS)
+            self._wait_for(
+                lambda: bool(ray.wait([reserved], timeout=0)[0]), lambda: "the placement", START_SECONDS
+            )  # fmt: skip
         interests = self._listening.interests()
         self._trainers = self._start_trainers(places, interests)
         self._supervisor = Supervisor(
@@ -178,16 +185,11 @@ class RayRuntime:
             LongCall(f"trainer_{rank}", self._patience, getattr(trainer, method), *arguments)
             for rank, trainer in enumerate(self._trainers)
         ]
-        for call in calls:
-            try:
-                self._wait_for(call.ended, call.who, seconds)
-            except ray.exceptions.RayTaskError as error:
-                raise error.cause if isinstance(error.cause, ProaError) else RunFailedError(summarize(error)) from error
-            except ray.exceptions.RayError as error:
-                raise TrainerDiedError(f"{call.who} died before it was ready: {summarize(error)}") from error
+        replies = _Replies(calls)
+        self._wait_for(replies.are_complete, lambda: replies.awaited, seconds)
         return [call.value for call in calls]
 
-    def _wait_for(self, ready: Callable[[], bool], who: str, seconds: float | None) -> None:
+    def _wait_for(self, ready: Callable[[], bool], who: Callable[[], str], seconds: float | None) -> None:
         until = None if seconds is None else monotonic() + seconds
         look_at = monotonic() + RAYLET_SECONDS
         while not ready():
@@ -196,26 +198,31 @@ class RayRuntime:
                 check_connected_cluster()  # with a dead raylet nothing ever starts
                 look_at = monotonic() + RAYLET_SECONDS
             if until is not None and monotonic() > until:
-                raise RunFailedError(f"{who} did not start within {seconds:g} s: are there resources for it?")
+                raise RunFailedError(f"{who()} did not start within {seconds:g} s: are there resources for it?")
             time.sleep(0.05)
 
     # -- while it runs -------------------------------------------------------------------------------
 
     def _drive(self) -> Outcome:
         """Answer questions and check on everyone until rank 0 has ended."""
-        is_forwarded, leave_at = False, float("inf")
+        forwarding: LongCall[None] | None = None
+        leave_at = float("inf")
         while True:
             anything_asked = self._exchange(CHECK_SECONDS)
             try:
                 if not anything_asked and self._training[0].ended():
                     return self._training[0].value
+                if self._interruption.reason and forwarding is None:  # the others hear it from rank 0
+                    first, reason = self._trainers[0], self._interruption.reason
+                    forwarding = LongCall("trainer_0", self._patience, first.interrupt, reason)
+                if forwarding is not None:
+                    forwarding.ended()  # until then it is sent again whenever it is lost
+            except UnreachableError as error:
+                raise RunFailedError(str(error)) from error
             except ray.exceptions.RayError as error:
                 raise self._trainer_death(0, error) from error
             if monotonic() - self._checked_at > CHECK_SECONDS:
                 self._check()
-            if self._interruption.reason and not is_forwarded:
-                is_forwarded = True
-                self._trainers[0].interrupt.remote(self._interruption.reason)  # the others hear it from rank 0
             if self._interruption.at_once and leave_at == float("inf"):
                 leave_at = monotonic() + INTERRUPT_SECONDS
                 for trainer in self._trainers:
@@ -226,15 +233,13 @@ class RayRuntime:
     def _exchange(self, seconds: float) -> bool:
         """Send the last answers, and answer what is asked meanwhile; whether anything was."""
         try:
-            questions = request(
-                self._trainers[0].exchange, self._listening.answers, seconds, who="trainer_0", seconds=self._patience
-            )
+            first, answers = self._trainers[0], self._listening.answers
+            questions = request(first.exchange, answers, seconds, who="trainer_0", seconds=seconds + self._patience)
         except UnreachableError as error:
             raise RunFailedError(str(error)) from error
         except ray.exceptions.RayError as error:
             raise self._trainer_death(0, error) from error
-        answers: dict[Key, Answer] = {question.key: self._listening.answer(question) for question in questions}
-        self._listening.answers = answers
+        self._listening.answers = {question.key: self._listening.answer(question) for question in questions}
         for name in self._listening.interrupts():
             self._interruption.ask(name)
         return bool(questions)
@@ -248,6 +253,8 @@ class RayRuntime:
             self._check_other_trainers()
             if self._fatal is None:
                 anybody_lost = supervisor.check()
+        except UnreachableError as error:
+            raise RunFailedError(str(error)) from error
         except ray.exceptions.RayError as error:
             raise self._trainer_death(0, error) from error
         waits = [(wait.owner, wait.reason, wait.seconds) for wait in snapshot.waits]
@@ -284,7 +291,7 @@ class RayRuntime:
         if self._fatal is not None or isinstance(error, ReplicaError):  # which follows from another trainer's failure
             return
         self._fatal = error
-        with contextlib.suppress(ray.exceptions.RayError):
+        with contextlib.suppress(UnreachableError, ray.exceptions.RayError):
             request(self._trainers[0].close, str(error), who="trainer_0", seconds=self._patience)
 
     def _view(self, snapshot: RunSnapshot) -> LiveView:
@@ -303,15 +310,15 @@ class RayRuntime:
             with contextlib.suppress(ray.exceptions.RayError):
                 if call.ended():
                     self._trainer_errors.update(call.value.summary.get("callback_errors", {}))
-        self._raise_interrupt()
-        if outcome.error is not None:
+        if outcome.error is not None:  # else an interrupt came too late to change anything
+            self._raise_interrupt()
             self._check_other_trainers()  # one of them may be the cause
             raise self._listening.raised or self._fatal or self._trainer_error(0, outcome)
 
     def _await_ends(self) -> None:
         until, others, supervisor = monotonic() + END_SECONDS, self._training[1:], self._started_supervisor
         supervisor.collect_ends()
-        with contextlib.suppress(RunFailedError, ray.exceptions.RayError):
+        with contextlib.suppress(RunFailedError, UnreachableError, ray.exceptions.RayError):
             while monotonic() < until and (supervisor.is_unfinished or not all(call.ended() for call in others)):
                 self._exchange(0.05)
                 supervisor.collect_ends()
@@ -345,3 +352,38 @@ class RayRuntime:
     def _raise_interrupt(self) -> None:
         if self._interruption.reason:
             raise KeyboardInterrupt(self._interruption.reason)
+
+
+class _Replies:
+    """What all trainers reply to one call, before the run begins. What one raised is raised as if it were here."""
+
+    def __init__(self, calls: Sequence[LongCall[Any]]) -> None:
+        self._unfinished = list(calls)
+        self._follow_up: ReplicaError | None = None
+        self._give_up_at = float("inf")
+
+    @property
+    def awaited(self) -> str:
+        """Who has not replied; the first of them."""
+        return self._unfinished[0].who
+
+    def are_complete(self) -> bool:
+        for call in list(self._unfinished):
+            try:
+                if self._has_ended(call):
+                    self._unfinished.remove(call)
+            except ReplicaError as error:  # which follows from another trainer's failure, and that is known in a moment
+                self._unfinished.remove(call)
+                if self._follow_up is None:
+                    self._follow_up, self._give_up_at = error, monotonic() + END_SECONDS
+        if self._follow_up is not None and (not self._unfinished or monotonic() > self._give_up_at):
+            raise self._follow_up
+        return not self._unfinished
+
+    def _has_ended(self, call: LongCall[Any]) -> bool:
+        try:
+            return call.ended()
+        except ray.exceptions.RayTaskError as error:
+            raise error.cause if isinstance(error.cause, ProaError) else RunFailedError(summarize(error)) from error
+        except ray.exceptions.RayError as error:
+            raise TrainerDiedError(f"{call.who} died before it was ready: {summarize(error)}") from error

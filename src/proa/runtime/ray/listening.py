@@ -25,6 +25,7 @@ class Listening:
         """To the last questions: sent when the driver fetches the next ones."""
         self.raised: BaseException | None = None
         """What a listener raised, so that the caller gets that very exception."""
+        self.training_began = False
         self._manager = manager
         self._makers: dict[str, LoopState] = {}
         self._open_moments: list[tuple[str, dict[str, Any]]] = []
@@ -55,6 +56,7 @@ class Listening:
         if MOMENTS[question.event].scope is Scope.MAKER:
             state = self._makers.setdefault(question.key[0], LoopState())  # one object for all moments of one maker
         payload = dict(question.payload)
+        self.training_began = self.training_began or question.event == "train_start"
         if isinstance(payload.get("state"), dict):
             _mirror(payload["state"], state)
             payload["state"] = state

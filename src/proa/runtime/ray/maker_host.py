@@ -29,7 +29,7 @@ from ..supervisor import MakerEnd, describe
 from ..views import view_maker
 from .calls import Once, request
 from .link import Answer, DriverLink, Interests, Question
-from .replies import NO_VERSION, Location, Reply
+from .replies import NO_VERSION, POLL_SECONDS, Location, Reply
 from .trainer_host import TrainerHost
 from .transport import wrap_delivery
 
@@ -63,6 +63,8 @@ class RemoteBook:
                 return lease
 
     def deliver(self, delivery: Delivery, maker: str) -> bool:
+        if self._in_flight is not None and not self._in_flight.done():
+            _request(self._trainer.note_made, delivery.lease_id, maker, patience=self._patience)  # it is not overdue
         last_arrived = self._in_flight.result() if self._in_flight is not None else True
         self._in_flight = self._sender.submit(self._deliver, delivery, maker)
         return last_arrived
@@ -126,7 +128,7 @@ def _value(method: Any, *arguments: Any, patience: float) -> Any:
 def _request(method: Any, *arguments: Any, patience: float) -> Reply:
     """The trainer's reply; raises `ClosedError` when the run is over, or the trainer gone."""
     try:
-        reply: Reply = request(method, *arguments, who="the trainer", seconds=patience)
+        reply: Reply = request(method, *arguments, who="the trainer", seconds=POLL_SECONDS + patience)
     except ray.exceptions.ActorDiedError as died:
         raise ClosedError("the trainer is gone") from died
     except ray.exceptions.RayTaskError as error:

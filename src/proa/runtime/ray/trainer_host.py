@@ -25,7 +25,7 @@ from ...actors.waiting import ClosedError, WaitTimeoutError
 from ...data.lease import Delivery
 from ...data.packed_items import PackedItems
 from ...learning.process_group import ProcessGroup, serve_store
-from ...learning.replicas import Alone, Replicas
+from ...learning.replicas import Alone, Replicas, leaving_on_error
 from ...leases.book import LeaseBook
 from ...lifecycle.hooks import BaseCallback
 from ...lifecycle.moments import Scope
@@ -119,9 +119,9 @@ class RankHost:
             self._replicas = ProcessGroup(self._store, rank, size, backend=backend, patience=patience)
         elif address is not None:
             self._replicas = ProcessGroup.connect(address, rank, size, backend=backend, patience=patience)
-        self._parts = self._build(
-            TrainerTies(self._replicas, store_weights, load_weights, self._link, self._ask_driver)
-        )
+        ties = TrainerTies(self._replicas, store_weights, load_weights, self._link, self._ask_driver)
+        with leaving_on_error(self._replicas):
+            self._parts = self._build(ties)
         self._is_prepared.set()
 
     @concurrency_group("compute")
@@ -133,7 +133,7 @@ class RankHost:
         parts = self._built
         self._thread = threading.current_thread()
         error: BaseException | None = None
-        text = ""
+        text, summary = "", dict[str, Any]()
         try:
             parts.trainer.fit(*counts)
         except BaseException as raised:
@@ -144,7 +144,11 @@ class RankHost:
             self._has_ended = True
             if parts.book is not None:
                 parts.book.close("the run is over")
-        return Outcome(parts.trainer.state.to_dict(), parts.summary(), error, text)
+        try:
+            summary = parts.summary()
+        except Exception:  # the GPU's error that ended the training, say, ends this too: it must not hide that one
+            print(redact_values(traceback.format_exc()), file=sys.stderr, flush=True)
+        return Outcome(parts.trainer.state.to_dict(), summary, error, text)
 
     @concurrency_group("look")
     def interrupt(self, reason: str) -> None:
@@ -185,7 +189,10 @@ class RankHost:
 class TrainerHost(RankHost):
     """Trainer rank 0 with the lease book, the weights and the driver's mailbox."""
 
-    GROUPS: ClassVar = {"compute": 1, "leases": 64, "weights": 64, "driver": 4, "moments": 64, "look": 4}
+    # Idle makers, each of which holds a thread while it waits for a lease, leave room for those that deliver.
+    GROUPS: ClassVar = {
+        "compute": 1, "leases": 64, "deliveries": 64, "weights": 64, "driver": 4, "moments": 64, "look": 4,
+    }  # fmt: skip
 
     def __init__(
         self, build: BuildTrainer, interests: Interests, size: int, backend: str, patience: float
@@ -206,11 +213,14 @@ class TrainerHost(RankHost):
 
     @concurrency_group("leases")
     def next_lease(self, maker: str, ticket: int, has_version: int) -> Reply:
-        """Work for a maker. Repeated with the same ticket, because the reply was lost, it is the same lease."""
+        """Work for a maker. Repeated with the same ticket, because the reply was lost, it is the same lease.
+
+        A call may also be repeated so late that the maker has asked for the next one since: that gets nothing.
+        """
         with self._asking[maker]:
             last, reply = self._given.get(maker, (0, Reply()))
-            if last == ticket:
-                return reply
+            if ticket <= last:
+                return reply if ticket == last else Reply()
             try:
                 lease = self._book.next_lease(maker, seconds=POLL_SECONDS)
                 reply = Reply(
@@ -223,7 +233,7 @@ class TrainerHost(RankHost):
             self._given[maker] = (ticket, reply)
             return reply
 
-    @concurrency_group("leases")
+    @concurrency_group("deliveries")
     def deliver(self, packed: PackedItems, rest: Delivery, maker: str) -> Reply:
         try:
             return Reply(self._book.deliver(unwrap_delivery(packed, rest), maker, seconds=POLL_SECONDS))
@@ -232,7 +242,12 @@ class TrainerHost(RankHost):
         except ClosedError as over:
             return Reply(closed=str(over))
 
-    @concurrency_group("leases")
+    @concurrency_group("deliveries")
+    def note_made(self, lease_id: int, maker: str) -> Reply:
+        self._book.note_made(lease_id, maker)
+        return Reply()
+
+    @concurrency_group("deliveries")
     def release(self, lease_id: int, maker: str) -> None:
         self._book.release(lease_id, maker)
 
@@ -259,7 +274,12 @@ class TrainerHost(RankHost):
     @concurrency_group("look")
     def dismiss(self, maker: str) -> list[int]:
         """Asked again, because the answer was lost, it says that the maker had nothing: that blames no lease."""
-        return self._book.dismiss(maker)
+        held = self._book.dismiss(maker)
+        self._mailbox.dismiss(maker)
+        with self._asking[maker]:  # one that asks at this moment is refused by the book, and then there is no more
+            self._given.pop(maker, None)  # it holds weights
+        self._asking.pop(maker, None)
+        return held
 
     @concurrency_group("look")
     def overdue(self, seconds: float) -> dict[int, str]:
