@@ -47,6 +47,8 @@ class LeaseBook:
         self.ledger = Ledger()
         self.made: dict[str, float] = {}
         """What makers spent on the leases that the last `take_step` consumed, as metrics; empty if it consumed none."""
+        self.logged: dict[str, float] = {}
+        """What hooks of makers logged for these leases: means over those that have a value."""
         self.room = WaitingRoom()
         self._prompt = prompt
         self._filter_group = filter_group
@@ -285,6 +287,7 @@ class LeaseBook:
             self._steps_taken += 1
             samples, failed = self._scored
             self.made = making_metrics(consumed) | ({"reward_failed_fraction": failed / samples} if samples else {})
+            self.logged = _means([delivery.logged for delivery in consumed])
             self._in_training = (len(items), tokens_in(items))
             return items
 
@@ -448,3 +451,10 @@ class LeaseBook:
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError(self._closed)
+
+
+def _means(values: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """By name, over those that have it."""
+    names = dict.fromkeys(name for one in values for name in one)
+    found = {name: [one[name] for one in values if name in one] for name in names}
+    return {name: sum(numbers) / len(numbers) for name, numbers in found.items()}

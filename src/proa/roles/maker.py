@@ -14,11 +14,13 @@ from ..actors.concurrency import concurrency_group
 from ..actors.finding import find_actor
 from ..actors.waiting import ClosedError, LeaseFailedError, WaitTimeoutError
 from ..data.experience import BufferItem
-from ..data.experience_changes import as_delivered, shown_to_hooks
+from ..data.experience_changes import as_delivered, nothing_made, shown_to_hooks
 from ..data.lease import Delivery, Lease, Prompt, sample_seed
 from ..data.state import LoopState
 from ..engines.protocol import Engine
 from ..leases.plan import group_by_id
+from ..lifecycle.current import with_own_state
+from ..lifecycle.failures import note_failure
 from ..lifecycle.manager import CallbackManager, Callbacks
 from ..lifecycle.roles import Role
 from ..rollouts import Progress, Rollout, Sample, VersionedEngine
@@ -86,6 +88,7 @@ class ExperienceMakerHolder:
 
     # -- leased work ---------------------------------------------------------------------------------
 
+    @with_own_state
     def work(self, book: Book, store: Store) -> None:
         """Take leases and deliver them until the book closes; a lease on which this raises goes to another maker."""
         moments, state = self.manager.moments, self.state
@@ -126,7 +129,7 @@ class ExperienceMakerHolder:
             items = self.make(lease.prompts, lease.seeds, what)
             self.leases_made += 1
             spent, spans = self.activity.look().spent_since(before), self.activity.take_spans()
-            delivery = Delivery(lease.id, tuple(items), self.name, spent, spans)
+            delivery = Delivery(lease.id, tuple(items), self.name, spent, spans, state.take_logged())
             moments.maker_send_start(state)
             try:
                 with self.activity.doing("send", f"delivering {what}"):
@@ -159,6 +162,7 @@ class ExperienceMakerHolder:
         self._answered = doubt  # one that came after the fetch is still open
 
     @concurrency_group("model_io")
+    @with_own_state
     def update_experience_maker(self, weights: Weights) -> None:
         """Switch to these weights, all of them or none, after checking them; waits for the batch being generated."""
         doubt, engine = self._doubt, self._versioned_engine
@@ -173,12 +177,14 @@ class ExperienceMakerHolder:
     # -- pushed work ---------------------------------------------------------------------------------
 
     @concurrency_group("compute")
+    @with_own_state
     def workingloop(
         self, dataloader_fn: Callable[[], Iterable[Sequence[Prompt]]], num_epochs: int = 1, num_steps: int = 0
     ) -> None:
         """Make experience from every batch of prompts that `dataloader_fn()` yields, for `num_epochs` passes.
 
-        `num_steps` limits the batches; 0 is no limit.
+        `num_steps` limits the batches; 0 is no limit. Metrics that hooks log here stay in this maker's `state.metrics`:
+        only leases carry them to a trainer.
         """
         moments, state = self.manager.moments, self.state
         batches = itertools.chain.from_iterable(dataloader_fn() for _ in range(num_epochs))
@@ -223,17 +229,23 @@ class ExperienceMakerHolder:
         """
         moments, state = self.manager.moments, self.state
         moments.maker_make_experience_start(state)
-        experience = None
         try:
             samples = self.rollout.run(self._versioned_engine, prompts, seeds, Progress(what, self.activity))
             self._report_failed_reward(samples)
             self.tokens_made += sum(sample.tokens for sample in samples)
             items = [row for sample in samples for row in sample.rows(self.rollout.sampling)]
-            if self.manager.wants("maker.make_experience_end", "experience"):
-                experience = shown_to_hooks(items)
-        finally:
-            moments.maker_make_experience_end(state, experience)
-        return items if experience is None else as_delivered(experience)
+        except BaseException as error:
+            try:
+                moments.maker_make_experience_end(state, nothing_made())
+            except Exception as late:  # a hook's: never in place of what went wrong
+                note_failure(error, "while it was ending the batch", late)
+            raise
+        if not self.manager.wants("maker.make_experience_end", "experience"):
+            moments.maker_make_experience_end(state, None)  # nobody looks at it
+            return items
+        experience = shown_to_hooks(items)
+        moments.maker_make_experience_end(state, experience)
+        return as_delivered(experience)
 
     def _report_failed_reward(self, samples: Sequence[Sample]) -> None:
         """Show the first sample without a reward at once, with the reason."""

@@ -10,9 +10,10 @@ from transformers import PreTrainedModel
 
 from ..algorithms import Algorithm
 from ..data.experience import Experience
-from ..data.loop import ManifestRow
+from ..data.loop import ManifestRow, TrainingBatch
 from ..data.masks import action_mask_of
 from ..data.sampling import Sampling
+from ..learning.gradients import show_gradients
 from ..learning.group_filter import GroupFilter
 from ..learning.learner import Learner, StepSettings
 from ..learning.optimizer import OptimizerSettings
@@ -43,11 +44,17 @@ class PolicyTrainer(DetachedTrainer):
 
     def training_step(self, experience: Experience) -> dict[str, Any]:
         """One optimizer step; the micro-batches inside give the gradient of the whole batch exactly."""
-        metrics = self.learner.step(experience)
+        found = self.learner.find_gradients(experience)
+        show_gradients(self.manager, self.state, self.learner.gradients)
+        metrics = self.learner.take_step(experience, found)
         if experience.versions is not None:
             lag_BA = (self.state.policy_version - experience.versions).masked_fill(~action_mask_of(experience), 0)
             metrics["staleness"] = float(lag_BA.max())
         return metrics
+
+    def _training_batch(self, experience: Experience) -> TrainingBatch:
+        algorithm = self.learner.algorithm
+        return TrainingBatch(experience, algorithm.name, vars(algorithm).copy())
 
     def _update_remote_makers(self, fully_update: bool = False, **kwargs: Any) -> None:
         """Publish the policy under the next version; makers fetch it when a lease names it."""

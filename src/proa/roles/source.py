@@ -26,6 +26,10 @@ class Source(Protocol):
     def made(self) -> dict[str, float]:
         """Metrics of how the last step's items were made."""
 
+    @property
+    def logged(self) -> dict[str, float]:
+        """Metrics that hooks of makers logged when they made them."""
+
     def start_episode(self, episode: int) -> None: ...
     def take_step(self, owner: str) -> list[BufferItem]: ...
     def settle(self, items: Sequence[BufferItem], *, dropped: str | None = None) -> None: ...
@@ -66,6 +70,10 @@ class PushedExperience:
 
     @property
     def made(self) -> dict[str, float]:
+        return {}
+
+    @property
+    def logged(self) -> dict[str, float]:
         return {}
 
     def start_episode(self, episode: int) -> None:
@@ -117,6 +125,10 @@ class SharedSource:
     @property
     def made(self) -> dict[str, float]:
         return self._source.made if self._source is not None else {}
+
+    @property
+    def logged(self) -> dict[str, float]:
+        return self._source.logged if self._source is not None else {}
 
     def start_episode(self, episode: int) -> None:
         if self._source is not None:
