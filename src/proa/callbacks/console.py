@@ -19,13 +19,15 @@ if TYPE_CHECKING:
     from rich.live import Live
 
 CURVE_POINTS = 60
+FEW = 6
+"""Metrics that are shown if nobody says which."""
 
 
 class ConsoleProgress(Callback):
     """Shows steps, metrics, evals and checkpoints as they come.
 
-    `metrics` names what to show, by default the first few that a step reports and all that hooks log. `every` thins the
-    plain lines out; the last step is always shown.
+    `metrics` names what to show, by default the first few that a step reports, and the first few that hooks log.
+    `every` thins the plain lines out; the last step is always shown.
     """
 
     priority = Priority.LOGGING
@@ -46,7 +48,7 @@ class ConsoleProgress(Callback):
         self._curve = Curve()
         self._evals: dict[str, str] = {}
         self._step_values: dict[str, Any] = {}
-        self._last_line = ""
+        self._last_line = self._last_shown = ""
         console = self._console = self._console or JobConsole()
         if console.is_terminal:
             from rich.live import Live
@@ -64,19 +66,21 @@ class ConsoleProgress(Callback):
             self._live.update(self._panel(state, metrics))
             return
         seconds = perf_counter() - self._begun
-        values = self._values(metrics, state.logged)
+        values = self._last_shown = self._values(metrics, state.logged)
         self._last_line = f"step {step_idx}  {values}  ({_progress(state)}, {seconds:.1f} s)"
         if self._is_shown(state, step_idx):
             self._say(self._last_line)
             self._last_line = ""
 
     def on_metrics(self, state: LoopState, step_idx: int, metrics: dict[str, float]) -> None:
-        new = {name: value for name, value in metrics.items() if self._step_values.get(name) != value}
-        self._step_values |= new
+        self._step_values |= metrics
         if self._live is not None:
             self._live.update(self._panel(state, self._step_values))
-        elif self._is_shown(state, step_idx) and (values := self._values(new, new)):
-            self._say(f"step {step_idx}  {values}")
+        elif self._is_shown(state, step_idx):
+            shown = self._last_shown.split("  ")  # a hook may have added some before the line was written
+            values = [value for value in self._values(metrics, metrics).split("  ") if value not in shown]
+            if any(values):
+                self._say("  ".join([f"step {step_idx}", *values]))
 
     def _is_shown(self, state: LoopState, step_idx: int) -> bool:
         return (step_idx + 1) % self._every == 0 or state.global_step == state.num_steps
@@ -98,8 +102,9 @@ class ConsoleProgress(Callback):
         self._console.print(single_line(line), markup=False, emoji=False, highlight=False, soft_wrap=True)
 
     def _values(self, metrics: dict[str, Any], logged: Collection[str] = ()) -> str:
-        """The metrics that are shown, `logged` ones among them."""
-        names = self._shown or dict.fromkeys([*list(metrics)[:6], *(name for name in metrics if name in logged)])
+        """The metrics that are shown: by default the first few, and the first few of the `logged` ones."""
+        own = [name for name in metrics if name in logged]
+        names = self._shown or dict.fromkeys([*list(metrics)[:FEW], *own[:FEW]])
         values = [f"{name} {_number(metrics[name])}" for name in names if name in metrics]
         return single_line("  ".join([*values, *_troubles(metrics)]))
 

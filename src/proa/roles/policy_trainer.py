@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -41,6 +42,8 @@ class PolicyTrainer(DetachedTrainer):
         self.store = store
         self.group_filter = GroupFilter(learner.algorithm)
         learner.activity = self.activity
+        settings = dataclasses.fields(learner.algorithm)
+        self._algorithm_settings = {field.name: getattr(learner.algorithm, field.name) for field in settings}
 
     def training_step(self, experience: Experience) -> dict[str, Any]:
         """One optimizer step; the micro-batches inside give the gradient of the whole batch exactly."""
@@ -53,8 +56,7 @@ class PolicyTrainer(DetachedTrainer):
         return metrics
 
     def _training_batch(self, experience: Experience) -> TrainingBatch:
-        algorithm = self.learner.algorithm
-        return TrainingBatch(experience, algorithm.name, vars(algorithm).copy())
+        return TrainingBatch(experience, self.learner.algorithm.name, dict(self._algorithm_settings))
 
     def _update_remote_makers(self, fully_update: bool = False, **kwargs: Any) -> None:
         """Publish the policy under the next version; makers fetch it when a lease names it."""
