@@ -25,6 +25,7 @@ from ..record.run_folder import RunFolderError, json_text, read_json
 from ..record.run_lock import lock
 from ..record.secrets import remember
 from ..resume.resuming import config_changes, saved_config
+from ..run.experiment_result import summarise
 from ..terminal import tolerate_lost_output
 from .arm_run import ArmRun, GivenCallbacks, unreached
 from .checking import check_arms
@@ -32,7 +33,6 @@ from .concurrent import run_concurrently
 from .plan import Chain, PlannedRun, compared, plan
 from .same_inputs import differing_inputs
 from .saved_result import arm_dict, load_arm
-from .summary import summarise
 
 log = logging.getLogger("proa.experiments")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..data.loop import ManifestRow
-from ..data.results import EvalResult
+from ..data.results import EvalResult, latest_evals
 from ..errors import ProaError
 from ..record.checkpoints import CheckpointManager
 from ..record.evals import EvalRecord, predictions_path
@@ -94,7 +94,7 @@ class RunData:
         As an experiment itself compares its arms, so that the page says the same.
         """
         benchmark, _, name = metric.rpartition(".")
-        result = next((result for result in reversed(self.evals) if result.name == benchmark), None)
+        result = latest_evals(self.evals).get(benchmark)
         is_main = result is not None and next(iter(_mapping(result.metrics)), None) == name
         if self.record is None or result is None or not is_main or Path(benchmark).name != benchmark:
             return None
