@@ -56,6 +56,11 @@ class RunMoments:
             "steps_done": 0 if row is None else row.step,
         }
 
+    @property
+    def callback_errors(self) -> dict[str, int]:
+        """How often callbacks in the driver failed."""
+        return self._manager.errors
+
     @contextmanager
     def around_run(self, interruption: Interruption) -> Iterator[None]:
         """Training inside begins the run; what raises afterwards fails it. What was refused before fires nothing."""

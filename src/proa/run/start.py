@@ -223,7 +223,8 @@ def _ending(job: Job, folder: RunFolder, moments: RunMoments, *, is_new: bool) -
         interrupted = not isinstance(error, Exception)
         reason = "interrupted" if interrupted else f"{type(error).__name__}: {error}"
         ending = {"status": "cancelled" if interrupted else "failed", "stop_reason": reason}
-        _write_ending(folder, job.summary() | ending | {"ended": round(time.time(), 3)})
+        counted = {"callback_errors": moments.callback_errors}  # if it ended before the job had a summary
+        _write_ending(folder, counted | job.summary() | ending | {"ended": round(time.time(), 3)})
         raise
     folder.update(**job.summary() | {"status": "completed", "ended": round(time.time(), 3)})
 
