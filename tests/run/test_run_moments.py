@@ -208,6 +208,23 @@ def test_a_run_that_fails_or_is_interrupted_has_its_ends(tmp_path, error, status
     assert header(tmp_path)["status"] == status
 
 
+@pytest.mark.parametrize(("error", "status"), [(MemoryError, "failed"), (KeyboardInterrupt, "cancelled")])
+def test_a_run_that_ends_before_training_without_being_refused_has_its_moments_too(
+    tmp_path, monkeypatch, error, status
+):
+    def fail(*_, **__):
+        raise error("too early")
+
+    monkeypatch.setattr("proa.run.supervised.Optimizer", fail)
+    listener = Listener()
+    with pytest.raises(error):
+        carry_out(tmp_path, listener)
+    assert listener.heard == [
+        "experiment_start", "run_start mine", f"run_end mine {status}", f"experiment_end {status}",
+    ]  # fmt: skip
+    assert (header(tmp_path)["status"], listener.arms["mine"].error) == (status, f"{error.__name__}: too early")
+
+
 ENDS = ["run_end mine failed", "experiment_end failed"]
 
 

@@ -83,7 +83,7 @@ class ArmRun:
                 patience=config.checkpoint.grace + LEAVING_SECONDS,
             )
         except BaseException as error:
-            moments.refuse(error)
+            moments.fail(error)  # also one that was refused: it was planned
             if not isinstance(error, Exception):
                 raise
 

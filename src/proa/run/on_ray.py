@@ -32,7 +32,7 @@ from ..resume.random_state import random_state
 from ..resume.resuming import (
     FROM_THE_BEGINNING,
     Resumption,
-    clear_run,
+    clear_record,
     find_checkpoint,
     restore_process,
     truncate_record,
@@ -109,7 +109,7 @@ class RayRun:
         """Where to resume from; everything that came after it is removed."""
         resumption = find_checkpoint(folder.path)
         if resumption is None:
-            clear_run(folder.path)
+            clear_record(folder.path)
             self.listeners.manager.load_state_dict(at_first)
         else:
             truncate_record(resumption)

@@ -17,6 +17,7 @@ from ..config.sections import BenchmarkSection
 from ..data.loop import LoopArtifacts
 from ..data.results import ArmResult, ExperimentResult, RunResult, Status, latest_evals
 from ..data.state import LoopState, TrainState
+from ..errors import ProaError
 from ..lifecycle.failures import note_failure
 from ..lifecycle.hooks import Callback
 from ..lifecycle.policy import Priority
@@ -63,13 +64,13 @@ class RunMoments:
 
     @contextmanager
     def around_run(self, interruption: Interruption) -> Iterator[None]:
-        """Training inside begins the run; what raises afterwards fails it. What was refused before fires nothing."""
+        """Training inside begins the run, and what raises fails it. What was refused before it began fires nothing."""
         self._interruption = interruption
         self._manager.enclosing_run = self
         try:
             yield
         except BaseException as error:
-            if self.begun:
+            if self.begun or not isinstance(error, ProaError):
                 self.fail(error)
             raise
         finally:
@@ -98,10 +99,15 @@ class RunMoments:
 
     def fail(self, error: BaseException) -> None:
         """Record the error that ends the run, and fire `run_end` if it has not fired. The error of a hook which fails
-        after it is added as a note."""
+        after it is added as a note. A run that ended before it could begin has both its moments all the same."""
         has_ended = self.arm.status != "running"
         if self.arm.status in ("failed", "cancelled"):
             return
+        if not self.begun:
+            try:
+                self._start()
+            except Exception as late:
+                note_failure(error, "also failed", late)
         self.result.error = f"{type(error).__name__}: {error}"
         self.result.extras["traceback"] = "".join(traceback.format_exception(error))
         self._describe("failed" if isinstance(error, Exception) else "cancelled")
@@ -111,15 +117,6 @@ class RunMoments:
             except Exception as late:
                 note_failure(error, "also failed", late)
                 log.warning("%s: on_run_end failed too: %s", self.arm.name, late)
-
-    def refuse(self, error: BaseException) -> None:
-        """A planned run that ended before it could begin: both its moments fire all the same."""
-        if not self.begun:
-            try:
-                self._start()
-            except Exception as late:
-                note_failure(error, "also failed", late)
-        self.fail(error)
 
     def _start(self) -> None:
         self.begun = True
