@@ -34,7 +34,6 @@ class DetachedRun:
         self.config = config
         self.journal = journal
         self.listeners = listeners
-        self._runtime: LocalRuntime | None = None
         self._makers: list[CallbackManager] = []  # of all that there were, the replaced ones too
         self.trainer_side = TrainerSide(config, given)
         self.maker_side = MakerSide(
@@ -50,7 +49,7 @@ class DetachedRun:
     def train(self, folder: RunFolder, resumption: Resumption | None, interruption: Interruption) -> TrainState:
         config, store = self.config, WeightStore(wait_timeout=self.config.wait_timeout)
         self.trainer_side.prepare(folder.path, resumed=resumption is not None)
-        record = DriverRecord(folder.path, self.listeners.manager, self.listeners.context(folder.path))
+        record = DriverRecord(folder.path, self.listeners.manager, self.listeners.ctx)
         around = Surroundings(
             folder.path,
             store,
@@ -64,7 +63,7 @@ class DetachedRun:
         if resumption is not None:
             restore_process(resumption, self.listeners.manager)
         with record.finishing(), self.maker_side.scorer as scorer:
-            self._runtime = runtime = LocalRuntime(
+            runtime = LocalRuntime(
                 trainer,
                 lambda name: self._maker(name, scorer),
                 makers=config.makers,
@@ -75,10 +74,6 @@ class DetachedRun:
             )
             runtime.run(config.total_steps, config.update_steps, config.train_epochs)
         return trainer.state
-
-    @property
-    def began(self) -> bool:
-        return self._runtime is not None and self._runtime.began
 
     def summary(self) -> dict[str, Any]:
         errors = sum((Counter(manager.errors) for manager in [self.listeners.manager, *self._makers]), Counter[str]())

@@ -32,7 +32,7 @@ from ..resume.random_state import random_state
 from ..resume.resuming import (
     FROM_THE_BEGINNING,
     Resumption,
-    clear_run,
+    clear_record,
     find_checkpoint,
     restore_process,
     truncate_record,
@@ -85,7 +85,6 @@ class RayRun:
         check_portable(travelling, pickled)
         _check_gradient_readers(listeners.manager)
         self._runtime: RayRuntime | None = None
-        self._began_before = False  # with an earlier trainer, which died
         self._record: DriverRecord | None = None
 
     def train(self, folder: RunFolder, resumption: Resumption | None, interruption: Interruption) -> TrainState:
@@ -107,7 +106,6 @@ class RayRun:
                         runtime.run(config.total_steps, config.update_steps, config.train_epochs)
                     break
                 except TrainerDiedError as died:
-                    self._began_before = self.began
                     if attempt == config.ray.trainer_restarts or interruption.reason:
                         raise
                     resumption = self._after_death(folder, died, at_first)
@@ -117,7 +115,7 @@ class RayRun:
         """Where to resume from; everything that came after it is removed."""
         resumption = find_checkpoint(folder.path)
         if resumption is None:
-            clear_run(folder.path)
+            clear_record(folder.path)
             self.listeners.manager.load_state_dict(at_first)
         else:
             truncate_record(resumption)
@@ -133,7 +131,7 @@ class RayRun:
         # Actors may have another working directory.
         absolute = config.model_copy(update={"output_dir": config.output_dir.resolve()})
         there = None if resumption is None else replace(resumption, folder=resumption.folder.resolve())
-        self._record = record = DriverRecord(folder.path, listeners.manager, listeners.context(folder.path))
+        self._record = record = DriverRecord(folder.path, listeners.manager, listeners.ctx)
         return RayRuntime(
             _BuildTrainer(
                 absolute,
@@ -172,10 +170,6 @@ class RayRun:
             },
             interruption=interruption,
         )
-
-    @property
-    def began(self) -> bool:
-        return self._began_before or (self._runtime is not None and self._runtime.began)
 
     def summary(self) -> dict[str, Any]:
         if self._runtime is None:

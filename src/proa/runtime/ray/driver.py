@@ -106,11 +106,6 @@ class RayRuntime:
         return self._listening.state
 
     @property
-    def began(self) -> bool:
-        """Whether training has begun: before that, whatever is raised was found while everyone got ready."""
-        return self._listening.training_began
-
-    @property
     def callback_errors(self) -> dict[str, int]:
         """How often callbacks failed that live in actors, as far as these could report it."""
         makers = self._supervisor.callback_errors if self._supervisor is not None else Counter[str]()
