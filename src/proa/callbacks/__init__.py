@@ -9,9 +9,11 @@ from .tensorboard import TensorBoardLogger
 from .tracer import EventTracer
 from .trackio import TrackioLogger
 from .wandb import WandbLogger
+from .webhook import WebhookNotifier
 
 __all__ = [
     "ConsoleProgress", "CsvMetrics", "EarlyStopping", "EventTracer", "ExperienceMakerPerformanceEvaluator",
     "JsonlMetrics", "TensorBoardLogger", "TrackioLogger", "TrainerPerformanceEvaluator", "WandbLogger",
+    "WebhookNotifier",
     "build_callback", "callback_kinds", "check_callback", "register_callback",
 ]  # fmt: skip

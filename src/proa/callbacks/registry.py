@@ -36,6 +36,7 @@ _SHIPPED = {
     "trackio": "trackio:TrackioLogger",
     "trainer_performance": "performance:TrainerPerformanceEvaluator",
     "wandb": "wandb:WandbLogger",
+    "webhook": "webhook:WebhookNotifier",
 }
 _KINDS = Registry(
     "callback kind",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar
 
@@ -51,6 +51,11 @@ class BaseCallback(ABC):
     """Whether hooks start asyncio tasks; None looks for asyncio in the modules that define them."""
 
     hooks: ClassVar[Mapping[str, Hook]] = {}
+
+    @property
+    def background_failures(self) -> int:
+        """How often work that it does in a thread of its own failed in this run; counted with those of its hooks."""
+        return 0
 
     def __init_subclass__(cls, *, family: bool = False, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -183,6 +188,8 @@ class Callback(BaseCallback, family=True):
 class EveryMoment(BaseCallback, family=True):
     """Hears every moment through one hook: for tracing, recording and forwarding."""
 
+    only_moments: Collection[EventName] | None = None
+    """The moments it hears, when it is registered; None is all of them."""
     forwards: ClassVar[bool] = False
     """Whether it only forwards moments to another manager."""
 

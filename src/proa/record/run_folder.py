@@ -200,7 +200,7 @@ def encode_numbers(value: Any) -> Any:
     return value if not isinstance(value, float) or math.isfinite(value) else encode_number(value)
 
 
-_SCORES = ("metrics", "breakdowns", "evals", "eval_metrics", "eval_breakdowns", "groups")
+_SCORES = ("metrics", "breakdowns", "evals", "eval_metrics", "eval_breakdowns", "groups", "callback_errors")
 _PLAN = "runs"  # of an experiment; each run has a `key`, its name
 
 
