@@ -15,6 +15,7 @@ from tests.integration.mishaps import TrainerAtStep, first_time
 from tests.integration.small_run import digest, header
 
 from proa import Callback, CheckpointManager
+from proa.callbacks import CheckpointUpload
 from proa.runtime.ray.driver import TrainerDiedError
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
@@ -187,10 +188,15 @@ class Prunes(Callback):
                 state.checkpoint_mgr.remove(old)
 
 
-def test_a_hook_in_the_driver_removes_checkpoints(ray_cluster, tmp_path, monkeypatch):
+def test_hooks_in_the_driver_remove_and_upload_checkpoints(ray_cluster, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     prunes, saving = Prunes(), {"save_every": 1, "keep": None, "background": True}
-    digest(Path("runs"), "ray", runtime="ray", total_steps=3, checkpoint=saving, callbacks=[prunes])
+    upload = CheckpointUpload(tmp_path / "copies", keep=None)
+    digest(Path("runs"), "ray", runtime="ray", total_steps=3, checkpoint=saving, callbacks=[prunes, upload])
+    assert header(tmp_path / "runs", "ray")["callback_errors"] == {}
+    copies = CheckpointManager(tmp_path / "copies" / "ray")
+    assert [row.name for row in copies.rows] == ["step_1", "step_2", "step_3"]
+    copies.verify(copies.final())
     manager = CheckpointManager(tmp_path / "runs" / "ray")
     assert [row.name for row in manager.rows] == ["step_3"]
     assert [row.name for row in manager.history] == ["step_1", "step_2", "step_3"]

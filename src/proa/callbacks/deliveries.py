@@ -49,16 +49,23 @@ class Delivery(ABC):
 class Deliveries:
     """The deliveries of one run. Nothing here raises because a delivery failed: failures are logged and counted.
 
-    `timeout` is how many seconds one delivery may take, all its attempts together.
+    `timeout` is how many seconds one delivery may take, all its attempts together. `before` are those of the same run
+    before its trainer was restarted: counts continue.
     """
 
     def __init__(
-        self, kind: str, *, timeout: float, attempts: int = ATTEMPTS, first_delay: float = FIRST_DELAY
+        self,
+        kind: str,
+        *,
+        timeout: float,
+        attempts: int = ATTEMPTS,
+        first_delay: float = FIRST_DELAY,
+        before: Deliveries | None = None,
     ) -> None:
         self.kind = kind
-        self.done = 0
-        self.failed = 0
-        self.skipped = 0
+        self.done: int = 0 if before is None else before.done
+        self.failed: int = 0 if before is None else before.failed
+        self.skipped: int = 0 if before is None else before.skipped
         self._timeout = timeout
         self._attempts = attempts
         self._first_delay = first_delay
@@ -70,8 +77,12 @@ class Deliveries:
         self._thread: threading.Thread | None = None
 
     def submit(self, delivery: Delivery, *, most_waiting: int | None = None) -> None:
-        """Have it delivered after those before it. With `most_waiting`, the oldest that wait make room for it."""
+        """Have it delivered after those before it. With `most_waiting`, the oldest that wait make room for it. After
+        `drain` nothing is delivered any more."""
         with self._changed:
+            if self._is_over.is_set():
+                delivery.end()
+                return
             while most_waiting is not None and len(self._waiting) >= most_waiting:
                 old = self._waiting.popleft()
                 self.skipped += 1

@@ -35,6 +35,7 @@ _SHIPPED = {
     "tracer": "tracer:EventTracer",
     "trackio": "trackio:TrackioLogger",
     "trainer_performance": "performance:TrainerPerformanceEvaluator",
+    "upload": "upload:CheckpointUpload",
     "wandb": "wandb:WandbLogger",
     "webhook": "webhook:WebhookNotifier",
 }

@@ -100,11 +100,10 @@ class WebhookNotifier(EveryMoment):
         self._drain = drain
         self._state: LoopState | None = None
         self._deliveries: Deliveries | None = None
-        self._failed_before = 0
 
     @property
     def background_failures(self) -> int:
-        return self._failed_before + (self._deliveries.failed if self._deliveries is not None else 0)
+        return self._deliveries.failed if self._deliveries is not None else 0
 
     def on_moment(self, event: EventName, payload: Mapping[str, Any]) -> None:
         if event == "train_start":
@@ -113,13 +112,18 @@ class WebhookNotifier(EveryMoment):
             self._deliveries.submit(_Post(self._notification(event, payload), self._receiver))
         if event == "train_end" and self._deliveries is not None:
             self._deliveries.drain(self._drain)
-            self._failed_before, self._deliveries = self.background_failures, None
 
     def _begin(self, state: LoopState) -> None:
-        before, self._state = self._state, state
-        if before is None or state.output_dir is None or state.output_dir != before.output_dir:
-            self._failed_before = 0  # else it is the same run: on Ray, a trainer was restarted
-        self._deliveries = Deliveries("webhook", timeout=self._timeout, first_delay=self.first_delay)
+        same_run = (
+            self._state is not None and state.output_dir is not None and state.output_dir == self._state.output_dir
+        )
+        self._state = state
+        self._deliveries = Deliveries(
+            "webhook",
+            timeout=self._timeout,
+            first_delay=self.first_delay,
+            before=self._deliveries if same_run else None,
+        )
 
     def _notification(self, event: EventName, payload: Mapping[str, Any]) -> Notification:
         state = self._state

@@ -108,13 +108,7 @@ class Manifest:
 
     def append(self, lines: Iterable[ManifestRow | Removal]) -> None:
         """Append lines and sync them. If that fails the file is restored, as far as possible."""
-        contents = [line.as_dict() for line in lines]
-        for content in contents:
-            if metrics := content.get("metrics"):  # only metrics may quote secrets; names and paths must not change
-                content["metrics"] = redact_metrics(metrics)
-        data = b"".join(
-            json.dumps(encode_numbers(content), allow_nan=False).encode("ascii") + b"\n" for content in contents
-        )
+        data = manifest_text(lines)
         with self.changing():
             self._refresh()
             length, self._stamp = self._length, None  # unknown until the lines are on the disk
@@ -153,6 +147,27 @@ class Manifest:
             return []
         *lines, _incomplete = data.split(b"\n")
         return [line + b"\n" for line in lines]
+
+
+def manifest_text(lines: Iterable[ManifestRow | Removal]) -> bytes:
+    """Lines of a manifest, without secrets."""
+    contents = [line.as_dict() for line in lines]
+    for content in contents:
+        if metrics := content.get("metrics"):  # only metrics may quote secrets; names and paths must not change
+            content["metrics"] = redact_metrics(metrics)
+    return b"".join(
+        json.dumps(encode_numbers(content), allow_nan=False).encode("ascii") + b"\n" for content in contents
+    )
+
+
+def manifest_rows(text: bytes) -> list[ManifestRow]:
+    """The existing checkpoints that a manifest names, oldest first; unreadable lines are ignored."""
+    rows: dict[str, ManifestRow] = {}
+    for line in text.split(b"\n")[:-1]:
+        content = _parse(line)
+        if not isinstance(content, Exception):
+            _apply(rows, content)
+    return list(rows.values())
 
 
 @contextmanager

@@ -25,6 +25,8 @@ LOCK_NAME = ".lock"
 """Held by the running process; a folder with only this file counts as unused."""
 LIVE_NAME = "live.json"
 """The state of the run while it is running."""
+START_NAME = "base"
+"""The model that a run begins with, if it is needed again and in no other folder."""
 LIBRARIES = ("proa", "torch", "transformers", "tokenizers", "numpy")
 
 

@@ -38,7 +38,7 @@ FROM_THE_BEGINNING = "the beginning"
 OF_THE_RUN = (
     "metrics.jsonl", "metrics.csv", "journal.jsonl", "live.json", "evals", "evals.jsonl", "checkpoints",
     "checkpoints.jsonl", "base", "model", ".model.new", "spans.jsonl", "rollouts",
-    "tensorboard", "wandb", "trackio",
+    "tensorboard", "wandb", "trackio", ".uploads",
 )  # fmt: skip
 """What a run writes beside its header; a run that begins again, because it had no checkpoint, begins without."""
 
