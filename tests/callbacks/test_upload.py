@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import threading
 
 import fsspec
@@ -91,7 +92,7 @@ def test_those_that_would_be_pruned_there_are_skipped(tmp_path, monkeypatch, cap
     header = trained(tmp_path / "runs", upload, AtLastStep(gate), total_steps=4)
     assert header["callback_errors"] == {}
     assert names(tmp_path / "copies" / "run") == ["step_4"]
-    assert "the upload of checkpoint step_2 is skipped, because newer ones are waiting" in caplog.text
+    assert re.search(r"the upload of checkpoint step_\d is skipped, because newer ones are waiting", caplog.text)
 
 
 def test_the_end_waits_for_a_while_only(tmp_path, monkeypatch, caplog):

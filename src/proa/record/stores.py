@@ -58,10 +58,10 @@ class FileStore(ABC):
 def open_store(address: str | Path, options: Mapping[str, Any] | None = None) -> FileStore:
     """The files at an address; `options` are for fsspec's file system. Nothing is read or connected yet.
 
-    >>> open_store("memory://bucket/run").shown, open_store("backup/run").shown
-    ('memory://bucket/run', 'backup/run')
+    >>> open_store("memory://bucket/run").shown, open_store("file:///backup/run").shown
+    ('memory://bucket/run', '/backup/run')
     """
-    text = str(address)
+    text = str(address).removeprefix("file://")
     if not is_url(text):
         return FolderStore(Path(text).expanduser())
     return FsspecStore(text, options or {})

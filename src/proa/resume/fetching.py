@@ -90,7 +90,7 @@ class RemoteRun:
         if (folder / "run.json").exists():
             return self._existing(folder, candidates[0])
         check_unused(folder)
-        make_private_folder(folder.parent)
+        folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as temporary:
             made = Path(temporary) / folder.name
             make_private_folder(made)
