@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import textwrap
 from abc import ABC
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn, TypeVar
 
@@ -63,6 +63,11 @@ class BaseCallback(ABC):
                 f"trainer or a maker, in their own thread"
             )
         state.log(name, value)
+
+    @property
+    def background_failures(self) -> int:
+        """How often work that it does in a thread of its own failed in this run; counted with those of its hooks."""
+        return 0
 
     def __init_subclass__(cls, *, family: bool = False, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -207,6 +212,8 @@ class Callback(BaseCallback, family=True):
 class EveryMoment(BaseCallback, family=True):
     """Hears every moment through one hook: for tracing, recording and forwarding."""
 
+    only_moments: Collection[EventName] | None = None
+    """The moments it hears, when it is registered; None is all of them."""
     forwards: ClassVar[bool] = False
     """Whether it only forwards moments to another manager."""
     unread: ClassVar[frozenset[str]] = frozenset()

@@ -262,9 +262,14 @@ class CallbackManager:
 
     @property
     def errors(self) -> dict[str, int]:
-        """How often each callback failed, without those that never did and those that forward moments, whose
-        failures are counted where they forward to."""
-        return {r.name: r.errors for r in self._registrations if r.errors and not getattr(r.owner, "forwards", False)}
+        """How often each callback failed, in its hooks and in threads of its own, without those that never did and
+        those that forward moments, whose failures are counted where they forward to."""
+        counts = {
+            r.name: r.errors + getattr(r.owner, "background_failures", 0)
+            for r in self._registrations
+            if not getattr(r.owner, "forwards", False)
+        }
+        return {name: count for name, count in counts.items() if count}
 
     # -- saving --------------------------------------------------------------------------------------
 

@@ -99,7 +99,7 @@ class RayRun:
                 if resumption is not None:
                     restore_process(resumption, manager, partly=True)
                 self._runtime = runtime = self._new_runtime(folder, namespace, resumption, interruption)
-                runtime.state.checkpoint_mgr = CheckpointManager(folder.path)  # to be read; rank 0 writes
+                runtime.state.checkpoint_mgr = CheckpointManager(folder.path)  # to read and remove; rank 0 saves
                 assert self._record is not None, "it is made with the runtime"
                 try:
                     with self._record.finishing():

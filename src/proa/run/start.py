@@ -19,6 +19,7 @@ from ..lifecycle.failures import note_failure
 from ..lifecycle.manager import Callbacks
 from ..record.run_folder import LIVE_NAME, LOCK_NAME, RunFolder, check_unused, read_json
 from ..record.run_lock import lock
+from ..resume.fetching import RemoteRun, is_address
 from ..resume.inputs import Inputs
 from ..resume.resuming import (
     AUTO,
@@ -53,17 +54,21 @@ def start(
     /,
     *,
     callbacks: Callbacks = None,
-    resume: str | None = None,
+    resume: str | Path | None = None,
     allow_changes: bool = False,
     **changes: Any,
 ) -> TrainState:
     """Run as configured (a `RunConfig`, a YAML file, or keywords alone) and return the final state.
 
     The run folder `<output_dir>/<name>` holds the record, and the final weights in `model/`. With `resume="auto"` a run
-    that is there continues from its newest checkpoint, and with a checkpoint's name from that one. It is refused if its
-    data, rewards or models have changed since, unless `allow_changes`.
+    that is there continues from its newest checkpoint, and with a checkpoint's name from that one. With an address that
+    checkpoints were uploaded to (a URL or a path), the run is first fetched from there. It is refused if its data,
+    rewards or models have changed since, unless `allow_changes`.
     """
     settled, given = configured(config, algorithm, changes)
+    if resume is not None and is_address(resume):
+        RemoteRun.find(resume).fetch(settled.folder)
+        resume = AUTO
     if resume == AUTO and (done := _complete(settled)) is not None:
         return done
     with place_callbacks(settled, callbacks) as listeners:
@@ -71,7 +76,7 @@ def start(
             settled,
             lambda: build_run(settled, given, listeners),
             StandaloneMoments(listeners, settled),
-            resume=resume,
+            resume=None if resume is None else str(resume),
             allow_changes=allow_changes,
         )
 
