@@ -1,4 +1,5 @@
-"""Weights through Ray's object store: written once, read in place by every maker on a machine.
+"""Weights through Ray's object store: written once, read in place by every maker on a machine; and the state of
+callbacks, back to the driver.
 
 Tensors through Ray's own serializer cost several times what numpy views cost, so views it is: of the bytes, since numpy
 does not have all of torch's dtypes. An array that arrives is read-only memory of the store: it is checked and copied
@@ -7,14 +8,20 @@ into the engine, and never written to.
 
 from __future__ import annotations
 
+import io
+import pickle
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
+from ray import cloudpickle
 
 from ...data.lease import Delivery
 from ...data.packed_items import PackedItems, pack_items, unpack_items
+from ...lifecycle.copies import PackedState
+from ...lifecycle.hooks import BaseCallback
 from ...roles.weights import Bytes, tensor_bytes
 
 
@@ -57,3 +64,22 @@ def unwrap(parcel: Parcel) -> dict[str, torch.Tensor]:
             else:  # an empty array has no strides that could be read as another dtype
                 tensors[name] = torch.empty(shape, dtype=dtype)
     return tensors
+
+
+def pack_states(callbacks: Sequence[BaseCallback]) -> tuple[PackedState, ...]:
+    """The state of callbacks, for the driver, which may have no GPU: tensors arrive on the CPU."""
+    return tuple(PackedState.of(callback, _dumps) for callback in callbacks)
+
+
+class _ToCpu(cloudpickle.CloudPickler):
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and value.device.type != "cpu":
+            there: Any = value.detach().cpu()
+            return there.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+        return super().reducer_override(value)  # type: ignore[no-untyped-call]
+
+
+def _dumps(value: Any) -> bytes:
+    with io.BytesIO() as file:
+        _ToCpu(file).dump(value)  # type: ignore[no-untyped-call]
+        return file.getvalue()
