@@ -222,6 +222,9 @@ def read_header(path: Path) -> dict[str, Any]:
     for name, scores in header.get("evals", {}).items():
         if not isinstance(scores, dict):
             raise BrokenRecordError(f"{path} is broken: the scores of eval {name} cannot be {quoted(scores)}")
+    for name, measured in header.get("performance", {}).items():
+        if not isinstance(measured, dict) or not isinstance(measured.get("shares"), dict):
+            raise BrokenRecordError(f"{path} is broken: the performance of {name} cannot be {quoted(measured)}")
     return header
 
 

@@ -23,7 +23,7 @@ from ..visible import visible
 
 WINDOW_SECONDS = 5.0
 WINDOW_LINES = 100
-"""How many lines of an actor are shown in one window; of a window without a look, as many more in the next."""
+"""How many lines of an actor are shown in such a window; what windows without a look had room for is not lost."""
 LAST_LINES = 20
 """So many of the very last lines are shown in any case."""
 LINE_BYTES = 1 << 13
@@ -167,7 +167,7 @@ class ShownOutput:
         passed = int((self.clock() - self._window) // WINDOW_SECONDS)
         if passed > 0:
             self._window += passed * WINDOW_SECONDS
-            self._room = passed * WINDOW_LINES
+            self._room += passed * WINDOW_LINES
         is_last, self._has_ended = self._has_ended, False
         if is_last:  # lines that were left out, and not mentioned yet, may be among the very last ones
             self.position, self._left_out = self._gap_begin, 0
@@ -183,6 +183,7 @@ class ShownOutput:
         self._left_out += printed.left_out
         if printed.last:
             shown += [*self._gap(), *(self._line(line) for line in printed.last)]
+            self._gap_begin = printed.position
         self.position = printed.position
         return shown
 
