@@ -14,7 +14,7 @@ from tests.chaos.killed_runs import outcome_of
 from tests.integration.mishaps import TrainerAtStep, first_time
 from tests.integration.small_run import digest, header
 
-from proa import Callback, CheckpointManager
+from proa import Callback, CheckpointManager, TrainerCallback
 from proa.runtime.ray.driver import TrainerDiedError
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
