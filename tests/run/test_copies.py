@@ -1,6 +1,7 @@
 """After a run in one process callbacks can be read as after one on Ray: by the actor that they were with."""
 
 import json
+import threading
 
 import pytest
 from tests.small import DETACHED as SMALL
@@ -8,6 +9,7 @@ from tests.small import DETACHED as SMALL
 from proa import MakerCallback, TrainerCallback
 from proa.callbacks import ExperienceMakerPerformanceEvaluator, TrainerPerformanceEvaluator
 from proa.config import load_run_config
+from proa.errors import HookError
 from proa.recipes import grpo, sft
 
 
@@ -58,6 +60,13 @@ def test_copies_are_those_of_the_last_run_and_are_not_copied_themselves(run):
     assert set(apart.copies) == {"maker_0"}
     assert apart.copies["maker_0"].copies == {}
     assert apart.copies["maker_0"].made == 16
+
+
+def test_one_that_cannot_be_copied_for_each_maker_is_refused_with_the_remedy(run):
+    apart = MakesApart()
+    apart.lock = threading.Lock()
+    with pytest.raises(HookError, match=r"MakesApart has per_maker = True and cannot be copied.*functools.partial"):
+        run(callbacks=[apart])
 
 
 @pytest.mark.parametrize("are_kinds", [False, True], ids=["objects", "kinds"])

@@ -12,7 +12,7 @@ from ..callbacks import EarlyStopping, JsonlMetrics, build_callback
 from ..config import DetachedConfig, RunConfig
 from ..data.results import LogContext
 from ..data.state import LoopState
-from ..errors import CallbackConfigError
+from ..errors import CallbackConfigError, HookError
 from ..lifecycle.copies import PackedState, return_states
 from ..lifecycle.hooks import (
     BaseCallback,
@@ -203,4 +203,13 @@ def fresh(given: Any) -> BaseCallback:
 def fresh_in_process(given: Any) -> BaseCallback:
     """The same for one of several makers in one process, where an instance may ask to be copied."""
     made = fresh(given)
-    return copy.deepcopy(made) if made is given and isinstance(made, MakerCallback) and made.per_maker else made
+    if made is not given or not isinstance(made, MakerCallback) or not made.per_maker:
+        return made
+    try:
+        return copy.deepcopy(made)
+    except Exception as error:
+        name = type(made).__name__
+        raise HookError(
+            f"{name} has per_maker = True and cannot be copied for each maker ({type(error).__name__}: {error}): open "
+            f"what cannot be copied in the first hook instead, or pass a factory, e.g. functools.partial({name}, ...)"
+        ) from error

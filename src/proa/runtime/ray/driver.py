@@ -140,13 +140,15 @@ class RayRuntime:
                 self._listening.end_open_moments(error)
                 raise
             finally:
-                self._collect_copies()
+                with contextlib.suppress(Exception):  # the cluster may be gone
+                    self._collect_copies()
                 if self._supervisor is not None:
                     self._supervisor.end(KILL_SECONDS)
                 for trainer in self._trainers:
                     with contextlib.suppress(Exception):
                         ray.kill(trainer)
-                self._outputs.finish()
+                with contextlib.suppress(Exception):
+                    self._outputs.finish()
                 places.release()
 
     # -- starting ------------------------------------------------------------------------------------

@@ -152,7 +152,7 @@ class MakerParts:
 BuildMaker = Callable[[str, RemoteStore, BaseCallback | None], AbstractContextManager[MakerParts]]
 
 
-class _SnapshotOfCopies(MakerCallback):
+class SnapshotOfCopies(MakerCallback):
     """Packs the copies of callbacks between two batches, where nobody changes them, if that was asked for since."""
 
     priority = Priority.LOGGING - 1
@@ -180,7 +180,7 @@ class MakerHost:
     patience: float
     keeps_output: bool = False
     maker: ExperienceMakerHolder | None = None
-    snapshot: _SnapshotOfCopies | None = None
+    snapshot: SnapshotOfCopies | None = None
     worked: Once[MakerEnd] = field(default_factory=Once)
 
     GROUPS: ClassVar = {"work": 1, "look": 3}
@@ -207,7 +207,7 @@ class MakerHost:
             with self.build(self.name, store, link) as parts:
                 self.maker, copies = parts.maker, tuple(parts.copies)
                 if copies:
-                    self.snapshot = _SnapshotOfCopies(copies)
+                    self.snapshot = SnapshotOfCopies(copies)
                     self.maker.manager.add(self.snapshot)
                 store.wait_for_trainer()
                 self.maker.work(book, store)

@@ -32,7 +32,8 @@ def keep_output(name: str) -> None:
         present = Path("/proc/self/fd/2").readlink()
         folder = present.parent if present.is_absolute() else folder  # not if it is a pipe
     run = ray.get_runtime_context().namespace.removeprefix("proa-")[-80:]
-    redirect_output(folder / f"proa-{run}-{name}-{os.getpid()}.log")
+    with contextlib.suppress(OSError):  # then Ray's files have it
+        redirect_output(folder / f"proa-{run}-{name}-{os.getpid()}.log")
 
 
 class ActorOutputs:
