@@ -14,7 +14,7 @@ from tests.chaos.killed_runs import outcome_of
 from tests.integration.mishaps import TrainerAtStep, first_time
 from tests.integration.small_run import digest, header
 
-from proa import Callback, CheckpointManager
+from proa import Callback, CheckpointManager, TrainerCallback
 from proa.callbacks import CheckpointUpload
 from proa.runtime.ray.driver import TrainerDiedError
 
@@ -127,15 +127,27 @@ class Interrupts(Callback):
             os.kill(os.getpid(), signal.SIGINT)
 
 
+class InTrainer(TrainerCallback):
+    """Counts steps where the trainer is."""
+
+    steps = 0
+
+    def on_batch_end(self, metrics, experience):
+        self.steps += 1
+
+
 def test_an_interrupt_saves_at_a_boundary_and_the_run_goes_on_without_ray(ray_cluster, tmp_path):
+    counting = InTrainer()
     with pytest.raises(KeyboardInterrupt):
-        digest(tmp_path, "run", runtime="ray", callbacks=[Interrupts()])
+        digest(tmp_path, "run", runtime="ray", callbacks=[Interrupts(), counting])
     told = header(tmp_path, "run")
     saved, _ = CheckpointManager(tmp_path / "run").newest_good()
     assert (told["status"], told["steps_run"]) == ("cancelled", saved.step)
     assert saved.step in (2, 3)  # the driver may hear of the signal when the next step has begun
+    assert counting.steps == saved.step
     digest(tmp_path, "local")
-    digest(tmp_path, "run", resume="auto")
+    digest(tmp_path, "run", resume="auto", callbacks=[counting])
+    assert counting.steps == 4
     assert came_to(tmp_path, "run") == came_to(tmp_path, "local")
 
 

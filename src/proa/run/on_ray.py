@@ -37,11 +37,13 @@ from ..resume.resuming import (
     restore_process,
     truncate_record,
 )
-from ..roles.maker import ExperienceMakerHolder, Store
+from ..roles.maker import Store
 from ..roles.weights import WeightStore
 from ..runtime.ray.cluster import cluster, pickled
 from ..runtime.ray.driver import RayRuntime, TrainerDiedError
 from ..runtime.ray.link import AskDriver
+from ..runtime.ray.maker_host import MakerParts
+from ..runtime.ray.output import ActorOutputs
 from ..runtime.ray.places import RaySettings, check_options
 from ..runtime.ray.trainer_host import TrainerParts, TrainerTies
 from ..runtime.supervisor import Limits
@@ -49,6 +51,7 @@ from ..tasks.template_date import pin, pinned
 from .checks import check_portable_algorithm
 from .driver_record import DriverRecord
 from .given import Given
+from .job import performance_entry
 from .loading import load_policy, load_training_task, read_device
 from .maker_side import MakerSide
 from .placing import Listeners, fresh
@@ -88,6 +91,13 @@ class RayRun:
         self._record: DriverRecord | None = None
 
     def train(self, folder: RunFolder, resumption: Resumption | None, interruption: Interruption) -> TrainState:
+        try:
+            return self._train(folder, resumption, interruption)
+        finally:
+            if self._runtime is not None:
+                self.listeners.return_copies(self._runtime.copies)
+
+    def _train(self, folder: RunFolder, resumption: Resumption | None, interruption: Interruption) -> TrainState:
         config, manager = self.config, self.listeners.manager
         at_first = manager.state_dict()
         name = f"proa-{config.name}-{uuid.uuid4().hex[:8]}"
@@ -169,6 +179,8 @@ class RayRun:
                 "report_eval": record.report_eval,
             },
             interruption=interruption,
+            outputs=ActorOutputs(is_shown=config.ray.log_to_driver),
+            makers_have_copies=any(isinstance(callback, BaseCallback) for callback in listeners.makers),
         )
 
     def summary(self) -> dict[str, Any]:
@@ -177,7 +189,7 @@ class RayRun:
         state = self._runtime.state
         known = self._runtime.summary or ({"steps_run": state.global_step} if state.global_step else {})
         errors = Counter(self.listeners.manager.errors) + Counter(self._runtime.callback_errors)
-        return known | {"callback_errors": dict(errors)}
+        return known | {"callback_errors": dict(errors), **performance_entry(self._runtime.performance)}
 
 
 def _check_devices(config: DetachedConfig) -> None:
@@ -273,7 +285,8 @@ class _BuildTrainer:
             manager = CallbackManager(everywhere)
             self._restore(manager)
             other = side.assemble_participant(ties.replicas, manager, self.resumption)
-            return TrainerParts(other, None, None, lambda: {"callback_errors": manager.errors})
+            copies = [callback for callback in self.of_every_rank if isinstance(callback, BaseCallback)]
+            return TrainerParts(other, None, None, lambda: {"callback_errors": manager.errors}, copies)
         return self._first(ties, side, everywhere)
 
     def _first(self, ties: TrainerTies, side: TrainerSide, everywhere: list[BaseCallback]) -> TrainerParts:
@@ -294,7 +307,8 @@ class _BuildTrainer:
         )
         trainer, book = side.assemble_first(around)
         self._restore(manager)
-        return TrainerParts(trainer, book, store, lambda: side.summary(manager.errors))
+        copies = [one for one in (*self.callbacks, *self.of_every_rank) if isinstance(one, BaseCallback)]
+        return TrainerParts(trainer, book, store, lambda: side.summary(manager.errors), copies)
 
     def _restore(self, manager: CallbackManager) -> None:
         if self.resumption is not None:
@@ -318,7 +332,7 @@ class _BuildMaker:
     began: datetime | None
 
     @contextmanager
-    def __call__(self, name: str, store: Store, link: BaseCallback | None) -> Iterator[ExperienceMakerHolder]:
+    def __call__(self, name: str, store: Store, link: BaseCallback | None) -> Iterator[MakerParts]:
         config = self.config
         pin(self.began)
         torch.set_num_threads(config.threads)
@@ -326,7 +340,8 @@ class _BuildMaker:
         side = MakerSide(config, self.given, task=load_training_task(config, self.given), policy=policy)
         callbacks = [*([link] if link is not None else []), *(fresh(callback) for callback in self.callbacks)]
         with side.scorer as scorer:
-            yield side.make(name, scorer, callbacks, _receiver(policy, store, name))
+            maker = side.make(name, scorer, callbacks, _receiver(policy, store, name))
+            yield MakerParts(maker, [one for one in self.callbacks if isinstance(one, BaseCallback)])
 
 
 def _receiver(policy: Policy, store: Store, name: str) -> Receiver:

@@ -11,6 +11,7 @@ import torch
 
 from ..actors.interruption import Interruption
 from ..actors.stop import StopRequest
+from ..callbacks.performance import measured_performance
 from ..config import ConfigError, SupervisedConfig
 from ..config.sections import EvalSection
 from ..config.supervised_settings import DPOSettings, SFTSettings
@@ -37,9 +38,9 @@ from ..tasks.preferences import load_preferences, tokenise_pair
 from ..tasks.task import TaskError
 from .driver_record import DriverRecord
 from .given import Given
-from .job import state_summary
+from .job import performance_entry, state_summary
 from .loading import begin_training, load_policy, load_trained_reward_model, load_training_task, optimizer_settings
-from .placing import Listeners
+from .placing import FIRST_TRAINER, Listeners
 from .step_record import TakeLoopSpans
 
 TRIED_ROWS = 256
@@ -97,8 +98,11 @@ class SupervisedRun:
             "settings": self.settings,
             "held_out": self._held_out_data(),
         }
-        with record.finishing():
-            return _FITS[self.kind](self, common)
+        try:
+            with record.finishing():
+                return _FITS[self.kind](self, common)
+        finally:
+            self.listeners.note_shared({})
 
     def _inputs(self) -> Inputs:
         rows: Sequence[Any] = self.data.rows if isinstance(self.data, Task) else self.data
@@ -132,9 +136,11 @@ class SupervisedRun:
     def summary(self) -> dict[str, Any]:
         if self.state is None or self.optimizer is None:
             return {}
+        measured = measured_performance(self.manager.callbacks)
         return {
             **state_summary(self.state, [section.name for section in self.config.eval], self.manager.errors),
             "weights_digest": weights_digest(self.trained.weights() | self.optimizer.masters),
+            **performance_entry({} if measured is None else {FIRST_TRAINER: measured}),
         }
 
     # -- the three kinds -----------------------------------------------------------------------------
