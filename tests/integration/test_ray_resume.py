@@ -44,7 +44,13 @@ class CountsSteps(Callback):
     state_key = "steps"
 
     def __init__(self):
-        self.heard, self.starts = [], []
+        self.heard, self.starts, self.runs = [], [], []
+
+    def on_run_start(self, ctx):
+        self.runs.append("start")
+
+    def on_run_end(self, ctx, run_result, arm):
+        self.runs.append((run_result.status, run_result.artifacts.steps_run))
 
     def on_train_start(self, state):
         self.starts.append(state.resumed_from)
@@ -93,6 +99,7 @@ def test_a_trainer_that_is_killed_is_started_again_and_changes_nothing(
     assert "trainer_0 died" in once["reason"]
     assert steps.starts == [None, None if went_on_from == "the beginning" else went_on_from]
     assert steps.heard == [0, 1, 2, 3]
+    assert steps.runs == ["start", ("completed", 4)]  # one run, whatever became of its trainer
 
 
 @pytest.mark.prove
