@@ -237,7 +237,7 @@ class Bench:
         self.steps_between = steps_between
         self.model = load_model(model_config(megabytes))
         self.trainer = DetachedGRPOTrainer(
-            self.model, algorithm=build_algorithm("grpo"), sampling=Sampling(GROUP, NEW_TOKENS),
+            [], self.model, algorithm=build_algorithm("grpo"), sampling=Sampling(GROUP, NEW_TOKENS),
             optimizer=OptimizerSettings(learning_rate=1e-6), optimizer_steps=10**6, store=WeightStore(),
             train_batch_size=GROUPS * GROUP, dataloader_pin_memory=False,
         )  # fmt: skip

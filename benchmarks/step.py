@@ -26,7 +26,6 @@ from proa.data.lease import sample_seed
 from proa.data.sampling import Sampling
 from proa.engines import build_engine
 from proa.learning.learner import StepSettings
-from proa.learning.optimizer import OptimizerSettings
 from proa.policy.models import load_model, model_weights
 from proa.rewards import InlineRewards
 from proa.roles.maker import ExperienceMakerHolder
@@ -60,7 +59,7 @@ def proa_step(new_tokens: int) -> Callable[[], None]:
     store = WeightStore()
     store.publish(0, model_weights(model))
     trainer = DetachedGRPOTrainer(
-        model, algorithm=build_algorithm("grpo"), sampling=sampling, optimizer=OptimizerSettings(learning_rate=1e-6),
+        [], model, algorithm=build_algorithm("grpo"), sampling=sampling, learning_rate=1e-6,
         optimizer_steps=1000, store=store, settings=StepSettings(token_budget=8192),
     )  # fmt: skip
     maker = ExperienceMakerHolder(

@@ -16,13 +16,16 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from pydantic import ConfigDict, Field, PydanticUserError, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from .errors import SettingError
 from .spelling import did_you_mean
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
@@ -49,11 +52,14 @@ class Settings:
             check.refuse(getattr(self, name))
 
 
-Kind = TypeVar("Kind", bound=Settings)
+Kind = TypeVar("Kind", bound="DataclassInstance")
 
 
 def make_settings(kind: type[Kind], values: Mapping[str, Any], owner: str) -> Kind:
-    """Settings as a configuration gives them; `owner` has them, for error messages, e.g. `algorithm 'grpo'`."""
+    """A dataclass of settings from what a configuration gives.
+
+    `owner` has them, for error messages, e.g. `algorithm 'grpo'`.
+    """
     known = {one.name: one for one in fields(kind) if one.init}
     for name in values:
         if name not in known:

@@ -54,6 +54,15 @@ def make_logs_visible() -> None:
         logging.getLogger(name).addFilter(_make_visible)  # idempotent
 
 
+def show_details(logger: logging.Logger) -> None:
+    """Have what a logger says of single steps shown: by the program's handlers, or else on stderr."""
+    logger.setLevel(logging.INFO)
+    if not logger.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+        logger.addHandler(handler)
+
+
 def _make_visible(record: logging.LogRecord) -> bool:
     message = record.getMessage()
     if (shown := visible(message)) != message:

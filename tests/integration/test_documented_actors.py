@@ -66,7 +66,7 @@ def test_a_users_trainer_is_found_by_name_and_fed_by_several_at_once(ray_cluster
     ray.kill(trainer)
 
 
-MAKER_GROUPS = {"experience_io": 1, "model_io": 1, "compute": 1}
+MAKER_GROUPS = {"experience_io": 1, **ExperienceMakerHolder.CONCURRENCY_GROUPS}
 TRAINER_GROUPS = {"buffer_length": 1, "buffer_append": 1, "buffer_sample": 1, "compute": 1}
 
 
@@ -142,8 +142,8 @@ def test_makers_deal_groups_round_robin_and_every_trainer_may_update_every_maker
     for groups in seen:
         assert len(groups) == 8 * 8
         counts = Counter(group for group, _ in groups)
-        assert set(counts.values()) == {8}  # both epochs' four, whole
-        assert {int(group) // 100 for group in counts} == {0, 1}  # from both makers
+        assert set(counts.values()) == {4}  # whole
+        assert {group.partition("/")[0] for group in counts} == set(makers)  # from both
         versions = {version for _, version in groups}
         assert versions <= {0, *range(11, 15), *range(21, 25)}
     assert set(dict(seen[0])).isdisjoint(dict(seen[1]))

@@ -32,6 +32,9 @@ class Seat:
     def from_first(self, value):
         return self._meet(value)[0]
 
+    def collect(self, value):
+        return self._meet(value)
+
     def sum_(self, tensors):
         for place, everyones in enumerate(zip(*self._meet([tensor.clone() for tensor in tensors]), strict=True)):
             tensors[place].copy_(torch.stack(everyones).sum(0))

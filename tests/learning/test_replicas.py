@@ -94,9 +94,9 @@ def build(model, replicas, steps, algorithm, *, callbacks=(), old="sampler", sha
     }  # fmt: skip
     if isinstance(algorithm, PPO):
         made = shared_critic(own) if critic == "shared" else separate_critic(own)
-        trainer = DetachedPPOTrainer(own, critic=made, **common)
+        trainer = DetachedPPOTrainer([], own, critic=made, **common)
     else:
-        trainer = DetachedGRPOTrainer(own, **common)
+        trainer = DetachedGRPOTrainer([], own, **common)
     return trainer
 
 

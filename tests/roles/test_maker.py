@@ -254,8 +254,16 @@ def test_distrust_while_weights_are_handed_over_is_not_forgotten():
     studio.maker.update_experience_maker(studio.store.fetch(2, owner="me"))
     assert studio.maker.loaded_version == 2  # this answered it
     studio.during["load"] = studio.maker.distrust_weights
-    studio.maker.update_experience_maker(studio.store.fetch(2, owner="me"))
+    studio.maker.update_experience_maker(studio.store.fetch(3, owner="me"))
     assert studio.maker.loaded_version == -1  # this one came in the middle
+
+
+def test_what_several_trainers_push_is_loaded_once():
+    studio = Studio()
+    for _ in range(3):
+        studio.maker.update_experience_maker(studio.store.fetch(2, owner="me"))
+    assert studio.seen == ["loading weights of version 2"]
+    assert studio.maker.get_policy_version() == 2
 
 
 def test_weights_that_do_not_fit_are_not_taken_for_loaded():

@@ -98,6 +98,7 @@ def loop_loss(model, reference, values_of, old_values, experience, algorithm, co
 
 def trained(model, critic, algorithm, token_budget=0) -> DetachedPPOTrainer:
     return DetachedPPOTrainer(
+        [],
         model,
         critic=critic,
         algorithm=algorithm,
@@ -216,9 +217,9 @@ def test_trainer_and_algorithm_must_fit(model):
         "sampling": Sampling(), "optimizer": OptimizerSettings(), "optimizer_steps": 1, "store": WeightStore(),
     }  # fmt: skip
     with pytest.raises(ValueError, match="ppo needs a critic: give one, as DetachedPPOTrainer does"):
-        DetachedGRPOTrainer(model, algorithm=PPO(), **settings)
+        DetachedGRPOTrainer([], model, algorithm=PPO(), **settings)
     with pytest.raises(ValueError, match="dapo has no use for a critic: leave it out, as DetachedGRPOTrainer does"):
-        DetachedPPOTrainer(model, critic=shared_critic(model), algorithm=DAPO(), **settings)
+        DetachedPPOTrainer([], model, critic=shared_critic(model), algorithm=DAPO(), **settings)
 
 
 def test_what_the_experience_brings_is_not_computed_again(model):

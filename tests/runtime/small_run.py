@@ -102,7 +102,7 @@ class SmallRun:
         return ExperienceMakerHolder(
             engine=build_engine("native", self.model, end_ids=[self.tokenizer.eos_token_id]),
             rollout=SingleTurn(self.tokenizer, SAMPLING, scorer=self.scorer),
-            whole_weights=as_policy(self.model).receiver().whole,
+            receiver=as_policy(self.model).receiver(),
             name=name,
         )
 
@@ -131,9 +131,9 @@ class SmallRun:
 
 def _trainer(model: Any, critic: str, *, algorithm: Any, **settings: Any) -> PolicyTrainer:
     if not algorithm.needs_critic:
-        return DetachedGRPOTrainer(model, algorithm=algorithm, **settings)
+        return DetachedGRPOTrainer([], model, algorithm=algorithm, **settings)
     made = shared_critic(model) if critic == "shared" else separate_critic(model)
-    return DetachedPPOTrainer(model, critic=made, algorithm=algorithm, **settings)
+    return DetachedPPOTrainer([], model, critic=made, algorithm=algorithm, **settings)
 
 
 def with_random_delays(seed: int) -> Callable[[ExperienceMakerHolder], None]:

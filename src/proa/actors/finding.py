@@ -1,40 +1,81 @@
-"""Trainers and makers by name, where they are actors of the user's own."""
+"""Trainers and makers by name, where they are actors of the user's own.
+
+Ray is not imported for it: a process that can find an actor is part of a cluster, and has it already.
+"""
 
 from __future__ import annotations
 
 import sys
+import time
 from typing import Any
 
-from ..errors import SettingError
+from ..errors import ProaError, SettingError
+from .waiting import WaitTimeoutError
 
 CALL_SECONDS = 600.0
 """A call is answered in this time: a full buffer holds a sender back, and no longer than that."""
+LOOK_SECONDS = 0.1
+"""How often an actor is looked for that is not there yet."""
+
+
+class ActorLostError(ProaError):
+    """An actor that was called is gone."""
 
 
 class NamedActor:
-    """An actor whose methods are called as if it were here: each call waits for its answer."""
+    """An actor whose methods are called as if it were here: each call waits for its answer, and no longer than
+    `seconds`."""
 
-    def __init__(self, ray: Any, actor: Any, name: str) -> None:
-        self._ray, self._actor, self._name = ray, actor, name
+    def __init__(self, ray: Any, actor: Any, name: str, seconds: float = CALL_SECONDS) -> None:
+        self._ray, self._actor, self._name, self._seconds = ray, actor, name, seconds
 
     def __getattr__(self, method: str) -> Any:
         remote = getattr(self._actor, method)
-        return lambda *arguments: self._ray.get(remote.remote(*arguments), timeout=CALL_SECONDS)
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            errors = self._ray.exceptions
+            try:
+                return self._ray.get(remote.remote(*arguments, **named), timeout=self._seconds)
+            except errors.GetTimeoutError:
+                raise WaitTimeoutError(f"{self._name} has not answered {method} for {self._seconds:g} s") from None
+            except errors.RayActorError as error:
+                first = str(error).strip().partition("\n")[0]
+                raise ActorLostError(f"the actor {self._name!r} is gone: {first}") from None
+
+        return call
 
 
-def find_actor(name: str) -> NamedActor:
-    """The actor that was started with `.options(name=...)`.
-
-    Ray is not imported for it: a process that can find an actor is part of a cluster, and has it already.
-    """
+def find_actor(name: str, *, patience: float = 0.0, call_seconds: float = CALL_SECONDS) -> NamedActor:
+    """The actor that was started with `.options(name=...)`; waits `patience` seconds for one that is not there yet."""
     ray: Any = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         raise SettingError(
-            f"{name!r} cannot be found by name outside of a Ray cluster: call ray.init(), or give find_trainer="
+            f"{name!r} cannot be found by name outside of a Ray cluster: call ray.init(), or give find_trainer= to a "
+            f"maker and find_maker= to a trainer"
         )
-    try:
-        return NamedActor(ray, ray.get_actor(name), name)
-    except ValueError:
-        raise SettingError(
-            f"there is no actor {name!r} in this namespace: start it with .options(name={name!r})"
-        ) from None
+    until = time.monotonic() + patience
+    while True:
+        try:
+            return NamedActor(ray, ray.get_actor(name), name, call_seconds)
+        except ValueError:
+            if time.monotonic() >= until:
+                raise SettingError(
+                    f"there is no actor {name!r} in this namespace: start it with .options(name={name!r})"
+                ) from None
+        time.sleep(LOOK_SECONDS)
+
+
+def own_name() -> str | None:
+    """The name of the actor that this process is, if it is one and has a name."""
+    ray: Any = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return None
+    name: str | None = ray.get_runtime_context().get_actor_name()
+    return name or None
+
+
+def by_reference(value: Any) -> Any:
+    """In a Ray cluster a reference to the value in its object store, written once for any number of calls that have it
+    as an argument; elsewhere the value."""
+    ray: Any = sys.modules.get("ray")
+    return value if ray is None or not ray.is_initialized() else ray.put(value)

@@ -47,7 +47,8 @@ class Learner:
     critic's values, advantages. Later epochs over the batch use the same. The micro-batches inside a step give the
     gradient of the whole batch exactly; with several trainers each computes its share of the rows.
 
-    `optimizer_steps` is how many steps the run will make; the learning-rate schedule needs it.
+    `optimizer_steps` is how many steps the run will make, which the learning-rate schedule needs; `expect_steps` says
+    it later. Without `sampling` a batch is taken to be sampled as it says itself.
     """
 
     def __init__(
@@ -58,21 +59,23 @@ class Learner:
         critic: Critic | None = None,
         replicas: Replicas | None = None,
         *,
-        optimizer_steps: int,
-        sampling: Sampling,
+        optimizer_steps: int | None = None,
+        sampling: Sampling | None = None,
         settings: StepSettings | None = None,
         critic_optimizer: OptimizerSettings | None = None,
         activity: Activity | None = None,
     ) -> None:
         self.policy = policy
         self.algorithm = algorithm
-        self.sampling = sampling
+        self.sampling = sampling or Sampling()
         self.settings = settings or StepSettings()
+        self._follows_batches = sampling is None
+        self._knows_steps = optimizer_steps is not None
         self.replicas: Replicas = replicas or Alone()
         self.activity = activity or Activity()
-        self.values = self._value_learner(critic, critic_optimizer or optimizer, optimizer_steps)
+        self.values = self._value_learner(critic, critic_optimizer or optimizer, optimizer_steps or 1)
         more = self.values.shared_parameters() if self.values is not None else []
-        self.optimizer = Optimizer([*policy.parameters(), *more], optimizer, optimizer_steps)
+        self.optimizer = Optimizer([*policy.parameters(), *more], optimizer, optimizer_steps or 1)
         self.kl_coefficient = algorithm.first_kl_coefficient
         """What a unit of KL costs in reward; algorithms may adapt it from batch to batch."""
         self.keep_log_probs = False
@@ -104,6 +107,8 @@ class Learner:
     def step(self, experience: Experience) -> dict[str, float]:
         """One optimizer step; its metrics."""
         experience.to_device(self.policy.device)
+        if self._follows_batches:
+            self.sampling = experience.sampling or self.sampling
         if experience.old_log_probs is None:
             self._prepare(experience)
         mask_BA = action_mask_of(experience)
@@ -120,6 +125,12 @@ class Learner:
             **self._describe(experience),
             **{name: value / tokens for name, value in sums.items()},
         }
+
+    def expect_steps(self, count: int) -> None:
+        """So many steps are about to come, for the schedule of the learning rate, if it was not said before."""
+        if not self._knows_steps:
+            for optimizer in self.optimizers:
+                optimizer.total_steps = optimizer.steps + count
 
     @property
     def optimizers(self) -> list[Optimizer]:

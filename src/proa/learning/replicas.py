@@ -42,6 +42,9 @@ class Replicas(Protocol):
     def from_first(self, value: T) -> T:
         """What rank 0 has; what the others bring is ignored."""
 
+    def collect(self, value: T) -> list[T]:
+        """What each of them has, by rank: of any kind that can be pickled, and of any size."""
+
     def sum_(self, tensors: Sequence[torch.Tensor]) -> None:
         """Add the tensors up over all trainers, in place, to the same bits everywhere."""
 
@@ -63,6 +66,9 @@ class Alone:
 
     def from_first(self, value: T) -> T:
         return value
+
+    def collect(self, value: T) -> list[T]:
+        return [value]
 
     def sum_(self, tensors: Sequence[torch.Tensor]) -> None:
         """There is nothing to add."""

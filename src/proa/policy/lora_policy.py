@@ -34,7 +34,11 @@ class OverBase(Receiver):
     """Merges a published adapter with a base that is kept: each time from the base, never from the last weights."""
 
     def __init__(self, base: Mapping[str, torch.Tensor], layout: AdapterLayout) -> None:
+        self._layout = layout
         self._over_base = AdapterOverBase(base, layout)
+
+    def use_base(self, base: Mapping[str, torch.Tensor]) -> None:
+        self._over_base = AdapterOverBase(base, self._layout)
 
     def whole(self, published: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
         return self._over_base.merged(published)

@@ -31,9 +31,15 @@ class Receiver(Protocol):
     def whole(self, published: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
         """All weights under their Hugging Face names, as an engine loads them."""
 
+    def use_base(self, base: Mapping[str, torch.Tensor]) -> None:
+        """What is published from now on goes over this base, which is kept and must not change."""
+
 
 class WholeWeights:
     """Receives weights that are published whole."""
+
+    def use_base(self, base: Mapping[str, torch.Tensor]) -> None:
+        """There is none."""
 
     def whole(self, published: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
         return published

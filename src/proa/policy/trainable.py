@@ -48,6 +48,10 @@ class Trainable(ABC):
         return self._tokenizer
 
     @property
+    def has_tokenizer(self) -> bool:
+        return self._tokenizer is not None
+
+    @property
     def device(self) -> torch.device:
         return self.model.device
 

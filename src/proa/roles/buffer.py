@@ -26,6 +26,7 @@ class DetachedReplayBuffer:
         self._items: deque[BufferItem] = deque()
         self._closed = ""
         self._interrupted = False
+        self._training_is_over = False
 
     def append(self, experience: Experience, *, owner: str = "a maker") -> None:
         """Add the rows of a batch."""
@@ -37,12 +38,14 @@ class DetachedReplayBuffer:
         for item in items:
             with self.room as room:
                 room.wait_until(
-                    lambda: self._closed != "" or not self.limit or len(self._items) < most,
+                    lambda: self._closed != "" or self._training_is_over or not self.limit or len(self._items) < most,
                     owner=owner,
                     reason="room in the replay buffer",
                     timeout=self.wait_timeout,
                 )
                 self._check_open()
+                if self.limit and len(self._items) >= most:
+                    raise ClosedError("training is over, and the buffer is full: nobody takes what is sent")
                 self._items.append(item)
                 room.announce()
 
@@ -88,6 +91,12 @@ class DetachedReplayBuffer:
         """Stop the trainer from waiting for a batch: `take` raises `StepInterrupted`."""
         with self.room as room:
             self._interrupted = True
+            room.announce()
+
+    def note_training(self, *, is_over: bool) -> None:
+        """Whether somebody takes from it, or did and no longer does: a sender does not wait for room in vain."""
+        with self.room as room:
+            self._training_is_over = is_over
             room.announce()
 
     def close(self, reason: str) -> None:

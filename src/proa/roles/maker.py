@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
 
-import torch
+from transformers import PreTrainedModel
 
 from ..actors.activity import Activity, Doing
 from ..actors.concurrency import concurrency_group
-from ..actors.finding import find_actor
+from ..actors.finding import find_actor, own_name
 from ..actors.waiting import ClosedError, LeaseFailedError, WaitTimeoutError
 from ..data.experience import BufferItem
 from ..data.experience_changes import as_delivered, shown_to_hooks
 from ..data.lease import Delivery, Lease, Prompt, sample_seed
 from ..data.state import LoopState
 from ..engines.protocol import Engine
+from ..errors import SettingError
 from ..leases.plan import group_by_id
 from ..lifecycle.manager import CallbackManager, Callbacks
 from ..lifecycle.roles import Role
+from ..policy.opening import Lora, ModelSource, TokenizerSource, load_tokenizer
+from ..policy.policy import Receiver, WholeWeights
+from ..rewards import Scorer
+from ..rewards.function import GivenReward
 from ..rollouts import Progress, Rollout, Sample, VersionedEngine
+from ..tasks import load_task
+from ..visible import show_details
+from .maker_parts import EngineKind, MakerSource, read_sampling
+from .prompt_batches import read_batch, task_batches
 from .weights import Weights
 
 log = logging.getLogger("proa.maker")
@@ -52,37 +65,86 @@ class ExperienceMakerHolder:
 
     In a run it works on leases (`work`). `workingloop` feeds it prompts directly and deals what it makes
     round robin over its trainers, whole groups together.
+
+    It is built from what a person has: the folder or the configuration of a `model`, a `tokenizer` (by default the
+    folder's), rewards or a `reward_model`, a `task` that brings prompts and rewards, and `generate_kwargs`, the
+    settings of `Sampling`. Or from parts: `engine` and `rollout`. With `lora`, as its trainers have it, only adapters
+    are pushed. The weights that it comes with are version 0; with `sync_models_from_trainers` it waits for the first
+    push.
+
+    As an actor it needs its groups: `ray.remote(concurrency_groups=ExperienceMakerHolder.CONCURRENCY_GROUPS)(...)`.
     """
+
+    CONCURRENCY_GROUPS: ClassVar = {"compute": 1, "model_io": 1}
+    """Which methods do not wait for one another: weights arrive while `workingloop` runs."""
 
     def __init__(
         self,
         detached_trainer_name_list: Sequence[str] = (),
+        model: ModelSource | None = None,
+        tokenizer: TokenizerSource | None = None,
         *,
-        engine: Engine,
-        rollout: Rollout,
-        whole_weights: Callable[[Mapping[str, torch.Tensor]], Mapping[str, torch.Tensor]] | None = None,
+        task: Any = None,
+        reward: GivenReward | Sequence[GivenReward] | None = None,
+        reward_model: str | Path | PreTrainedModel | None = None,
+        lora: Lora | None = None,
+        engine: Engine | EngineKind = "native",
+        rollout: Rollout | None = None,
+        scorer: Scorer | None = None,
+        receiver: Receiver | None = None,
         callbacks: Callbacks = (),
-        name: str = "maker_0",
+        debug: bool = False,
+        name: str | None = None,
         seed: int = 0,
+        dtype: str = "float32",
+        device: str = "cpu",
+        prompts_per_batch: int = 8,
+        sync_models_from_trainers: bool = False,
+        wait_timeout: float = 600.0,
         find_trainer: Callable[[str], TrainerHandle] | None = None,
+        **generate_kwargs: Any,
     ) -> None:
-        self.name = name
+        self.name = name or own_name() or "maker_0"
         self.trainer_names = list(detached_trainer_name_list)
-        self.engine = engine
-        self.rollout = rollout
+        self.task = None if task is None else load_task(task)
+        if isinstance(engine, str) or rollout is None:
+            parts = MakerSource(
+                model=model, tokenizer=tokenizer, task=self.task, reward=reward, reward_model=reward_model,
+                scorer=scorer, lora=lora, engine=engine, dtype=dtype, device=device, seed=seed,
+            ).open(read_sampling(generate_kwargs))  # fmt: skip
+            engine, rollout, receiver = parts.engine, rollout or parts.rollout, receiver or parts.receiver
+            tokenizer = parts.tokenizer
+        elif generate_kwargs:
+            raise SettingError(
+                f"the rollout that was given has its own sampling settings: leave out {', '.join(generate_kwargs)}"
+            )
+        self.engine: Engine = engine
+        self.rollout: Rollout = rollout
+        self._tokenizer = load_tokenizer(str(tokenizer), False) if isinstance(tokenizer, str | Path) else tokenizer
         self.manager = CallbackManager.create(callbacks, role=Role.MAKER)
         self.state = LoopState()
         self.activity = Activity()
         self.leases_made = 0
         self.tokens_made = 0
         """Completion tokens."""
-        self._versioned_engine = VersionedEngine(engine, guarded_from=f"a callback of {name}")
-        self._whole_weights = whole_weights  # with LoRA only the adapter travels, and is put over a base kept here
+        self._versioned_engine = VersionedEngine(engine, guarded_from=f"a callback of {self.name}")
+        self._receiver = receiver or WholeWeights()
         self._seed = seed
-        self._find_trainer: Callable[[str], Any] = find_trainer or find_actor
+        self._wait_timeout = wait_timeout
+        self._find_trainer: Callable[[str], Any] = find_trainer or (
+            lambda trainer: find_actor(trainer, patience=wait_timeout, call_seconds=wait_timeout)
+        )
         self._doubt = self._answered = object()
+        self._loaded_digest = ""
         self._turn = 0
+        self._prompts_per_batch = prompts_per_batch
+        self._prompts_taken = 0
+        self._waits_for_weights = sync_models_from_trainers
+        self._weights_came = threading.Event()
         self._has_reported_failure = False
+        self._debug = debug
+        if debug:
+            show_details(log)
 
     # -- leased work ---------------------------------------------------------------------------------
 
@@ -159,36 +221,65 @@ class ExperienceMakerHolder:
         self._answered = doubt  # one that came after the fetch is still open
 
     @concurrency_group("model_io")
-    def update_experience_maker(self, weights: Weights) -> None:
-        """Switch to these weights, all of them or none, after checking them; waits for the batch being generated."""
+    def update_experience_maker(self, weights: Weights, base: Weights | None = None) -> None:
+        """Switch to these weights, all of them or none, after checking them; waits for the batch being generated.
+
+        What it has already, because several trainers push the same, is not loaded again. `base` is what the weights go
+        over, the base of an adapter, where a trainer pushes everything.
+        """
         doubt, engine = self._doubt, self._versioned_engine
+        if base is None and weights.digest == self._loaded_digest and weights.version == self.loaded_version:
+            return
         with engine.in_use, self.activity.doing("load", f"loading weights of version {weights.version}"):
             weights.check()
-            whole = self._whole_weights(weights.tensors) if self._whole_weights else weights.tensors
-            engine.load(whole, weights.version)
+            if base is not None:
+                base.check()
+                self._receiver.use_base({name: tensor.clone() for name, tensor in base.tensors.items()})
+            engine.load(self._receiver.whole(weights.tensors), weights.version)
         self.state.policy_version = weights.version
+        self._loaded_digest = weights.digest
         self._answered = doubt
+        self._weights_came.set()
+        self._report("version %d is loaded", weights.version)
         self.manager.moments.maker_weights_loaded(self.state, weights.version)
+
+    @concurrency_group("model_io")
+    def get_policy_version(self) -> int:
+        """The version of the weights that it samples with."""
+        return self._versioned_engine.version
 
     # -- pushed work ---------------------------------------------------------------------------------
 
     @concurrency_group("compute")
     def workingloop(
-        self, dataloader_fn: Callable[[], Iterable[Sequence[Prompt]]], num_epochs: int = 1, num_steps: int = 0
+        self,
+        dataloader_fn: Callable[[], Iterable[Any]] | None = None,
+        num_epochs: int = 1,
+        num_steps: int = 0,
     ) -> None:
         """Make experience from every batch of prompts that `dataloader_fn()` yields, for `num_epochs` passes.
 
-        `num_steps` limits the batches; 0 is no limit.
+        Batches are texts, messages, rows, tokens, tensors or `Prompt`s (`read_batch`); without `dataloader_fn` they are
+        the task's. `num_steps` limits the batches; 0 is no limit. It ends before that when a trainer's `fit` has ended,
+        and its buffer is full.
         """
         moments, state = self.manager.moments, self.state
-        batches = itertools.chain.from_iterable(dataloader_fn() for _ in range(num_epochs))
+        if not self.trainer_names:
+            raise SettingError(f"{self.name} has nobody to send to: give it the names of trainers")
+        batches = itertools.chain.from_iterable(self._passes(dataloader_fn, num_epochs))
+        self._await_weights()
         moments.maker_loop_start(state)
         self.activity.rest("working on batches")
         try:
-            for prompts in itertools.islice(batches, num_steps or None):
+            for batch in itertools.islice(batches, num_steps or None):
                 moments.maker_batch_start(state)
                 try:
-                    self._send(self.make(tuple(prompts), self._seeds(prompts)))
+                    prompts = read_batch(batch, self._tokenizer, first=self._prompts_taken)
+                    self._prompts_taken += len(prompts)
+                    self._send(self.make(prompts, self._seeds(prompts)))
+                except ClosedError as over:
+                    log.info("%s ends its loop: %s", self.name, over)
+                    break
                 finally:
                     moments.maker_batch_end(state)
                 state.global_step += 1
@@ -196,21 +287,53 @@ class ExperienceMakerHolder:
             self.activity.rest("over")
             moments.maker_loop_end(state)
 
+    def _passes(self, dataloader_fn: Callable[[], Iterable[Any]] | None, count: int) -> Iterator[Iterable[Any]]:
+        if dataloader_fn is not None:
+            return (dataloader_fn() for _ in range(count))
+        if self.task is None or self._tokenizer is None:
+            raise SettingError(f"{self.name} has no prompts: give workingloop a dataloader_fn, or the maker a task")
+        task, tokenizer, size = self.task, self._tokenizer, self._prompts_per_batch
+        return (task_batches(task, tokenizer, size=size, seed=self._own_seed(number)) for number in range(count))
+
+    def _await_weights(self) -> None:
+        if self._waits_for_weights:
+            with self.activity.doing("wait", "waiting for the first weights"):
+                if not self._weights_came.wait(self._wait_timeout):
+                    raise WaitTimeoutError(f"{self.name} waited {self._wait_timeout:g} s for weights, and none came")
+        if self._versioned_engine.version < 0:
+            self._versioned_engine.version = 0  # what the engine came with
+
     def _send(self, items: Sequence[BufferItem]) -> None:
         moments, state = self.manager.moments, self.state
         moments.maker_send_start(state)
         try:
             with self.activity.doing("send", "delivering a batch"):
                 for group in group_by_id(items):
-                    trainer = self._find_trainer(self.trainer_names[self._turn % len(self.trainer_names)])
+                    trainer = self.trainer_names[self._turn % len(self.trainer_names)]
                     self._turn += 1
-                    trainer.buffer_extend(list(group))
+                    # Other makers count their prompts as this one does.
+                    named = [
+                        replace(item, uid=f"{self.name}/{item.uid}", group_id=f"{self.name}/{item.group_id}")
+                        for item in group
+                    ]
+                    self._find_trainer(trainer).buffer_extend(named)
+                    self._report("%d samples of %s are sent to %s", len(named), named[0].group_id, trainer)
         finally:
             moments.maker_send_end(state)
 
     def _seeds(self, prompts: Sequence[Prompt]) -> tuple[tuple[int, ...], ...]:
-        samples = range(self.rollout.sampling.group_size)
-        return tuple(tuple(sample_seed(self._seed, prompt.ordinal, sample) for sample in samples) for prompt in prompts)
+        seed, samples = self._own_seed(), range(self.rollout.sampling.group_size)
+        return tuple(tuple(sample_seed(seed, prompt.ordinal, sample) for sample in samples) for prompt in prompts)
+
+    def _own_seed(self, number: int = 0) -> int:
+        """Another for each maker, so that two of them with the same prompts do not make the same samples."""
+        digest = hashlib.blake2b(f"{self._seed}/{self.name}/{number}".encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "big") >> 1
+
+    def _report(self, message: str, *values: object) -> None:
+        """What only `debug` shows."""
+        if self._debug:
+            log.info(f"%s: {message}", self.name, *values)
 
     # -- making --------------------------------------------------------------------------------------
 
@@ -237,7 +360,7 @@ class ExperienceMakerHolder:
 
     def _report_failed_reward(self, samples: Sequence[Sample]) -> None:
         """Show the first sample without a reward at once, with the reason."""
-        failed = next((sample for sample in samples if sample.score.value is None), None)
+        failed = next((one for one in samples if one.score.value is None and one.score.error is not None), None)
         if failed is None or self._has_reported_failure:
             return
         self._has_reported_failure = True

@@ -10,8 +10,10 @@ from ..actors.waiting import StepInterrupted
 from ..data.experience import BufferItem, Experience, split
 from ..data.packed_items import PackedItems, pack_items, unpack_items
 from ..data.saved_items import items_from, items_tree
+from ..errors import SettingError
 from ..learning.replicas import Replicas
 from ..leases.ledger import Ledger, tokens_in
+from ..leases.plan import GroupFilter, group_by_id, keep_everything
 from .buffer import DetachedReplayBuffer
 
 
@@ -43,10 +45,15 @@ class Source(Protocol):
 
 
 class PushedExperience:
-    """Experience that makers push: it counts as leased on arrival and is trained in order of arrival."""
+    """Experience that makers push: it counts as leased on arrival and is trained in order of arrival.
 
-    def __init__(self, buffer: DetachedReplayBuffer) -> None:
+    A batch is what arrived, `sample_batch_size` samples of it, less what `filter_group` leaves out. Groups that bring
+    their advantages are complete, and not filtered.
+    """
+
+    def __init__(self, buffer: DetachedReplayBuffer, filter_group: GroupFilter = keep_everything) -> None:
         self.buffer = buffer
+        self.filter_group = filter_group
         self.ledger = Ledger()
         self._sending = threading.Lock()
 
@@ -54,6 +61,13 @@ class PushedExperience:
         self.extend(split(experience))
 
     def extend(self, items: Sequence[BufferItem]) -> None:
+        size = self.buffer.sample_batch_size
+        for group in group_by_id(items):
+            if len(group) > 1 and size % len(group):
+                raise SettingError(
+                    f"a group of {len(group)} samples came, and train_batch_size={size} is not a multiple of that: a "
+                    f"group must not be divided between two batches"
+                )
         with self._sending:  # one sender at a time: what comes together stays together
             with self.buffer.room:
                 self.ledger.lease(len(items))
@@ -72,7 +86,17 @@ class PushedExperience:
         """Nothing is admitted here: makers send at any time, and the buffer's limit holds them back."""
 
     def take_step(self, owner: str) -> list[BufferItem]:
-        return self.buffer.take(owner=owner)
+        kept: list[BufferItem] = []
+        for group in group_by_id(self.buffer.take(owner=owner)):
+            if all(item.advantages is not None for item in group):
+                kept += group
+                continue
+            filtered = self.filter_group(group)
+            kept += filtered.kept
+            with self.buffer.room:
+                for reason, items in filtered.dropped.items():
+                    self.ledger.drop(len(items), reason, tokens=tokens_in(items))
+        return kept
 
     def settle(self, items: Sequence[BufferItem], *, dropped: str | None = None) -> None:
         with self.buffer.room:
@@ -100,6 +124,60 @@ class PushedExperience:
         self.buffer.close(reason)
         with self.buffer.room:
             self.ledger.abandon("run_ended")
+
+
+class GatheredExperience:
+    """What makers push to each of several trainers, trained by all of them together.
+
+    Each takes a batch of its own, and everyone's batches together are the step's: all ranks get the same items.
+    """
+
+    def __init__(self, replicas: Replicas, pushed: PushedExperience) -> None:
+        self._replicas = replicas
+        self._pushed = pushed
+        self._own: list[BufferItem] = []
+        self.ledger = pushed.ledger
+
+    @property
+    def ready(self) -> bool:
+        return self._pushed.ready
+
+    @property
+    def made(self) -> dict[str, float]:
+        return self._pushed.made
+
+    def start_episode(self, episode: int) -> None:
+        self._pushed.start_episode(episode)
+
+    def take_step(self, owner: str) -> list[BufferItem]:
+        try:
+            self._own = self._pushed.take_step(owner)
+        except StepInterrupted:
+            self._own = []
+            self._replicas.collect(None)  # the others have theirs, and leave with this one
+            raise
+        taken = self._replicas.collect(pack_items(self._own))
+        if any(packed is None for packed in taken):
+            raise StepInterrupted("interrupted")
+        return [item for packed in taken for item in unpack_items(packed)]
+
+    def settle(self, items: Sequence[BufferItem], *, dropped: str | None = None) -> None:
+        self._pushed.settle(self._own, dropped=dropped)  # each keeps its own books
+
+    def interrupt(self) -> None:
+        self._pushed.interrupt()
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._pushed.state_dict()
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        self._pushed.load_state_dict(saved)
+
+    def versions_in_use(self) -> set[int] | None:
+        return self._pushed.versions_in_use()
+
+    def close(self, reason: str) -> None:
+        self._pushed.close(reason)
 
 
 class SharedSource:

@@ -10,12 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
 
 from ..actors.activity import Activity
 from ..actors.concurrency import concurrency_group
+from ..actors.finding import own_name
 from ..actors.stop import StopRequest
 from ..actors.waiting import StepInterrupted
 from ..data.experience import BufferItem, Experience, merge
@@ -23,7 +24,7 @@ from ..data.lease import sample_seed
 from ..data.loop import ManifestRow, TrainingBatch
 from ..data.saved_items import experience_from, experience_tree
 from ..data.state import LoopState
-from ..errors import NothingToTrainOnError
+from ..errors import NothingToTrainOnError, SettingError
 from ..learning.replicas import AgreedInterrupt, Alone, Replicas, leaving_on_error
 from ..lifecycle.manager import CallbackManager, Callbacks
 from ..lifecycle.roles import Role
@@ -34,8 +35,12 @@ from ..loop.savers import Resumed, Saver
 from ..loop.supervised import loop_artifacts
 from ..loop.trained_steps import TrainedSteps
 from ..numerics import Numerics
+from ..visible import show_details
 from .buffer import DetachedReplayBuffer
-from .source import PushedExperience, Source
+from .source import GatheredExperience, PushedExperience, Source
+
+if TYPE_CHECKING:
+    from ..learning.process_group import EnvInfo
 
 log = logging.getLogger("proa.trainer")
 
@@ -62,11 +67,19 @@ class Place:
 class DetachedTrainer(ABC):
     """Trains on experience that makers push into its buffer, and pushes weights back once per episode.
 
-    Implement `training_step` and `_update_remote_makers`. `fit` fires the documented moments:
+    Implement `training_step` and `_update_remote_makers`, which pushes the weights under `version_to_push`. `fit` fires
+    the documented moments:
 
         fit(total_steps=4, update_steps=2, train_epochs=2)
           two episodes of two fresh batches, each trained on twice: 8 optimizer steps, 2 pushes
+
+    As an actor it needs its groups: `ray.remote(concurrency_groups=MyTrainer.CONCURRENCY_GROUPS)(MyTrainer)`. With
+    `env_info` it is one of several trainers that train one policy: each has a buffer of its own, and a step is on all
+    their batches together. `debug` shows steps, waits and pushes as they happen.
     """
+
+    CONCURRENCY_GROUPS: ClassVar = {"buffer_length": 1, "buffer_append": 1, "buffer_sample": 1, "compute": 1}
+    """Which methods do not wait for one another: makers append while `fit` runs."""
 
     def __init__(
         self,
@@ -77,18 +90,23 @@ class DetachedTrainer(ABC):
         callbacks: Callbacks = (),
         debug: bool = False,
         *,
-        name: str = "the trainer",
+        name: str | None = None,
         seed: int = 0,
         wait_timeout: float = 600.0,
         source: Source | None = None,
         evaluators: Sequence[Evaluator | Participant] = (),
         saver: Saver | None = None,
         output_dir: Path | None = None,
+        env_info: EnvInfo | None = None,
         replicas: Replicas | None = None,
         stop: StopRequest | None = None,
     ) -> None:
-        self.name = name
+        self.name = name or own_name() or "the trainer"
         self.activity = Activity()
+        if env_info is not None:
+            from ..learning.process_group import join_group  # torch.distributed, which few need
+
+            replicas = join_group(env_info, patience=wait_timeout)
         self.replicas: Replicas = replicas or Alone()
         self.maker_names = list(experience_maker_holder_name_list)  # resolved at the first push, not here
         self.manager = CallbackManager.create(callbacks, role=Role.TRAINER)
@@ -98,9 +116,18 @@ class DetachedTrainer(ABC):
         self.saver = saver
         self.stop = stop or StopRequest()
         self._pin_memory = dataloader_pin_memory
-        self._debug = debug
         self._pushed = PushedExperience(DetachedReplayBuffer(train_batch_size, buffer_limit, wait_timeout=wait_timeout))
-        self.source: Source = source or self._pushed
+        several = self.replicas.size > 1
+        self.source: Source = source or (
+            GatheredExperience(self.replicas, self._pushed) if several else self._pushed
+        )  # fmt: skip
+        self.version_to_push = 0
+        """The version of the weights that `_update_remote_makers` pushes: one more with each episode."""
+        self._first_version = 0
+        self._is_training = False
+        self._debug = debug
+        if debug:
+            show_details(log)
         self._empty_in_a_row = 0
         self._trained_steps = TrainedSteps()
         self._looked = self.activity.look()
@@ -132,6 +159,7 @@ class DetachedTrainer(ABC):
         episodes = math.ceil(total_steps / update_steps)
         life = Lifecycle(self.manager, state)
         self._after = after = AfterStep(life, self.evaluators, self.saver, self)
+        self._expect_steps(total_steps * train_epochs)
         begun = perf_counter()
         training = life.training(lambda: loop_artifacts(state, self.manager, after.rows, begun))
         with contextlib.closing(after), training, self._at_work():
@@ -148,6 +176,9 @@ class DetachedTrainer(ABC):
             self._trained_steps.refuse_idle_run(state.global_step, self._why_idle())
             self._place = Place(episodes)
             after.run_final()
+
+    def _expect_steps(self, count: int) -> None:  # noqa: B027 - most need not know
+        """`fit` is about to begin, and makes so many optimizer steps."""
 
     def interrupt(self, reason: str = "interrupted") -> None:
         """Have training end at the next boundary between steps, with a checkpoint, by `KeyboardInterrupt`."""
@@ -174,6 +205,7 @@ class DetachedTrainer(ABC):
         self.state = self._first_state(self.state.output_dir)
         self._resumed.restore(self.state)
         self._place = Place(**saved["place"])
+        self._first_version = max(0, self.state.policy_version - self._place.episode)
         self._batches = [experience_from(tree, self._device) for tree in saved["batches"]]
         self._empty_in_a_row = saved["empty_in_a_row"]
         self.source.load_state_dict(saved["source"])
@@ -185,7 +217,10 @@ class DetachedTrainer(ABC):
         return "cpu"
 
     def sync_models_to_remote_makers(self, **kwargs: Any) -> None:
-        """Push everything to the makers, outside of training; fires no hooks."""
+        """Push everything to the makers as it is, under the version that it has, outside of `fit`; fires no hooks."""
+        if self._is_training:
+            raise SettingError(f"{self.name} is training, and pushes its weights itself: sync before or after fit")
+        self.version_to_push = self.state.policy_version
         self._update_remote_makers(fully_update=True, **kwargs)
 
     @concurrency_group("buffer_length")
@@ -210,10 +245,14 @@ class DetachedTrainer(ABC):
     @contextlib.contextmanager
     def _at_work(self) -> Iterator[None]:
         self.activity.rest("training")
+        self._is_training = True
+        self._pushed.buffer.note_training(is_over=False)
         try:
             with leaving_on_error(self.replicas), self.stop.waking(self.source.interrupt):
                 yield
         finally:
+            self._is_training = False
+            self._pushed.buffer.note_training(is_over=True)
             self.activity.rest("over")
 
     def _run_episode(self, life: Lifecycle, after: AfterStep, fresh: int, epochs: int) -> None:
@@ -228,10 +267,11 @@ class DetachedTrainer(ABC):
                 self._place = at if epoch == at.epoch else Place(at.episode, epoch)
                 self._epoch_again(life, after)
         if not self._stopping:  # an episode that was cut short publishes nothing
-            version = at.episode + 1
+            version = self.version_to_push = self._first_version + at.episode + 1
             with life.update(version), self.activity.doing("publish", f"publishing version {version}"):
                 self._update_remote_makers()
-            self._place, self._batches = Place(version), []
+            self._report("version %d is published", version)
+            self._place, self._batches = Place(at.episode + 1), []
 
     def _fresh_epoch(self, life: Lifecycle, after: AfterStep, count: int, *, keep: bool) -> None:
         done = self._place.done
@@ -284,8 +324,7 @@ class DetachedTrainer(ABC):
                 self._trained_steps.note(step.index, step.metrics)
             if settling:
                 self.source.settle(settling, dropped="skipped_step" if step.metrics.get("skipped") else None)
-        if self._debug:
-            log.info("%s: step %d: %s", self.name, step.index, step.metrics)
+        self._report("step %d: %s", step.index, step.metrics)
         self._end_step(after, step.index)
 
     def _end_step(self, after: AfterStep, index: int) -> None:
@@ -342,14 +381,22 @@ class DetachedTrainer(ABC):
         try:
             if self.source.ready:
                 return self.source.take_step(self.name)
+            self._report("waiting for experience")
             with life.waiting(), self.activity.doing("wait", "waiting for experience"):
                 return self.source.take_step(self.name)
         except StepInterrupted as interrupted:
             after.save_before_leaving()
             raise AgreedInterrupt(self.stop.reason or str(interrupted)) from None
 
+    def _report(self, message: str, *values: object) -> None:
+        """What only `debug` shows."""
+        if self._debug:
+            log.info(f"%s: {message}", self.name, *values)
+
     def _new_state(self, total_steps: int, train_epochs: int) -> LoopState:
+        self._first_version = self.state.policy_version  # of an earlier `fit`: versions go on counting
         self.state = self._first_state(self.state.output_dir)
+        self.state.policy_version = self._first_version
         self._place, self._batches, self._empty_in_a_row, self._numerics = Place(), [], 0, None
         self._trained_steps = TrainedSteps()
         self.state.num_epochs = train_epochs

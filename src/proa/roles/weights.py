@@ -8,14 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-import numpy as np
 import torch
 import xxhash
 
 from ..actors.waiting import WaitingRoom
 from ..errors import ProaError
-
-Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
+from .parcel import Parcel, tensor_bytes, unwrap, wrap
 
 PIECE_BYTES = 8 * 2**20
 """What one thread hashes at a time: long enough to be worth starting one."""
@@ -42,10 +40,19 @@ class Weights:
         on_cpu = _copies({name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()})
         return cls(version, on_cpu, transport_digest(on_cpu))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        if not isinstance(self.tensors, Mapping):
+            return Weights, (self.version, self.tensors, self.digest)
+        return _unpickled, (self.version, wrap(self.tensors), self.digest)
+
     def check(self) -> None:
         """Raise unless names, shapes, dtypes and bytes are those that were published."""
         if transport_digest(self.tensors) != self.digest:
             raise WeightsError(f"the weights of version {self.version} were damaged on their way")
+
+
+def _unpickled(version: int, parcel: Parcel, digest: str) -> Weights:
+    return Weights(version, unwrap(parcel), digest)
 
 
 Keep: TypeAlias = Callable[[dict[str, torch.Tensor]], Any]
@@ -132,8 +139,3 @@ def transport_digest(tensors: Mapping[str, torch.Tensor], *, threads: int = 1) -
     for piece_hash in hashes:
         digest.update(piece_hash)
     return digest.hexdigest()
-
-
-def tensor_bytes(tensor: torch.Tensor) -> Bytes:
-    """The memory of a contiguous tensor on the CPU, as it is."""
-    return tensor.reshape(-1).view(torch.uint8).numpy()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..config import DetachedConfig, RunConfig
 from ..config.sections import GIVEN, LoraSection
@@ -17,7 +17,8 @@ from ..model_shape import context_length
 from ..policy.generation_settings import make_savable
 from ..policy.lora import LoraSettings
 from ..policy.lora_policy import LoraPolicy, refuse_adapter
-from ..policy.models import ModelError, check_tokenizer_files, load_model, outline_model
+from ..policy.models import ModelError, load_model, outline_model
+from ..policy.opening import check_vocabulary, end_tokens, load_tokenizer
 from ..policy.policy import PlainPolicy, Policy
 from ..policy.reward_model import check_same_tokenizer, load_reward_model, read_reward_model_config
 from ..policy.trainable import Trainable
@@ -144,18 +145,6 @@ def make_sampling(config: DetachedConfig) -> Sampling:
     return Sampling(**config.sampling.model_dump())
 
 
-def load_tokenizer(folder: str, trust_remote_code: bool) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model's folder, on this machine."""
-    check_tokenizer_files(Path(folder))
-    try:
-        loaded: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            folder, trust_remote_code=trust_remote_code, local_files_only=True
-        )
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise ModelError(f"there is no tokenizer in {folder}: {error}") from error
-    return loaded
-
-
 def _load_parts(
     config: RunConfig, given: Given, outline: bool
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, list[int]]:
@@ -179,13 +168,8 @@ def _load_parts(
                 trust_remote_code=section.trust_remote_code,
             )
     tokenizer = given.tokenizer or _tokenizer(config)
-    end_ids = _end_ids(config, model, tokenizer)
-    embeddings: Any = model.get_input_embeddings()
-    largest = max(tokenizer.get_vocab().values(), default=0)
-    if largest >= (rows := embeddings.weight.shape[0]):
-        raise ModelError(
-            f"the tokenizer has ids up to {largest}, and the model only {rows} embeddings: another model's?"
-        )
+    end_ids = end_tokens(model, tokenizer, is_new=section.config is not None)
+    check_vocabulary(model, tokenizer)
     return model, tokenizer, end_ids
 
 
@@ -210,29 +194,6 @@ def _check_device(name: str) -> None:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         found = torch.cuda.device_count()
         raise ModelError(f"model.device is {name}, and torch finds {found or 'no'} CUDA device{'s' * (found > 1)} here")
-
-
-def _end_ids(config: RunConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """What ends a completion: the tokenizer's end, and what else the model's folder names.
-
-    A model made from a configuration has its architecture's ids, which mean nothing to this tokenizer: they are set
-    right, so that its folder is too.
-    """
-    end: Any = tokenizer.eos_token_id
-    if end is None:
-        raise ModelError("the tokenizer has no end-of-sequence token: set its eos_token")
-    if config.model.config is not None:
-        model.config.eos_token_id = end
-        if model.generation_config is not None:
-            model.generation_config.eos_token_id = end
-    named: Any = getattr(model.generation_config, "eos_token_id", None)
-    others = named if isinstance(named, list) else [] if named is None else [named]
-    try:
-        return sorted({int(end), *map(int, others)})
-    except (TypeError, ValueError):
-        raise ModelError(
-            f"eos_token_id in generation_config.json must be a number or a list of numbers, not {named!r}"
-        ) from None
 
 
 def _tokenizer(config: RunConfig) -> PreTrainedTokenizerBase:

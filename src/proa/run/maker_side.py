@@ -60,7 +60,7 @@ class MakerSide:
         return ExperienceMakerHolder(
             engine=build_engine(config.engine.kind, policy.model, end_ids=policy.end_ids, slots=config.engine.slots),
             rollout=rollout,
-            whole_weights=receiver.whole,
+            receiver=receiver,
             callbacks=callbacks,
             name=name,
             seed=config.seed,

@@ -23,6 +23,7 @@ from ...lifecycle.moments import Scope
 from ...record.live import ActorView
 from ...record.secrets import redact_values
 from ...roles.maker import ExperienceMakerHolder
+from ...roles.parcel import unwrap
 from ...roles.weights import Weights
 from ..supervisor import MakerEnd, describe
 from ..views import view_maker
@@ -30,7 +31,7 @@ from .calls import Once, request
 from .link import Answer, DriverLink, Interests, Question
 from .replies import NO_VERSION, POLL_SECONDS, Location, Reply
 from .trainer_host import TrainerHost
-from .transport import unwrap, wrap_delivery
+from .transport import wrap_delivery
 
 
 class RemoteBook:

@@ -24,20 +24,21 @@ from ...actors.concurrency import concurrency_group
 from ...actors.waiting import ClosedError, WaitTimeoutError
 from ...data.lease import Delivery
 from ...data.packed_items import PackedItems
+from ...learning.process_group import ProcessGroup, serve_store
 from ...learning.replicas import Alone, Replicas, leaving_on_error
 from ...leases.book import LeaseBook
 from ...lifecycle.hooks import BaseCallback
 from ...lifecycle.moments import Scope
 from ...record.live import ActorView
 from ...record.secrets import redact_values
+from ...roles.parcel import Parcel, unwrap, wrap
 from ...roles.trainer import DetachedTrainer
 from ...roles.weights import Keep, Recall, WeightStore
-from ..process_group import ProcessGroup, serve_store
 from ..views import RunSnapshot, view_trainer
 from .calls import Once, portable
 from .link import Answer, AskDriver, DriverLink, Interests, Key, Mailbox, Question
 from .replies import POLL_SECONDS, Location, Reply, this_node
-from .transport import Parcel, unwrap, unwrap_delivery, wrap
+from .transport import unwrap_delivery
 
 
 @dataclass

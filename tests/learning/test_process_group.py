@@ -12,7 +12,7 @@ import pytest
 from torch.distributed import HashStore
 
 from proa.data.state import StopTraining
-from proa.runtime.process_group import ProcessGroup
+from proa.learning.process_group import ProcessGroup
 
 MEMBERS = Path(__file__).with_name("process_group_member.py")
 SECONDS = 120.0

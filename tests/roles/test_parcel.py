@@ -5,8 +5,8 @@ import pickle
 import pytest
 import torch
 
+from proa.roles.parcel import unwrap, wrap
 from proa.roles.weights import Weights, WeightsError, transport_digest
-from proa.runtime.ray.transport import unwrap, wrap
 
 DTYPES = [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16,
           torch.float32, torch.float64]  # fmt: skip

@@ -12,13 +12,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from time import monotonic
-from typing import Any, TypeVar, cast
+from typing import Any, TypedDict, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from ..learning.replicas import ReplicaError, farewell, remote_error
+from ..errors import SettingError
+from .replicas import Alone, ReplicaError, Replicas, farewell, remote_error
 
 T = TypeVar("T")
 
@@ -30,9 +31,33 @@ BUCKET_BYTES = 64 * 2**20
 """Gradients are added up in pieces of about this size."""
 
 
-def serve_store(host: str) -> TCPStore:
-    """The store of a new group, at rank 0; the others connect to its `host` and `port`."""
-    return TCPStore(host, 0, is_master=True, wait_for_workers=False)
+class EnvInfo(TypedDict):
+    """Where a trainer stands among several, as launchers of torch have it."""
+
+    rank: int
+    world_size: int
+    master_addr: str
+    master_port: int
+
+
+def serve_store(host: str, port: int = 0) -> TCPStore:
+    """The store of a new group, at rank 0; the others connect to its `host` and `port` (0: any that is free)."""
+    return TCPStore(host, port, is_master=True, wait_for_workers=False)
+
+
+def join_group(info: EnvInfo, *, patience: float = 600.0) -> Replicas:
+    """The trainers whose rank 0 is at that address; one of a group of one is alone."""
+    if set(info) != set(EnvInfo.__annotations__) or not 0 <= info["rank"] < info["world_size"]:
+        raise SettingError(
+            f"env_info is {{rank, world_size, master_addr, master_port}} with ranks from 0 to below world_size, "
+            f"not {info!r}"
+        )
+    if info["world_size"] == 1:
+        return Alone()
+    address = (info["master_addr"], int(info["master_port"]))
+    if info["rank"] == 0:
+        return ProcessGroup(serve_store(*address), 0, info["world_size"], patience=patience)
+    return ProcessGroup.connect(address, info["rank"], info["world_size"], patience=patience)
 
 
 class ProcessGroup:
@@ -82,6 +107,13 @@ class ProcessGroup:
         with _translated_errors():
             dist.broadcast_object_list(box, src=0)
         return cast("T", box[0])
+
+    def collect(self, value: T) -> list[T]:
+        self._meet()
+        collected: list[Any] = [None] * self.size
+        with _translated_errors():
+            dist.all_gather_object(collected, value)
+        return collected
 
     def sum_(self, tensors: Sequence[torch.Tensor]) -> None:
         self._meet()

@@ -15,9 +15,9 @@ import traceback
 import torch
 
 from proa.data.state import StopTraining
+from proa.learning import process_group
+from proa.learning.process_group import ProcessGroup, serve_store
 from proa.learning.replicas import ReplicaError
-from proa.runtime import process_group
-from proa.runtime.process_group import ProcessGroup, serve_store
 
 process_group.LOOK_SECONDS = 0.05
 SHORT = 0.3

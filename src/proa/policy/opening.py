@@ -1,0 +1,116 @@
+"""A policy from what a person has: a folder or a configuration of a model, and a tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from ..settings import make_settings
+from .lora import LoraSettings
+from .lora_policy import LoraPolicy, as_policy
+from .models import ModelError, check_tokenizer_files, load_model
+from .policy import Policy
+
+ModelSource: TypeAlias = str | Path | Mapping[str, Any] | PreTrainedModel | Policy
+"""A Hugging Face folder, a configuration (`{"model_type": "llama", ...}`), a model, or a policy."""
+TokenizerSource: TypeAlias = str | Path | PreTrainedTokenizerBase
+"""A folder with a tokenizer, or a tokenizer."""
+Lora: TypeAlias = LoraSettings | Mapping[str, Any] | str | Path
+"""The settings of a new adapter, or the folder of one that is trained further."""
+
+
+def open_policy(
+    source: ModelSource,
+    tokenizer: TokenizerSource | None = None,
+    *,
+    lora: Lora | None = None,
+    dtype: str = "float32",
+    device: str = "cpu",
+    seed: int = 0,
+    trust_remote_code: bool = False,
+) -> Policy:
+    """The policy that `source` is, or holds. Without a `tokenizer` it has that of the model's folder, if there is one.
+
+    `dtype`, `device` and `seed` are for models that are made here: one that is given stays as it is.
+    """
+    if isinstance(source, Policy):
+        return source
+    is_folder = isinstance(source, str | Path)
+    if isinstance(source, PreTrainedModel):
+        model = source
+    else:
+        model = load_model(source, dtype=dtype, device=device, seed=seed, trust_remote_code=trust_remote_code)
+    if tokenizer is None and is_folder and (Path(str(source)) / "tokenizer_config.json").is_file():
+        tokenizer = str(source)
+    if isinstance(tokenizer, str | Path):
+        tokenizer = load_tokenizer(str(tokenizer), trust_remote_code)
+    if tokenizer is not None:
+        check_vocabulary(model, tokenizer)
+    ends = [] if tokenizer is None else end_tokens(model, tokenizer, is_new=isinstance(source, Mapping))
+    if lora is None:
+        policy = as_policy(model)
+        return type(policy)(model, tokenizer, ends, trust_remote_code=trust_remote_code)
+    return LoraPolicy(
+        model,
+        tokenizer,
+        ends,
+        settings=_lora_settings(lora),
+        path=str(lora) if isinstance(lora, str | Path) else None,
+        seed=seed,
+        base_folder=str(Path(str(source)).resolve()) if is_folder else None,
+        trust_remote_code=trust_remote_code,
+    )
+
+
+def _lora_settings(lora: Lora) -> LoraSettings | None:
+    if isinstance(lora, str | Path):
+        return None
+    return lora if isinstance(lora, LoraSettings) else make_settings(LoraSettings, lora, "lora")
+
+
+def load_tokenizer(folder: str, trust_remote_code: bool) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model's folder, on this machine."""
+    check_tokenizer_files(Path(folder))
+    try:
+        loaded: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            folder, trust_remote_code=trust_remote_code, local_files_only=True
+        )
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise ModelError(f"there is no tokenizer in {folder}: {error}") from error
+    return loaded
+
+
+def check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuse a tokenizer with tokens that the model does not have."""
+    embeddings: Any = model.get_input_embeddings()
+    largest = max(tokenizer.get_vocab().values(), default=0)
+    if largest >= (rows := embeddings.weight.shape[0]):
+        raise ModelError(
+            f"the tokenizer has ids up to {largest}, and the model only {rows} embeddings: another model's?"
+        )
+
+
+def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, is_new: bool) -> list[int]:
+    """What ends a completion: the tokenizer's end, and what else the model's folder names.
+
+    A new model, made from a configuration, has its architecture's ids, which mean nothing to this tokenizer: they are
+    set right, so that its folder is too.
+    """
+    end: Any = tokenizer.eos_token_id
+    if end is None:
+        raise ModelError("the tokenizer has no end-of-sequence token: set its eos_token")
+    if is_new:
+        model.config.eos_token_id = end
+        if model.generation_config is not None:
+            model.generation_config.eos_token_id = end
+    named: Any = getattr(model.generation_config, "eos_token_id", None)
+    others = named if isinstance(named, list) else [] if named is None else [named]
+    try:
+        return sorted({int(end), *map(int, others)})
+    except (TypeError, ValueError):
+        raise ModelError(
+            f"eos_token_id in generation_config.json must be a number or a list of numbers, not {named!r}"
+        ) from None

@@ -1,0 +1,122 @@
+"""The parts of a maker, made from what a person has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from transformers import PreTrainedModel
+
+from ..data.sampling import Sampling
+from ..engines import build_engine
+from ..errors import SettingError
+from ..policy.opening import Lora, ModelSource, TokenizerSource, open_policy
+from ..policy.policy import Receiver
+from ..policy.reward_model import load_reward_model
+from ..rewards import InlineRewards, Scorer
+from ..rewards.function import GivenReward
+from ..rollouts import ModelReward, Rollout, SingleTurn
+from ..spelling import did_you_mean
+from ..tasks import Task
+from ..tasks.builtin import BUILTIN
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from ..engines.protocol import Engine
+
+EngineKind: TypeAlias = Literal["native", "hf"]
+
+
+@dataclass(frozen=True)
+class MakerParts:
+    """What a maker is made of."""
+
+    engine: Engine
+    rollout: Rollout
+    receiver: Receiver
+    tokenizer: PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True, kw_only=True)
+class MakerSource:
+    """What a person has; `open` makes the parts of it."""
+
+    model: ModelSource | None
+    tokenizer: TokenizerSource | None = None
+    task: Task | None = None
+    reward: GivenReward | Sequence[GivenReward] | None = None
+    reward_model: str | Path | PreTrainedModel | None = None
+    scorer: Scorer | None = None
+    lora: Lora | None = None
+    engine: Engine | EngineKind = "native"
+    dtype: str = "float32"
+    device: str = "cpu"
+    seed: int = 0
+
+    def open(self, sampling: Sampling) -> MakerParts:
+        if self.model is None:
+            raise SettingError(
+                "a maker needs a model: give its folder or its configuration, or the parts engine= and rollout="
+            )
+        policy = open_policy(
+            self.model, self._tokenizer(), lora=self.lora, dtype=self.dtype, device=self.device, seed=self.seed
+        )
+        if not policy.has_tokenizer:
+            raise SettingError("a maker needs a tokenizer: give tokenizer=, a folder or an object")
+        engine = self.engine
+        if isinstance(engine, str):
+            engine = build_engine(engine, policy.model, end_ids=policy.end_ids)
+        rollout = SingleTurn(
+            policy.tokenizer, sampling, scorer=self._scorer(), model_reward=self._model_reward(policy.model)
+        )
+        return MakerParts(engine, rollout, policy.receiver(), policy.tokenizer)
+
+    def _tokenizer(self) -> TokenizerSource | None:
+        is_builtin = self.task is not None and self.task.name in BUILTIN
+        if self.tokenizer is None and isinstance(self.model, Mapping) and is_builtin:
+            from ..tasks.builtin.characters import tokenizer
+
+            return tokenizer()
+        return self.tokenizer
+
+    def _scorer(self) -> Scorer | None:
+        if self.scorer is not None:
+            return self.scorer
+        rewards = self.reward or (self.task.reward if self.task is not None else None)
+        if rewards is None:
+            if self.reward_model is None:
+                raise SettingError(
+                    "nobody scores what this maker makes: give reward=, a function or several, reward_model=, a task "
+                    "that brings its reward, or scorer="
+                )
+            return None
+        scorer = InlineRewards(rewards)
+        if self.task is not None:
+            scorer.check(self.task.rows[0].columns)  # a misspelt column is found now, not at the first score
+        return scorer
+
+    def _model_reward(self, policy: PreTrainedModel) -> ModelReward | None:
+        model = self.reward_model
+        if model is None:
+            return None
+        if not isinstance(model, PreTrainedModel):
+            model = load_reward_model(model, dtype=self.dtype, device=str(policy.device))
+        return ModelReward(model.requires_grad_(False))
+
+
+def read_sampling(generate_kwargs: Mapping[str, Any]) -> Sampling:
+    """The settings of generation, also under the names that Hugging Face's `generate` has for them."""
+    settings = dict(generate_kwargs)
+    if "num_return_sequences" in settings:
+        settings["group_size"] = settings.pop("num_return_sequences")
+    if settings.pop("do_sample", True) is False:
+        settings["temperature"] = 0.0
+    known = [one.name for one in fields(Sampling)]
+    for name in settings:
+        if name not in known:
+            near = did_you_mean(name, known) or f" (there are: {', '.join(known)})"
+            raise SettingError(f"a maker has no setting {name!r}{near}")
+    return Sampling(**settings)
