@@ -4,7 +4,7 @@ registered, or something of the user's by dotted path.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -44,8 +44,11 @@ class Registry:
         registered = {name: getattr(thing, "__module__", "?") for name, thing in self.registered.items()}
         return {**self.shipped, **plugins, **registered}
 
-    def find(self, name: str) -> Any:
-        """What has that name, or lies at that dotted path; its module is imported."""
+    def find(self, name: str, *, others: Iterable[str] = ()) -> Any:
+        """What has that name, or lies at that dotted path; its module is imported.
+
+        `others` are names that mean something else to the caller; they are suggested too.
+        """
         if name in self.registered:
             return self.registered[name]
         if name in self.shipped:
@@ -54,7 +57,7 @@ class Registry:
         if plugin is not None:
             return self._load(name, plugin)
         if not any(mark in name for mark in ":."):
-            known = self.names()
+            known = [*self.names(), *others]
             raise self.error(
                 f"no {self.what} {name!r}{did_you_mean(name, known)} (known: {', '.join(known)}; your own: "
                 f"'package.module:Class')"

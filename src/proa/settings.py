@@ -60,6 +60,7 @@ def make_settings(kind: type[Kind], values: Mapping[str, Any], owner: str) -> Ki
 
     `owner` has them, for error messages, e.g. `algorithm 'grpo'`.
     """
+    _refuse_undecorated(kind)
     known = {one.name: one for one in fields(kind) if one.init}
     for name in values:
         if name not in known:
@@ -68,7 +69,8 @@ def make_settings(kind: type[Kind], values: Mapping[str, Any], owner: str) -> Ki
     for name, one in known.items():
         if name not in values and _is_required(one):
             raise SettingError(f"{owner} needs the setting {name!r}, which has no default")
-    return kind(**values)
+    annotations = _annotations(kind)
+    return kind(**{name: _as_annotated(value, annotations[name]) for name, value in values.items()})
 
 
 def changed_settings(settings: Settings) -> dict[str, Any]:
@@ -120,10 +122,20 @@ def _adapter(annotation: Any) -> TypeAdapter[Any]:
 
 @cache
 def _checks(kind: type[Any]) -> dict[str, _Check]:
+    annotations = _annotations(kind)
+    _refuse_undecorated(kind)
+    return {one.name: _Check(one.name, annotations[one.name]) for one in fields(kind)}
+
+
+def _annotations(kind: type[Any]) -> dict[str, Any]:
     try:
-        annotations = get_type_hints(kind, include_extras=True)
+        return get_type_hints(kind, include_extras=True)
     except NameError as error:
         raise SettingError(f"the settings of {kind.__name__} cannot be read: {error}") from error
+
+
+def _refuse_undecorated(kind: type[Any]) -> None:
+    """Raise for settings of a class that is not a dataclass itself: nothing would read them."""
     names = [one.name for one in fields(kind)]
     for name, annotation in vars(kind).get("__annotations__", {}).items():
         if name not in names and "ClassVar" not in str(annotation):
@@ -131,7 +143,26 @@ def _checks(kind: type[Any]) -> dict[str, _Check]:
                 f"{kind.__name__}.{name} looks like a setting, and {kind.__name__} is not a dataclass: write "
                 f"@dataclass(frozen=True, kw_only=True) above it"
             )
-    return {name: _Check(name, annotations[name]) for name in names}
+
+
+def _as_annotated(value: Any, annotation: Any) -> Any:
+    """A list as the tuple or set that an annotation wants: YAML and JSON have lists alone.
+
+    >>> _as_annotated([[1, 2]], tuple[tuple[int, int], ...] | None)
+    ((1, 2),)
+    """
+    kind, parts = get_origin(annotation) or annotation, get_args(annotation)
+    if not isinstance(value, list) or kind is list:
+        return value
+    if kind is Annotated:
+        return _as_annotated(value, parts[0])
+    if kind in (Union, UnionType):
+        found = (_as_annotated(value, part) for part in parts)
+        return next((one for one in found if one is not value), value)
+    if kind not in (tuple, set, frozenset):
+        return value
+    each = parts if kind is tuple and parts[1:] != (...,) and parts else parts[:1] * len(value)
+    return kind(map(_as_annotated, value, each)) if len(each) == len(value) else kind(value)
 
 
 _TYPES: dict[Any, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}

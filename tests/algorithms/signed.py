@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from proa.algorithms import GroupAlgorithm, TokenLoss, TokenLossInputs
+from proa.algorithms import Algorithm, GroupAlgorithm, TokenLoss, TokenLossInputs
 from proa.maths.reductions import token_mean
 
 computed: list[float] = []
@@ -35,6 +35,26 @@ class Signed(GroupAlgorithm):
         usual = super().token_loss(inputs)
         loss_BT = -self.scale * inputs.advantages_BT * inputs.log_probs_BT
         return TokenLoss(loss_BT.masked_fill(~inputs.mask_BT, 0), usual.statistics)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ordered(Signed):
+    """Has settings for which YAML has no form of its own."""
+
+    order: tuple[int, ...] = ()
+    pairs: tuple[tuple[str, float], ...] | None = None
+    names: frozenset[str] = frozenset()
+
+
+class Forgotten(Signed):
+    """Lacks `@dataclass`."""
+
+    power: float = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unfinished(Algorithm):
+    """Has not what every algorithm needs."""
 
 
 NOT_ONE = 3

@@ -81,6 +81,46 @@ def test_an_arm_of_an_experiment_may_have_it(tmp_path):
     assert computed == [4.0]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Scored(Signed):
+    """Has a setting that JSON has no form for."""
+
+    judge: Any = len
+
+
+def test_an_experiment_names_and_records_the_object_by_class_and_settings(tmp_path):
+    over = {"algorithm": [Scored(scale=2.0), Scored(judge=abs), GRPO(clip_low=0.1), "grpo"]}
+    config = {"name": "e", "output_dir": tmp_path, "matrix": {"run": {**DETACHED, "total_steps": 1}, "over": over}}
+    experiment = Experiment(config)
+    names = [chain[0].key for chain in experiment.plan]
+    assert names == [
+        "algorithm-Scored-scale-2.0", "algorithm-Scored-judge-builtins-abs",
+        "algorithm-grpo-clip_low-0.1", "algorithm-grpo",
+    ]  # fmt: skip
+    del experiment.plan[1:]  # one run is enough
+    assert experiment.run().status == "completed"
+    written = json.loads((tmp_path / "e" / "experiment.json").read_text())["config"]["matrix"]["over"]["algorithm"]
+    assert written[0] == {"name": "Scored (given in Python)", "params": {"scale": 2.0}}
+    assert written[2:] == [{"name": "grpo", "params": {"clip_low": 0.1}}, "grpo"]
+    again = Experiment(
+        {**config, "matrix": None, "run": {**DETACHED, "algorithm": {"name": Scored(), "old": "trainer"}}}
+    )
+    assert again.config.model_dump(mode="json")["run"]["algorithm"] == {
+        "name": "Scored (given in Python)", "params": {}, "old": "trainer",
+    }  # fmt: skip
+
+
+def test_an_experiment_in_processes_refuses_at_once_an_object_that_cannot_be_sent_there(tmp_path):
+    @dataclass(frozen=True, kw_only=True)
+    class Local(Signed):
+        pass
+
+    arms = {"a": {**DETACHED}, "b": {**DETACHED, "algorithm": Local()}}
+    with pytest.raises(NotPortableError, match="arm b: Local lives in another process.*name the class instead"):
+        Experiment({"output_dir": tmp_path, "runs": arms, "max_concurrent_arms": 2})
+    Experiment({"output_dir": tmp_path, "runs": arms})
+
+
 def test_one_of_proas_own_as_an_object_is_the_same_as_its_name(tmp_path):
     config = RunConfig(**DETACHED, algorithm=GRPO(clip_low=0.1))
     assert config == RunConfig(**DETACHED, algorithm={"name": "grpo", "params": {"clip_low": 0.1}})
@@ -170,9 +210,45 @@ def test_a_short_form_has_a_line_too(refused):
     assert "your own: 'package.module:Class'" in refused(section, "algorithm: gropo\n")
 
 
+@pytest.mark.parametrize(
+    ("written", "words"),
+    [
+        ("stf", "line 6: no algorithm 'stf'; did you mean 'sft'? (known: grpo, "),
+        (f"{PATH[:-6]}Pairs", "line 6: algorithm 'tests.algorithms.signed:Pairs' needs the setting 'least', which has"),
+        (f"{PATH[:-6]}Unfinished", "line 6: algorithm 'tests.algorithms.signed:Unfinished': TypeError: Can't instant"),
+        (f"{PATH[:-6]}Forgotten", "line 6: Forgotten.power looks like a setting, and Forgotten is not a dataclass"),
+        (
+            f"{{name: '{PATH[:-6]}Forgotten', params: {{power: 3.0}}}}",
+            "line 6: Forgotten.power looks like a setting, and Forgotten is not a dataclass: write @dataclass",
+        ),
+        (
+            "null",
+            "line 6: algorithm must be a section with keys of its own (name, params, old, importance_cap), or the",
+        ),
+        ("null", "or the name alone, not null"),
+    ],
+)
+def test_mistakes_that_have_no_key_of_their_own_have_the_line_of_the_algorithm(refused, written, words):
+    assert words in refused(FILE[FILE.index("algorithm:") :], f"algorithm: {written}\n")
+
+
+def test_tuples_and_sets_are_lists_in_a_file(tmp_path):
+    settings = "{order: [1, 2], pairs: [[a, 0.5], [b, 1.0]], names: [x, y]}"
+    section = f"algorithm:\n  name: {PATH[:-6]}Ordered\n  params: {settings}\n"
+    (tmp_path / "run.yaml").write_text(FILE[: FILE.index("algorithm:")] + section)
+    config = load_run_config(tmp_path / "run.yaml")
+    made = signed.Ordered(order=(1, 2), pairs=(("a", 0.5), ("b", 1.0)), names=frozenset("xy"))
+    assert config.algorithm.build() == made
+    assert RunConfig(**DETACHED, algorithm=made).algorithm.params == config.algorithm.params
+    with pytest.raises(ConfigError, match=r"algorithm.params.order: Input should be a valid integer"):
+        load_run_config(tmp_path / "run.yaml", ["--algorithm.params.order", "[1, x]"])
+
+
 def test_what_a_flag_says_is_not_blamed_on_the_file(refused):
     said = refused("name", "name", "--algorithm.params.clip_low", "7")
     assert said.startswith("algorithm.params.clip_low must be a number")
+    params = "  params:\n    scale: 0.5\n    clip_low: 0.1\n"
+    assert refused(params, "", "--algorithm.name", f"{PATH[:-6]}Pairs").startswith("algorithm 'tests.algorithms.sign")
 
 
 def test_what_the_class_says_itself_is_told(refused):
@@ -198,6 +274,18 @@ def test_settings_of_a_class_that_is_not_a_dataclass_are_refused():
 
     with pytest.raises(SettingError, match="Forgotten.power looks like a setting.*@dataclass"):
         Forgotten()
+
+
+def test_a_critic_comes_with_the_class_that_says_how_it_learns():
+    with pytest.raises(SettingError, match="Judged needs a critic.*derive it from CriticAlgorithm"):
+
+        class Judged(Signed):
+            needs_critic = True
+
+    class Valued(PPO):
+        needs_critic = True
+
+    assert Valued().needs_critic
 
 
 def test_settings_may_be_of_any_type():

@@ -5,8 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from proa import Callback, MakerCallback, TrainerCallback
+from proa import Callback, CallbackManager, MakerCallback, TrainerCallback
 from proa.config import load_run_config
+from proa.errors import HookError
 from proa.run.placing import place_callbacks
 
 
@@ -49,6 +50,22 @@ def placed(monkeypatch):
             }
 
     return place
+
+
+class Refused(Callback):
+    def on_step_end(self, state, step):
+        """Does not take what it is given."""
+
+
+def test_a_run_that_is_refused_leaves_the_users_manager_as_it_was():
+    config = load_run_config(
+        None, model="m", task="sort_digits", total_steps=1, train_batch_size=2, sampling={"group_size": 2}
+    )  # fmt: skip
+    own = OfTheDriver()
+    manager = CallbackManager([own])
+    with pytest.raises(HookError, match="on_step_end"):
+        place_callbacks(config, [manager, OfTheDriver(), Refused()])
+    assert manager.callbacks == [own]
 
 
 def test_on_ray_trainer_callbacks_go_to_the_trainer(placed):

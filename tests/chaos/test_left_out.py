@@ -163,7 +163,6 @@ CONTROLS = [
     ("journal", 2, "run.record.journal.jsonl"),
     ("ppo", 7, "run.start_digest"),
     ("no_rewards", 2, "trainer.empty_in_a_row"),
-    ("no_rewards", 2, "trainer.last_reward_error"),
     ("beyond_numbers", 2, "trainer.optimizers.0.skipped_in_a_row"),
     *(("sft", 4, f"trainer.loop.{name}") for name in ("step", "epoch", "global_step", *STATE)),
     ("sft", 4, "trainer.within_epoch"),

@@ -156,3 +156,10 @@ def test_a_saver_that_does_not_fill_in_the_step_is_not_asked_twice():
 def test_batches_that_are_no_function_are_refused_before_anything_starts():
     with pytest.raises(TypeError, match="lambda epoch: batches"):
         make().fit([TrainingBatch(0)])
+
+
+def test_a_loop_whose_gradients_are_0_says_so_and_no_more_than_it_knows(caplog):
+    make(step=lambda batch: {"loss": 1.0, "grad_norm": 0.0}).fit(batches)
+    assert [record.getMessage() for record in caplog.records] == [
+        "the gradient of every step was 0, so nothing was learned"
+    ]

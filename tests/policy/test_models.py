@@ -304,7 +304,15 @@ def test_an_outline_refuses_what_the_model_would(configuration, tmp_path):
         outline_model(tmp_path / "nowhere")
     with pytest.raises(ModelError, match="did you mean 'hidden_size'"):
         outline_model({**configuration("llama"), "hiden_size": 8})
+    with pytest.raises(ModelError, match="no dtype 'bflota16'.*did you mean 'bfloat16'"):
+        outline_model(configuration("llama"), dtype="bflota16")
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
     with pytest.raises(ModelError, match="which is pickled"):
         outline_model(tmp_path)
+
+
+def test_an_outline_has_the_dtype_of_the_model(configuration, tmp_path):
+    save_model(load_model(configuration("llama")), None, tmp_path)
+    for source in (configuration("llama"), tmp_path):
+        assert outline_model(source, dtype="bfloat16").dtype == load_model(source, dtype="bfloat16").dtype

@@ -18,11 +18,11 @@ from tests.small import MODEL
 from proa import Callback
 from proa.cli.main import main
 from proa.config import load_run_config
-from proa.policy.models import load_model, save_model
+from proa.policy.models import load_model, outline_model, save_model
 from proa.policy.reward_model import build_reward_model, save_reward_model
 from proa.recipes import dpo, grpo, reward_model, sft
 from proa.record.checkpoints import CheckpointError
-from proa.resume.inputs import MOST_DIGESTS, ChangedInputsError, Rows
+from proa.resume.inputs import MOST_DIGESTS, ChangedInputsError, Inputs, Rows, model_architecture
 from proa.resume.resuming import config_changes, find_checkpoint
 from proa.rewards.identity import identity
 from proa.run.replay import replay
@@ -233,6 +233,27 @@ def test_another_tokenizer_architecture_or_reward_model_is_refused(place):
     (place / "model" / "chat_template.jinja").write_text("{{ messages[0].content }}")
     with pytest.raises(ChangedInputsError, match="the tokenizer has changed"):
         resume()
+
+
+NESTED = {"model_type": "mpt", "d_model": 8, "n_heads": 2, "n_layers": 1, "vocab_size": 16, "max_seq_len": 24}
+
+
+def test_a_model_of_parts_is_the_same_in_every_dtype_and_as_an_outline(tmp_path):
+    save_model(load_model(NESTED, dtype="bfloat16"), None, tmp_path)
+    models = [
+        load_model(NESTED, dtype="bfloat16"),
+        load_model(tmp_path),
+        outline_model(NESTED),
+        outline_model(tmp_path),
+    ]
+    first, *others = [Inputs(architecture=model_architecture(model)) for model in models]
+    assert [first.differences(other) for other in others] == [[], [], []]
+
+
+def test_parts_of_a_configuration_are_compared_key_by_key_also_with_what_an_earlier_version_saved():
+    saved = Inputs(architecture={"attn_config": {"dtype": "bfloat16", "alibi": True, "clip_qkv": None}})
+    now = Inputs(architecture={"attn_config": {"alibi": False, "clip_qkv": None, "new_in_transformers": 1}})
+    assert saved.differences(now) == ["the model's configuration: attn_config.alibi was True and is False"]
 
 
 def test_another_model_under_a_reward_models_adapter_is_refused(place):

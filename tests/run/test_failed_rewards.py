@@ -2,12 +2,14 @@
 
 import json
 import math
+from dataclasses import dataclass
 
 import pytest
 import torch
 from tests.small import MODEL
 
 from proa import Callback
+from proa.algorithms import DAPO, GRPO
 from proa.cli.main import main
 from proa.errors import NothingToTrainOnError
 from proa.learning.learner import Learner
@@ -61,6 +63,27 @@ def test_a_run_whose_every_reward_failed_has_failed_and_says_why(tmp_path, steps
     assert f"{dropped} samples had no usable reward, the first because: reward 'raises'" in found["stop_reason"]
     assert found["reward_failures"]["samples"] == dropped
     assert "ValueError: my judge is broken" in found["reward_failures"]["first"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Best(GRPO):
+    """Trains on groups whose mean is more than a completion can have."""
+
+    def keeps_group(self, rewards_G):
+        return bool(rewards_G.mean() > 10)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BestOfVaried(DAPO):
+    def keeps_group(self, rewards_G):
+        return super().keeps_group(rewards_G) and bool(rewards_G.mean() > 10)
+
+
+def test_what_an_algorithms_own_filter_left_out_is_called_so(tmp_path):
+    with pytest.raises(NothingToTrainOnError, match=r"trained on nothing; \d+ samples dropped as filtered$"):
+        grpo(**SMALL, algorithm=Best(), reward=inline(Spoilt(0.0)), output_dir=tmp_path, total_steps=1)
+    assert header(tmp_path)["ledger"]["dropped"].keys() == {"filtered"}
+    assert (DAPO.filter_reason, BestOfVaried.filter_reason) == ("zero_variance", "filtered")
 
 
 def test_the_command_line_says_so_with_exit_code_1(tmp_path, monkeypatch, capsys):
@@ -136,7 +159,8 @@ def test_a_run_without_failed_rewards_says_so_by_a_metric_of_0_and_nothing_else(
 @pytest.mark.parametrize(("reward", "warned"), [(lambda completions: [1.0] * len(completions), 1), (Spoilt(0.0), 0)])
 def test_a_run_that_learned_nothing_because_every_gradient_was_0_says_so(tmp_path, caplog, reward, warned):
     grpo(**SMALL, reward=inline(reward), output_dir=tmp_path, total_steps=2)
-    assert caplog.text.count("the gradient of every step was 0, so nothing was learned") == warned
+    words = "the gradient of every step was 0, so nothing was learned: did all completions of each prompt get the same"
+    assert caplog.text.count(words) == warned
 
 
 def test_a_reward_beyond_the_limit_is_a_failed_reward_and_changes_nothing_else(tmp_path):

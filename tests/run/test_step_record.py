@@ -1,6 +1,7 @@
 """Completions that are kept of some steps: which, of whom, and what each token was given."""
 
 import json
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -8,10 +9,11 @@ import torch
 from tests.small import MODEL
 from tests.tasks.tiny_tokenizers import KINDS, tiny_tokenizer
 
+from proa import Callback
 from proa.config import load_run_config
 from proa.config.sections import RecordSection
 from proa.data.experience import Experience
-from proa.recipes import grpo
+from proa.recipes import dapo, grpo
 from proa.run.step_record import TakeStepRecord, _pieces
 from proa.tasks.completions import completion_tokens
 
@@ -73,6 +75,26 @@ def test_rewards_and_advantages_of_a_group_belong_together(run):
     for row in kept(run, 0):
         assert 0.0 <= row["reward"] <= 1.0
         assert len({round(value, 5) for value in row["advantages"]}) == 1
+
+
+def test_nothing_is_kept_of_a_step_that_trained_on_nothing(tmp_path):
+    trained = threading.Event()
+
+    class Note(Callback):
+        def on_step_end(self, state, step_idx, batch, metrics):
+            trained.set()
+
+    def reward(completions):
+        return [1.0 if trained.is_set() else float(place) for place, _ in enumerate(completions)]
+
+    dapo(
+        name="r", output_dir=tmp_path, total_steps=2, train_batch_size=4, max_staleness=0, model={"config": MODEL},
+        task="sort_digits", reward={"workers": 0, "functions": reward}, callbacks=[Note()],
+        sampling={"group_size": 2, "max_new_tokens": 3}, record={"rollouts": 3, "rollouts_every": 1},
+    )  # fmt: skip
+    skipped = [json.loads(line).get("skipped") for line in (tmp_path / "r" / "metrics.jsonl").read_text().splitlines()]
+    assert skipped == [None, 1.0]
+    assert [path.name for path in (tmp_path / "r" / "rollouts").iterdir()] == ["step_1.jsonl"]
 
 
 def test_every_actor_has_spans_with_the_step_or_the_lease_they_were_for(run):

@@ -10,6 +10,7 @@ that a package adds:
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from ..errors import ProaError, SettingError, UnknownNameError
@@ -31,7 +32,7 @@ from .token_rewards import TokenRewardAlgorithm
 __all__ = [
     "ALGORITHMS", "CISPO", "DAPO", "GRPO", "GSPO", "PPO", "RLOO", "Algorithm", "Credit", "CreditInputs",
     "CriticAlgorithm", "DecoupledPPO", "DrGRPO", "GroupAlgorithm", "ReinforcePlusPlus", "ReinforcePlusPlusBaseline",
-    "TokenLoss", "TokenLossInputs", "TokenRewardAlgorithm", "build_algorithm",
+    "TokenLoss", "TokenLossInputs", "TokenRewardAlgorithm", "build_algorithm", "find_algorithm",
 ]  # fmt: skip
 
 _KINDS: tuple[type[Algorithm], ...] = (
@@ -53,14 +54,20 @@ def build_algorithm(name: str, /, **params: Any) -> Algorithm:
     >>> build_algorithm("dapo", overlong_buffer=64).clip_high
     0.28
     """
-    kind = _REGISTRY.find(name)
-    if isinstance(kind, Algorithm):
-        raise UnknownNameError(f"algorithm {name!r} is an object: name its class")
-    if not isinstance(kind, type) or not issubclass(kind, Algorithm):
-        raise UnknownNameError(f"algorithm {name!r} is not an algorithm: derive a class from proa.algorithms.Algorithm")
+    kind = find_algorithm(name)
     try:
         return make_settings(kind, params, f"algorithm {name!r}")
     except ProaError:
         raise
     except Exception as error:  # the user's class may raise anything
         raise SettingError(f"algorithm {name!r}: {type(error).__name__}: {error}") from error
+
+
+def find_algorithm(name: str, *, others: Iterable[str] = ()) -> type[Algorithm]:
+    """The class that a configuration names; `others` are suggested too where nothing has the name."""
+    kind = _REGISTRY.find(name, others=others)
+    if isinstance(kind, Algorithm):
+        raise UnknownNameError(f"algorithm {name!r} is an object: name its class")
+    if not isinstance(kind, type) or not issubclass(kind, Algorithm):
+        raise UnknownNameError(f"algorithm {name!r} is not an algorithm: derive a class from proa.algorithms.Algorithm")
+    return kind

@@ -96,7 +96,10 @@ class Algorithm(Settings, ABC):
     """For messages, and in configurations for the built-in ones; by default the name of the class."""
     min_group: ClassVar[int] = 1
     """The least number of rewarded completions of a prompt that can be trained on."""
+    filter_reason: ClassVar[str] = "filtered"
+    """Under which name the ledger counts samples of groups that `keeps_group` refuses."""
     needs_critic: ClassVar[bool] = False
+    """Not to be set: classes derived from `CriticAlgorithm` need one."""
     needs_proximal: ClassVar[bool] = False
     """The ratio is relative to the trainer's first pass over a batch, whatever `old` says."""
 
@@ -111,6 +114,13 @@ class Algorithm(Settings, ABC):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         cls.name = vars(cls).get("name", cls.__name__)
+        if "keeps_group" in vars(cls) and "filter_reason" not in vars(cls):
+            cls.filter_reason = Algorithm.filter_reason  # the base's may not be true of another filter
+        if cls.needs_critic and not hasattr(cls, "value_loss"):
+            raise SettingError(
+                f"{cls.__name__} needs a critic, and does not say how it learns: derive it from CriticAlgorithm, which "
+                "has value_loss, instead of setting needs_critic"
+            )
 
     def shape_rewards(self, rewards_B: Tensor, lengths_B: Tensor, max_new_tokens: int) -> Tensor:
         """The rewards to compare; unchanged unless the algorithm adds a term."""

@@ -29,6 +29,7 @@ class DAPO(GroupAlgorithm):
     """
 
     name: ClassVar[str] = "dapo"
+    filter_reason: ClassVar[str] = "zero_variance"
 
     clip_high: Positive = 0.28
     overlong_buffer: Count = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from ..lifecycle.hooks import BaseCallback, Callback
 from ..lifecycle.policy import ErrorPolicy, Priority
 from ..recipes import run
 from ..record.checkpoints import CheckpointManager
-from ..record.run_folder import read_json
+from ..record.evals import EvalRecord
+from ..record.run_folder import BrokenRecordError, read_json
 from ..terminal import JobConsole, tolerate_lost_output
 from ..visible import print_visible
 from .exit_codes import exit_code
@@ -97,7 +99,7 @@ def _show_result(console: Console, config: RunConfig) -> None:
             table.add_row(name, f"{values[0]:.4g}", f"{values[-1]:.4g}", sparkline(values))
         console.print(table)
     for name in header["evals"]:
-        _show_samples(console, folder / "evals" / name)
+        show_samples(console, folder, name)
     shown = "loss" if "ledger" not in header else "reward"
     lines = [f"{shown} over the run: {curve(rows, shown)}"]
     weights = f"weights {header['weights_digest'][:16]}"
@@ -109,22 +111,47 @@ def _show_result(console: Console, config: RunConfig) -> None:
         console.print(line, soft_wrap=True)
 
 
-def _show_samples(console: Console, folder: Path, most: int = 6) -> None:
-    """The same prompts at the first eval and at the last one."""
-    files = sorted(folder.glob("step_*.jsonl"), key=lambda file: int(file.stem.removeprefix("step_")))
-    if not files:
+def show_samples(console: Console, run: Path, name: str, most: int = 6) -> None:
+    """The same prompts at an eval's first time and at its last; an evaluator of one's own may have none."""
+    steps = sorted(int(file.stem.removeprefix("step_")) for file in (run / "evals" / name).glob("step_*.jsonl"))
+    if not steps:
         return
-    first, last = (
-        [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n")[:most] if line]
-        for file in (files[0], files[-1])
-    )
-    table = Table(title=f"{folder.name}: samples", title_justify="left")
-    for column in ("prompt", f"after {files[0].stem}", f"after {files[-1].stem}", "answer"):
+    try:
+        first, last = ([*map(_sample, EvalRecord(run).predictions(name, step - 1))] for step in (steps[0], steps[-1]))
+    except (BrokenRecordError, OSError) as error:  # damaged or removed; the run is complete all the same
+        print_visible(f"the samples of {name} cannot be shown: {error}", file=sys.stderr)
+        return
+    before = {sample.key: sample for sample in first if sample is not None}
+    both = [(before[after.key], after) for after in last if after is not None and after.key in before]
+    if not both:
+        return
+    table = Table(title=f"{name}: samples", title_justify="left")
+    for column in ("prompt", f"after step_{steps[0]}", f"after step_{steps[-1]}", "answer"):
         table.add_column(column)
-    for before, after in zip(first, last, strict=True):
-        cells = (after["prompt"], before["completion"], after["completion"], after["columns"].get("answer", ""))
-        table.add_row(*map(in_words, cells))
+    for one, other in both[:most]:
+        table.add_row(*map(in_words, (other.prompt, one.completion, other.completion, other.answer)))
     console.print(table)
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """What is shown of one prediction."""
+
+    key: str
+    """The same at every eval: which prompt it is, and which of its completions."""
+    prompt: Any
+    completion: Any
+    answer: Any
+
+
+def _sample(row: Any) -> _Sample | None:
+    """None if the row has no prompt or no completion."""
+    if not isinstance(row, dict) or "prompt" not in row or "completion" not in row:
+        return None
+    columns = row.get("columns")
+    answer = (columns if isinstance(columns, dict) else row).get("answer", "")
+    key = json.dumps([row.get("task_id"), row.get("sample"), row["prompt"]])
+    return _Sample(key, row["prompt"], row["completion"], answer)
 
 
 def _eval_curves(rows: list[dict[str, Any]], evals: dict[str, dict[str, float]]) -> dict[str, list[float]]:

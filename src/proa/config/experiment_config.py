@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_serializer, model_validator
 
-from .sections import CallbackSection, EvalSection, FolderName, Section, mistake
+from ..settings import Settings
+from .sections import GIVEN, CallbackSection, EvalSection, FolderName, Section, describe_objects, mistake
 
 KeyPath: TypeAlias = tuple[str | int, ...]
 """A key with its sections and places in lists, e.g. `("eval", 0, "name")`."""
@@ -32,6 +33,10 @@ class MatrixSection(Section):
 
     run: dict[str, Any] = Field(description="the configuration that all arms share")
     over: dict[str, list[Any]] = Field(min_length=1, description="dotted keys, each with the values to try")
+
+    @field_serializer("run", "over", when_used="json")
+    def _describe(self, content: dict[str, Any]) -> Any:
+        return describe_objects(content)
 
     @model_validator(mode="after")
     def _check_values(self) -> MatrixSection:
@@ -131,6 +136,10 @@ class ExperimentConfig(Section):
     ray_address: str | None = Field(None, description="the cluster for arms_on: ray; by default one is started here")
     callbacks: list[CallbackSection] = Field(default_factory=list)
     metadata: MetadataSection = MetadataSection()
+
+    @field_serializer("run", "runs", when_used="json")
+    def _describe(self, content: dict[str, Any] | None) -> Any:
+        return describe_objects(content)
 
     @model_validator(mode="before")
     @classmethod
@@ -235,8 +244,15 @@ def _is_name(name: str) -> bool:
 
 
 def _name_part(key: str, value: object) -> str:
-    """A value as part of an arm's name, e.g. `learning_rate-0.0003`; `_is_name` accepts it."""
-    word = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{key.rpartition('.')[2]}-{value}")
+    """A value as part of an arm's name, e.g. `learning_rate-0.0003`; `_is_name` accepts it.
+
+    An algorithm's object is its name and the settings that were changed: `algorithm-dapo-clip_high-0.3`.
+    """
+    described = describe_objects(value)
+    if isinstance(value, Settings):
+        settings = [f"{name}-{setting}" for name, setting in described["params"].items()]
+        described = "-".join([described["name"].removesuffix(f" {GIVEN}"), *settings])
+    word = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{key.rpartition('.')[2]}-{described}")
     word = re.sub(r"[.-]*\.\.[.-]*", "-", word)
     return re.sub(r"__+", "_", word).strip(MARKS) or "value"
 

@@ -101,9 +101,24 @@ def _lines_under(place: KeyPath, lines: Mapping[KeyPath, int]) -> dict[KeyPath, 
 
 
 def _lines_without(key: str, lines: Mapping[KeyPath, int]) -> dict[KeyPath, int]:
-    """The lines without those of a key that a flag or keyword replaces."""
+    """The lines without those of a key that a flag or keyword replaces: it is at line 0, which is none."""
     parts = key.split(".")
-    return {path: line for path, line in lines.items() if list(map(str, path[: len(parts)])) != parts}
+    kept = {path: line for path, line in lines.items() if list(map(str, path[: len(parts)])) != parts}
+    return {**kept, tuple(parts): 0}
+
+
+def _nearest_line(path: KeyPath, lines: Mapping[KeyPath, int]) -> int:
+    """The line of a key, or of the section that should have it; 0 if that may not be in the file's words alone."""
+    if path in lines:
+        return lines[path]
+    replaced = [key for key, line in lines.items() if line == 0]
+    for length in range(len(path) - 1, 0, -1):
+        section = path[:length]
+        if any(key[:length] == section for key in replaced):
+            return 0
+        if section in lines:
+            return lines[section]
+    return 0
 
 
 def restore_run_config(content: Mapping[str, Any], flags: Sequence[str] = ()) -> RunConfig:
@@ -259,12 +274,17 @@ def _explain(model: type[BaseModel], problem: ErrorDetails, lines: Mapping[KeyPa
     if path[-1:] == ("[key]",):  # the key itself is wrong
         path = (*path[:-2], str(path[-2]))
     if problem["type"] == MISTAKE:
-        return f"{_location(file, lines.get((*path, *problem['ctx']['place'])))}{problem['msg']}"
+        return f"{_location(file, _nearest_line((*path, *problem['ctx']['place']), lines))}{problem['msg']}"
     dotted = ".".join(map(str, path))
     location = _location(file, lines.get(path))
     if problem["type"] == "extra_forbidden":
         known = _known_keys(model, path[:-1])
         return f"{location}unknown key {dotted!r}{did_you_mean(str(path[-1]), known)} (known: {', '.join(known)})"
+    if problem["type"] == "model_type":
+        value = "null" if problem["input"] is None else repr(problem["input"])
+        keys = ", ".join(_known_keys(model, path))
+        short = f", or the {SHORT_FORMS[dotted]} alone" if dotted in SHORT_FORMS else ""
+        return f"{location}{dotted} must be a section with keys of its own ({keys}){short}, not {value}"
     if problem["type"] == "missing":
         return f"{file + ': ' if file else ''}{dotted!r} is missing"
     message = problem["msg"].removeprefix("Value error, ")

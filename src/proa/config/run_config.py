@@ -207,6 +207,10 @@ class DetachedConfig(RunConfig):
             )
 
     def _check_algorithm(self) -> None:
+        from ..algorithms import find_algorithm
+
+        if self.algorithm.given is None:
+            find_algorithm(self.algorithm.name, others=SUPERVISED)
         algorithm = self.algorithm.build()
         if self.critic is not None and not algorithm.needs_critic:
             raise mistake(f"critic does not apply to algorithm {self.algorithm.name}: leave it out", "critic")

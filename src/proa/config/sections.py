@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from types import BuiltinFunctionType, FunctionType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
 
 from pydantic import (
     AfterValidator,
@@ -17,7 +18,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from ..settings import changed_settings, make_settings
+from ..settings import Settings, changed_settings, make_settings
 from .supervised_settings import SUPERVISED, SupervisedSettings
 
 if TYPE_CHECKING:
@@ -181,20 +182,45 @@ class DetachedAlgorithmSection(AlgorithmSection):
                 f"the algorithm {given.name} was given as an object with its settings: leave out algorithm.params",
                 "params",
             )
-        is_named = ALGORITHMS.get(given.name) is type(given)
-        name = given.name if is_named else f"{type(given).__name__} {GIVEN}"
-        params = {key: _recordable(setting) for key, setting in changed_settings(given).items()}
-        section = handler({**value, "name": name, "params": params})
-        section._given = None if is_named else given
+        section = handler({**value, **describe_algorithm(given)})
+        section._given = None if ALGORITHMS.get(given.name) is type(given) else given
         return section
+
+
+def describe_algorithm(given: Algorithm) -> dict[str, Any]:
+    """An object as `name` and `params` of a section, for the record: built-in ones can be made from them."""
+    from ..algorithms import ALGORITHMS
+
+    is_named = ALGORITHMS.get(given.name) is type(given)
+    return {
+        "name": given.name if is_named else f"{type(given).__name__} {GIVEN}",
+        "params": {key: _recordable(setting) for key, setting in changed_settings(given).items()},
+    }
+
+
+def describe_objects(content: Any) -> Any:
+    """Keys and values of a configuration, with algorithms that were given as objects described."""
+    if isinstance(content, Mapping):
+        described = {key: describe_objects(value) for key, value in content.items()}
+        is_section = isinstance(content.get("name"), Settings)  # its name is the object
+        return {**described, **described["name"]} if is_section else described
+    if isinstance(content, list | tuple):
+        return [describe_objects(value) for value in content]
+    if isinstance(content, Settings):  # an algorithm, of which no module is imported here for nothing
+        return describe_algorithm(cast("Algorithm", content))
+    return content
 
 
 def _recordable(setting: Any) -> Any:
     """A setting as JSON; an object by its class, because its address differs from process to process."""
     if isinstance(setting, list | tuple):
         return [_recordable(one) for one in setting]
+    if isinstance(setting, set | frozenset):
+        return sorted(map(_recordable, setting), key=str)
     if isinstance(setting, Mapping):
         return {str(key): _recordable(one) for key, one in setting.items()}
+    if isinstance(setting, type | FunctionType | BuiltinFunctionType):
+        return f"{setting.__module__}:{setting.__qualname__}"
     return setting if isinstance(setting, str | int | float | None) else type(setting).__qualname__
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
-from collections.abc import Callable, Iterator, Mapping
+import pickle
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from ..actors.interruption import Interruption
 from ..callbacks import build_callback
 from ..config import ConfigError, ExperimentConfig, load_experiment_config
 from ..data.results import ArmResult, ExperimentResult, LogContext, Status
+from ..errors import NotPortableError
 from ..lifecycle.failures import note_failure
 from ..lifecycle.hooks import BaseCallback, Callback
 from ..lifecycle.manager import CallbackManager, Callbacks
@@ -25,6 +27,7 @@ from ..record.run_folder import RunFolderError, json_text, read_json
 from ..record.run_lock import lock
 from ..record.secrets import remember
 from ..resume.resuming import config_changes, saved_config
+from ..run.checks import check_portable_algorithm
 from ..terminal import tolerate_lost_output
 from .arm_run import ArmRun, GivenCallbacks, unreached
 from .checking import check_arms
@@ -72,6 +75,7 @@ class Experiment:
         self._result = ExperimentResult(config.name, "running", hypothesis=config.metadata.hypothesis)
         if config.max_concurrent_arms > 1:
             _check_portable(self._given)
+            _check_portable_algorithms(config, self.plan)
 
     def run(self) -> ExperimentResult:
         """Carry out the remaining runs and return the result of all."""
@@ -265,3 +269,15 @@ def _check_portable(given: GivenCallbacks) -> None:
             "with max_concurrent_arms above 1 each run's process imports this script again: put the code that runs "
             "the experiment under if __name__ == '__main__':"
         )
+
+
+def _check_portable_algorithms(config: ExperimentConfig, chains: Sequence[Chain]) -> None:
+    """Raise if an arm's algorithm was given as an object that cannot be sent to the run's process."""
+    dumps: Callable[[Any], bytes] = pickle.dumps
+    if config.arms_on == "ray":
+        from ..runtime.ray.cluster import pickled as dumps  # ray is optional
+    for run in (chain[0] for chain in chains):
+        try:
+            check_portable_algorithm(run.config, dumps)
+        except NotPortableError as error:
+            raise NotPortableError(f"arm {run.arm}: {error}") from None

@@ -1,7 +1,7 @@
-"""Finds runs whose configurations name the same data and rewards, but which used different ones.
+"""Finds runs whose configurations name the same data, rewards, model or algorithm, but which used different ones.
 
-An experiment may take days and be resumed: completed arms are kept, and their data may have been edited since. Scores
-are not comparable then, and the configurations would not show it.
+An experiment may take days and be resumed: completed arms are kept, and what they worked on may have been edited since.
+Scores are not comparable then, and the configurations would not show it.
 """
 
 from __future__ import annotations
@@ -35,10 +35,13 @@ def _parts(arm: ArmResult, inputs: Inputs) -> list[tuple[str, Inputs]]:
     """The inputs in parts, each with the configuration that it follows from, as text."""
     config = arm.run_config.model_dump(mode="json")
     is_supervised = isinstance(arm.run_config, SupervisedConfig)
-    parts: list[tuple[str, Inputs]] = []
+    model = Inputs(tokenizer=inputs.tokenizer, architecture=inputs.architecture, end_ids=inputs.end_ids)
+    parts = [(f"model {config['model']}", model)]
     if not is_supervised:
         rewards = Inputs(rewards=inputs.rewards, reward_model=inputs.reward_model)
         parts.append((f"reward {[config['reward'], config['task']['source']]}", rewards))
+        parts.append((f"algorithm {config['algorithm']['name']}", Inputs(algorithm=inputs.algorithm)))
+        parts.append((f"callbacks {config['callbacks']}", Inputs(hooks=inputs.hooks)))
     if arm.run_config.task.source not in BUILTIN:  # the rows of a built-in task follow from the seed
         kind = [config["algorithm"]["name"], config["algorithm"]["params"]] if is_supervised else []
         parts.append((f"task {[config['task'], inputs.tokenizer, kind]}", Inputs(rows=inputs.rows)))

@@ -9,7 +9,10 @@ import torch
 
 from ..algorithms import Algorithm
 from ..data.experience import BufferItem
+from ..leases.ledger import Ledger
 from ..leases.plan import FilteredGroup
+
+TOO_SMALL = "group_too_small"
 
 
 class GroupFilter:
@@ -19,27 +22,67 @@ class GroupFilter:
         self._algorithm = algorithm
         self.first_reward_error = ""
         """What the first sample without a reward said of why."""
-        self.last_reward_error = ""
+        self._dropped_in_step: dict[str, int] = {}  # samples by reason
+        self._unscored_in_step = 0
+        self._last_reward_error = ""
+
+    def start_step(self) -> None:
+        """What is left out from now on is left out of another step."""
+        self._dropped_in_step, self._unscored_in_step, self._last_reward_error = {}, 0, ""
 
     def filter(self, group: tuple[BufferItem, ...]) -> FilteredGroup:
+        filtered = self._filter(group)
+        for reason, items in filtered.dropped.items():
+            self._dropped_in_step[reason] = self._dropped_in_step.get(reason, 0) + len(items)
+        return filtered
+
+    def _filter(self, group: tuple[BufferItem, ...]) -> FilteredGroup:
         scored = tuple(item for item in group if item.reward is not None)
         dropped: dict[str, tuple[BufferItem, ...]] = {}
         for item in group:
             if item.reward is None:
                 reason = item.facts.reward_failure or "no_reward"
                 dropped[reason] = (*dropped.get(reason, ()), item)
-                self.last_reward_error = item.facts.reward_error or ""
-                self.first_reward_error = self.first_reward_error or self.last_reward_error
+                self._unscored_in_step += 1
+                self._last_reward_error = item.facts.reward_error or ""
+                self.first_reward_error = self.first_reward_error or self._last_reward_error
         if len(scored) < self._algorithm.min_group:
-            return FilteredGroup((), {**dropped, **({"group_too_small": scored} if scored else {})})
+            return FilteredGroup((), {**dropped, **({TOO_SMALL: scored} if scored else {})})
         rewards_G = torch.stack([item.reward for item in scored if item.reward is not None])
         if not self._algorithm.keeps_group(rewards_G):
-            return FilteredGroup((), {**dropped, "zero_variance": scored})
+            return FilteredGroup((), {**dropped, self._algorithm.filter_reason: scored})
         return FilteredGroup(scored, dropped)
 
+    def describe_step(self) -> str:
+        """What was left out of this step, to be added to a sentence."""
+        words = self._describe(self._dropped_in_step)
+        if self._unscored_in_step:
+            words += _unscored(self._unscored_in_step, "last", self._last_reward_error)
+        return words
+
+    def describe_run(self, ledger: Ledger) -> str:
+        """What was left out of the whole run, to be added to a sentence."""
+        words = self._describe(ledger.dropped)
+        if ledger.failed_rewards:
+            words += _unscored(ledger.failed_rewards, "first", self.first_reward_error)
+        return words
+
+    def _describe(self, dropped: Mapping[str, int]) -> str:
+        found = {reason: dropped.get(reason, 0) for reason in (TOO_SMALL, self._algorithm.filter_reason)}
+        return "".join(f"; {_samples(count)} dropped as {reason}" for reason, count in found.items() if count)
+
     def state_dict(self) -> dict[str, Any]:
-        return {"last_reward_error": self.last_reward_error, "first_reward_error": self.first_reward_error}
+        return {"first_reward_error": self.first_reward_error}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        self.last_reward_error = saved["last_reward_error"]
-        self.first_reward_error = saved.get("first_reward_error", self.last_reward_error)
+        """Version 0.1 kept what the last sample without a reward said."""
+        self.first_reward_error = saved.get("first_reward_error", saved.get("last_reward_error", ""))
+
+
+def _unscored(count: int, which: str, error: str) -> str:
+    because = f", the {which} because: {error}" if error else ""
+    return f"; {_samples(count)} had no usable reward{because}"
+
+
+def _samples(count: int) -> str:
+    return "1 sample" if count == 1 else f"{count} samples"

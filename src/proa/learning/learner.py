@@ -94,7 +94,10 @@ class Learner:
                 raise SettingError(f"{algorithm.name} needs a critic: give one, as DetachedPPOTrainer does")
             return None
         if not isinstance(algorithm, CriticAlgorithm):
-            raise SettingError(f"{algorithm.name} has no use for a critic: leave it out, as DetachedGRPOTrainer does")
+            raise SettingError(
+                f"{algorithm.name} has no use for a critic: leave it out, as DetachedGRPOTrainer does, or derive the "
+                "algorithm from CriticAlgorithm"
+            )
         return ValueLearner(
             critic,
             algorithm,
@@ -300,10 +303,10 @@ class Learner:
         described |= reward_part_means(experience)
         if experience.kl is not None:
             described["kl_to_reference"] = float(experience.kl.sum(-1).mean())  # per completion, not per token
+            if self.algorithm.first_kl_coefficient:
+                described["kl_reward_coefficient"] = self._used_kl_coefficient
         if self.values is not None:
             described |= self.values.describe(experience)
-            if experience.kl is not None:
-                described["kl_reward_coefficient"] = self._used_kl_coefficient
         return described
 
     # -- saving --------------------------------------------------------------------------------------

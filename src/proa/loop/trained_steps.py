@@ -37,18 +37,18 @@ class TrainedSteps:
             numbers = [f"{name} {metrics[name]}" for name in ("loss", "grad_norm") if name in metrics]
             self.first_skip = f"in step {index}: {', '.join(numbers) or 'it gave no numbers'}"
 
-    def refuse_idle_run(self, steps: int, why: str = "") -> None:
-        """Raise if steps were made and none trained; `why`, if it is known, is added to the sentence."""
+    def refuse_idle_run(self, steps: int, why: str = "", why_unmoved: str = "") -> None:
+        """Raise if steps were made and none trained, and warn if no gradient was other than 0.
+
+        What is known of either, `why` and `why_unmoved`, is added to the sentence.
+        """
         if steps and not self.trained:
             made = "the run's only step" if steps == 1 else f"none of the run's {steps} steps"
-            if self.first_skip and not why:
-                why = f"; {'it was skipped' if steps == 1 else 'they were skipped, the first'} {self.first_skip}"
+            if self.first_skip:
+                why += f"; {'it was skipped' if steps == 1 else 'some were skipped, the first'} {self.first_skip}"
             raise NothingToTrainOnError(f"{made} trained on {'nothing' if steps == 1 else 'anything'}{why}")
         if steps and not self.moved:
-            log.warning(
-                "the gradient of every step was 0, so nothing was learned: did all completions of each prompt get the "
-                "same reward?"
-            )
+            log.warning("the gradient of every step was 0, so nothing was learned%s", why_unmoved)
 
     def state_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -108,12 +108,13 @@ def outline_model(
             source = read_adapter(source).base_folder()
         except AdapterError as error:
             raise ModelError(str(error)) from error
-    with torch.device("meta"):
+    with _ONE_AT_A_TIME, torch.device("meta"):
         if isinstance(source, Mapping):
-            return _from_configuration(source, torch.float32)
+            return _from_configuration(source, _DTYPES[dtype])
         config = _folder_configuration(Path(source), trust_remote_code)
+        options = {"dtype": _DTYPES[dtype], "trust_remote_code": trust_remote_code}
         try:
-            model = cast(PreTrainedModel, _AUTO_MODEL.from_config(config, trust_remote_code=trust_remote_code))
+            model = cast(PreTrainedModel, _AUTO_MODEL.from_config(config, **options))
         except (*_UNBUILDABLE, *UNREADABLE) as error:
             raise ModelError(f"{source} does not load as a causal language model: {error}") from error
     if (Path(source) / "generation_config.json").is_file():

@@ -92,10 +92,8 @@ class Inputs:
         found = self.rows.differences(now.rows)
         if self.tokenizer and now.tokenizer and self.tokenizer != now.tokenizer:
             found.append("the tokenizer has changed (its files, or its chat template)")
-        for key in sorted(self.architecture.keys() & now.architecture.keys()):  # a newer version adds some
-            before, after = self.architecture[key], now.architecture[key]
-            if before != after:
-                found.append(f"the model's configuration: {key} was {before!r} and is {after!r}")
+        for change in _configuration_differences(_computed(self.architecture), _computed(now.architecture)):
+            found.append(f"the model's configuration: {change}")
         for name in sorted(self.rewards.keys() & now.rewards.keys()):
             if _differ(self.rewards[name], now.rewards[name]):
                 found.append(f"the reward {name} has changed (it, or what it calls, was edited)")
@@ -134,7 +132,28 @@ def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
 def model_architecture(model: PreTrainedModel) -> dict[str, Any]:
     """What of a model's configuration decides what it computes."""
     content: dict[str, Any] = json.loads(model.config.to_json_string(use_diff=False))
-    return {key: value for key, value in content.items() if key not in _NOT_COMPUTED}
+    return _computed(content)
+
+
+def _computed(configuration: dict[str, Any]) -> dict[str, Any]:
+    """A configuration without what does not change the results; those of its parts, such as `text_config`, too."""
+    return {
+        key: _computed(value) if isinstance(value, dict) else value
+        for key, value in configuration.items()
+        if key not in _NOT_COMPUTED
+    }
+
+
+def _configuration_differences(before: dict[str, Any], now: dict[str, Any], inside: str = "") -> list[str]:
+    """Keys that both have, with other values; a newer version of transformers adds some."""
+    found: list[str] = []
+    for key in sorted(before.keys() & now.keys()):
+        one, other = before[key], now[key]
+        if isinstance(one, dict) and isinstance(other, dict):
+            found += _configuration_differences(one, other, f"{inside}{key}.")
+        elif one != other:
+            found.append(f"{inside}{key} was {one!r} and is {other!r}")
+    return found
 
 
 _NOT_COMPUTED = {

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from ..actors.stop import StopRequest
 from ..algorithms import Algorithm, build_algorithm
-from ..data.experience import Experience
+from ..data.experience import BufferItem, Experience
 from ..data.loop import ManifestRow
 from ..data.masks import action_mask_of
 from ..data.sampling import Sampling
@@ -23,6 +23,8 @@ from ..learning.optimizer import OptimizerSettings
 from ..learning.process_group import EnvInfo, join_group
 from ..learning.replicas import Replicas
 from ..lifecycle.manager import Callbacks
+from ..lifecycle.spans import Lifecycle
+from ..loop.after_step import AfterStep
 from ..loop.evaluators import Evaluator, Participant
 from ..loop.savers import Saver
 from ..policy.critic import Critic, critic_from_reward_model, separate_critic, shared_critic
@@ -132,16 +134,19 @@ class PolicyTrainer(DetachedTrainer):
     def _device(self) -> torch.device | str:
         return self.policy.device
 
+    def _next_items(self, life: Lifecycle, after: AfterStep) -> list[BufferItem]:
+        self.group_filter.start_step()
+        return super()._next_items(life, after)
+
     def _why_empty(self) -> str:
-        if self.group_filter.last_reward_error:
-            return f"; the last sample without a reward said: {self.group_filter.last_reward_error}"
-        return ": no group has two completions with different rewards"
+        return self.group_filter.describe_step()
 
     def _why_idle(self) -> str:
-        failed, first = self.source.ledger.failed_rewards, self.group_filter.first_reward_error
-        if failed and first:
-            return f"; {failed} samples had no usable reward, the first because: {first}"
-        return super()._why_idle()
+        return self.group_filter.describe_run(self.source.ledger)
+
+    def _why_unmoved(self) -> str:
+        is_compared = self.learner.algorithm.min_group > 1
+        return ": did all completions of each prompt get the same reward?" if is_compared else ""
 
 
 class OpenedTrainer(PolicyTrainer):

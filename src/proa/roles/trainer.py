@@ -173,7 +173,7 @@ class DetachedTrainer(ABC):
                 with life.episode(episode):
                     fresh = min(update_steps, total_steps - episode * update_steps)
                     self._run_episode(life, after, fresh, train_epochs)
-            self._trained_steps.refuse_idle_run(state.global_step, self._why_idle())
+            self._trained_steps.refuse_idle_run(state.global_step, self._why_idle(), self._why_unmoved())
             self._place = Place(episodes)
             after.run_final()
 
@@ -351,6 +351,7 @@ class DetachedTrainer(ABC):
         """Filtering left nothing to train on, and no more may be asked for: the step counts, and says so."""
         log.warning("step %d has nothing to train on%s", life.state.global_step, self._why_empty())
         with life.step() as step:
+            self.batch_in_step = None
             self._empty_in_a_row += 1
             if self._empty_in_a_row > MAX_EMPTY_STEPS:
                 raise NothingToTrainOnError(
@@ -364,8 +365,12 @@ class DetachedTrainer(ABC):
         return ""
 
     def _why_idle(self) -> str:
-        """Why no step of the run trained, to be added to a sentence; empty if the skipped steps say it."""
-        return "" if self._trained_steps.first_skip else self._why_empty()
+        """What is known of why no step of the run trained, to be added to a sentence."""
+        return ""
+
+    def _why_unmoved(self) -> str:
+        """What is known of why every gradient was 0, to be added to a sentence."""
+        return ""
 
     @property
     def _stopping(self) -> bool:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from ..config import ConfigError, DetachedConfig, RunConfig, SupervisedConfig
 from ..config.sections import EvalSection
 from ..dotted import resolve
 from ..evals.benchmark import metric_of
 from ..evals.evaluation import eval_task
+from ..lifecycle.placement import check_portable_part
 from ..rewards import InlineRewards
 from .given import Given
 from .loading import load_training_task
@@ -25,6 +27,13 @@ def check_named(config: RunConfig, benchmarks: Sequence[EvalSection] = ()) -> No
         _check_rewards(config)
     for section in (*config.eval, *benchmarks):
         _check_eval(section, config)
+
+
+def check_portable_algorithm(config: RunConfig, dumps: Callable[[Any], bytes]) -> None:
+    """Raise if an algorithm was given as an object that cannot be sent to another process; `dumps` pickles it."""
+    if isinstance(config, DetachedConfig) and config.algorithm.given is not None:
+        name_it = "name the class instead, as algorithm: package.module:Class"
+        check_portable_part(config.algorithm.given, dumps, f"make that in a method, or {name_it}", name_it)
 
 
 def score_names(section: EvalSection, config: RunConfig) -> list[str] | None:

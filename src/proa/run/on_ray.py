@@ -21,7 +21,7 @@ from ..data.state import TrainState
 from ..errors import SettingError
 from ..lifecycle.hooks import BaseCallback
 from ..lifecycle.manager import CallbackManager
-from ..lifecycle.placement import check_portable, check_portable_part
+from ..lifecycle.placement import check_portable
 from ..policy.policy import Policy, Receiver
 from ..record.checkpoints import CheckpointManager
 from ..record.live import LiveFile
@@ -46,6 +46,7 @@ from ..runtime.ray.places import RaySettings, check_options
 from ..runtime.ray.trainer_host import TrainerParts, TrainerTies
 from ..runtime.supervisor import Limits
 from ..tasks.template_date import pin, pinned
+from .checks import check_portable_algorithm
 from .driver_record import DriverRecord
 from .given import Given
 from .loading import load_policy, load_training_task, read_device
@@ -75,7 +76,7 @@ class RayRun:
         self.given = given
         self.journal = tuple(journal)
         _check_devices(config)
-        _check_algorithm(config)
+        check_portable_algorithm(config, pickled)
         here = config.model_copy(update={"model": config.model.model_copy(update={"device": "cpu"})})
         side = TrainerSide(here, given, outline=True)
         makers = MakerSide(here, given, task=side.task, policy=side.policy, longest_prompt=side.prompts.longest)
@@ -200,13 +201,6 @@ def _check_devices(config: DetachedConfig) -> None:
                 f"model.device is {config.model.device}, and on Ray each actor says what it takes: "
                 f"set ray.{role}, e.g. {{num_gpus: 1}}, or a share of one, {{num_gpus: 0.25}}"
             )
-
-
-def _check_algorithm(config: DetachedConfig) -> None:
-    """An object travels to the trainers."""
-    if config.algorithm.given is not None:
-        name_it = "name the class instead, as algorithm: package.module:Class"
-        check_portable_part(config.algorithm.given, pickled, f"make that in a method, or {name_it}", name_it)
 
 
 def _backend(config: DetachedConfig) -> str:

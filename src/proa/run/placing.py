@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -118,14 +119,17 @@ def place_callbacks(config: RunConfig, callbacks: Callbacks, ctx: LogContext | N
     listeners = Listeners(
         manager, placement.makers, placement.trainer, placement.every_trainer, [], ctx, trainer_apart
     )  # fmt: skip
-    for callback in here:
-        if given is None:
-            manager.add(callback)
-        else:
-            listeners.add(make_callback(callback))  # the manager is the user's, and outlives the run
-    listeners.add(JsonlMetrics(required=True))
-    for callback in configured:
-        listeners.place(callback)
+    with ExitStack() as on_error:
+        on_error.enter_context(listeners)  # a callback that is refused takes those before it out again
+        for callback in here:
+            if given is None:
+                manager.add(callback)
+            else:
+                listeners.add(make_callback(callback))  # the manager is the user's, and outlives the run
+        listeners.add(JsonlMetrics(required=True))
+        for callback in configured:
+            listeners.place(callback)
+        on_error.pop_all()
     return listeners
 
 
