@@ -2,6 +2,7 @@
 
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -425,3 +426,13 @@ def test_a_step_that_goes_on_while_the_book_closes_settles_what_it_has():
     book.close("over")
     assert (book.ledger.trained, book.ledger.buffered, book.ledger.dropped) == (4, 0, {"run_ended": 2})
     assert book.ledger.closes
+
+
+def test_what_makers_logged_is_the_mean_over_the_leases_of_a_step():
+    book = LeaseBook(plan(prompts_per_step=4, lease_prompts=2, total_steps=1), prompt)
+    book.start_episode(0)
+    for logged in ({"speed": 1.0, "of_one": 5}, {"speed": 2.0}):
+        lease = book.next_lease("maker_0")
+        book.deliver(replace(fulfil(lease), logged=logged), "maker_0")
+    book.take_step()
+    assert book.logged == {"speed": 1.5, "of_one": 5.0}

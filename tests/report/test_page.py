@@ -390,3 +390,31 @@ def test_samples_without_a_reward_are_told_with_the_first_reason(tmp_path):
     text = page(folder)
     assert "7 samples had no reward and were left out. The first said: reward" in text
     assert "<b>boom" not in text
+
+
+def test_norms_of_gradients_are_one_drawing_of_all_layers(tmp_path):
+    folder = records.write_run(tmp_path / "run")
+    assert "Gradient norms" not in titles(page(folder))
+    layers = ["embed_tokens", *(f"layers.{number}" for number in range(30)), "lm_head"]
+    with (folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        for step in range(40, 42):
+            norms = {f"grad_norm.{layer}": 10.0**-place for place, layer in enumerate(layers)}
+            norms |= {"grad_norm.layers.3": "NaN", "grad_norm.layers.4": 0.0}
+            file.write(json.dumps({"step": step, "time": 1.0, **norms}) + "\n")
+    text = page(folder)
+    assert "Gradient norms" in titles(text)
+    assert text.count("<rect ") == page(records.write_run(tmp_path / "other")).count("<rect ") + 2 * (len(layers) - 2)
+    assert "training/grad_norm.layers.0" not in data_in(text)["charts"]
+    assert "training/grad_norm" in data_in(text)["charts"]
+    assert "From 1e−31 (pale) to 1 (dark)" in text
+    assert "<td>layers.29</td>" in text
+
+
+def test_the_loss_of_the_only_loss_eval_is_drawn_once(tmp_path):
+    folder = records.write_run(tmp_path / "run", config={**records.CONFIG, "eval": [{"name": "sort"}]})
+    with (folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        for step in range(40, 42):
+            file.write(json.dumps({"step": step, "time": 1.0, "sort.eval_loss": 0.5, "eval_loss": 0.5}) + "\n")
+    charts = data_in(page(folder))["charts"]
+    assert "evals/sort.eval_loss" in charts
+    assert "training/eval_loss" not in charts

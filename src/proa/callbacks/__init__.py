@@ -2,6 +2,7 @@
 
 from .console import ConsoleProgress
 from .early_stopping import EarlyStopping
+from .gradient_norms import GradientNorms
 from .metric_files import CsvMetrics, JsonlMetrics
 from .performance import ExperienceMakerPerformanceEvaluator, TrainerPerformanceEvaluator
 from .registry import build_callback, callback_kinds, check_callback, register_callback
@@ -12,6 +13,6 @@ from .wandb import WandbLogger
 
 __all__ = [
     "ConsoleProgress", "CsvMetrics", "EarlyStopping", "EventTracer", "ExperienceMakerPerformanceEvaluator",
-    "JsonlMetrics", "TensorBoardLogger", "TrackioLogger", "TrainerPerformanceEvaluator", "WandbLogger",
+    "GradientNorms", "JsonlMetrics", "TensorBoardLogger", "TrackioLogger", "TrainerPerformanceEvaluator", "WandbLogger",
     "build_callback", "callback_kinds", "check_callback", "register_callback",
 ]  # fmt: skip

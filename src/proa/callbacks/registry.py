@@ -29,6 +29,7 @@ _SHIPPED = {
     "console": "console:ConsoleProgress",
     "csv": "metric_files:CsvMetrics",
     "early_stopping": "early_stopping:EarlyStopping",
+    "gradient_norms": "gradient_norms:GradientNorms",
     "jsonl": "metric_files:JsonlMetrics",
     "maker_performance": "performance:ExperienceMakerPerformanceEvaluator",
     "tensorboard": "tensorboard:TensorBoardLogger",

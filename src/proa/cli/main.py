@@ -299,7 +299,7 @@ def _add_moments(verbs: Verbs) -> None:
         if options.json:
             print(json.dumps([row.as_dict() for row in rows.values()], indent=2))
         else:
-            print("\n".join(describe(row) for row in rows.values()))
+            print("\n".join(describe(row, in_full=options.event is not None) for row in rows.values()))
         return 0
 
     parser.set_defaults(run=run)

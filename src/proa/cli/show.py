@@ -16,6 +16,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from ..data.state import ROW_KEYS
 from ..errors import SettingError
 from ..private_files import write_private
 from ..record.checkpoints import CheckpointManager
@@ -30,7 +31,6 @@ from .show_experiment import show_experiment
 from .text import STYLES, count, curve, day, duration, json_text, ledger_line, metrics_line, number, progress, ran
 
 FOLLOW_SECONDS = 0.5
-ROW_KEYS = ("step", "epoch", "time")
 
 
 def show(folder: str, *, as_json: bool = False, follow: bool = False, trace: str | None = None) -> int:

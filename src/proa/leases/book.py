@@ -47,6 +47,8 @@ class LeaseBook:
         self.ledger = Ledger()
         self.made: dict[str, float] = {}
         """What makers spent on the leases that the last `take_step` consumed, as metrics; empty if it consumed none."""
+        self.logged: dict[str, float] = {}
+        """What hooks of makers logged for these leases: means over those that have a value."""
         self.room = WaitingRoom()
         self._prompt = prompt
         self._filter_group = filter_group
@@ -288,7 +290,7 @@ class LeaseBook:
             groups = [self._groups.popleft()[1] for _ in range(taken)]
             items = [item for group in groups for item in group]
             self._steps_taken += 1
-            self.made = self._making.metrics()
+            self.made, self.logged = self._making.metrics(), self._making.logged()
             self._refilled, self._making = 0, Making()
             self._in_training = (len(items), tokens_in(items))
             return items

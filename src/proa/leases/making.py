@@ -29,6 +29,8 @@ class Making:
     makers: set[str] = field(default_factory=set)
     samples: int = 0
     without_reward: int = 0
+    values: dict[str, list[float]] = field(default_factory=dict)
+    """What hooks of makers logged, by name."""
 
     def add(self, delivery: Delivery) -> None:
         for kind in _KINDS:
@@ -37,6 +39,8 @@ class Making:
             self.tokens += delivery.tokens
         if delivery.made_by:
             self.makers.add(delivery.made_by)
+        for name, value in delivery.logged.items():
+            self.values.setdefault(name, []).append(value)
 
     def add_scored(self, samples: int, *, without_reward: int) -> None:
         self.samples += samples
@@ -53,6 +57,10 @@ class Making:
             metrics["reward_failed_fraction"] = self.without_reward / self.samples
         return metrics
 
+    def logged(self) -> dict[str, float]:
+        """What hooks of makers logged: means over the leases that have a value."""
+        return {name: sum(values) / len(values) for name, values in self.values.items()}
+
     def state_dict(self) -> dict[str, Any]:
         return {
             "seconds": dict(self.seconds),
@@ -60,8 +68,10 @@ class Making:
             "makers": sorted(self.makers),
             "samples": self.samples,
             "without_reward": self.without_reward,
+            "values": {name: list(values) for name, values in self.values.items()},
         }
 
     @classmethod
     def from_saved(cls, saved: Mapping[str, Any]) -> Making:
-        return cls(**{**saved, "seconds": dict(saved["seconds"]), "makers": set(saved["makers"])})
+        values = {name: list(own) for name, own in saved.get("values", {}).items()}
+        return cls(**{**saved, "seconds": dict(saved["seconds"]), "makers": set(saved["makers"]), "values": values})

@@ -17,7 +17,7 @@ from ..errors import HookError
 from ..spelling import did_you_mean
 from .asyncio_use import mentions_asyncio
 from .hooks import BaseCallback, EveryMoment, Hook, callback_family, check_hook_names
-from .moments import MOMENTS, Moment
+from .moments import MOMENTS, Moment, Scope
 from .policy import ErrorPolicy
 from .unread import unread_items
 
@@ -246,7 +246,8 @@ def _hook_listener(registration: Registration, hook: Hook) -> Listener:
         arguments,
         name,
         uses_asyncio=_uses_asyncio(callback, method),
-        unread=unread_items(method, arguments),
+        # Makers' hooks are never called with None in place of experience.
+        unread=unread_items(method, arguments) if hook.moment.scope is not Scope.MAKER else frozenset(),
     )
 
 
@@ -287,6 +288,7 @@ def _moment_listener(registration: Registration, moment: Moment) -> Listener:
         (repr(moment.name), "{" + items + "}"),
         registration.name,
         uses_asyncio=_uses_asyncio(callback, callback.on_moment),
+        unread=callback.unread,
     )
 
 

@@ -297,7 +297,10 @@ class CallbackManager:
         with self._change:
             settle: Settle | None = None
             if moment.name in self._boundaries():
-                settle = self._background.turn if moment.name in _TURNED else self._background.drain
+                background = self._background
+                settle = background.drain if moment.name in _DRAINED else background.turn
+                if moment.scope is Scope.EXPERIMENT and moment.name in _TURNED:
+                    settle = background.begin
             function = self._live[moment.name] = compile_moment(
                 moment,
                 self._order(moment),
@@ -373,7 +376,7 @@ def _rebuild_managers(managers: Iterable[CallbackManager]) -> None:
         manager.rebuild()
 
 
-_TURNED = frozenset({"step_end", "maker.batch_end"})
+_TURNED = frozenset({"step_end", "maker.batch_end", "experiment_start", "run_start"})
 _DRAINED = frozenset({"train_end", "maker.loop_end", "run_end", "experiment_end"})
 
 

@@ -18,7 +18,7 @@ from ..actors.interruption import Interruption
 from ..config import ConfigError, DetachedConfig
 from ..data.results import EvalResult
 from ..data.state import TrainState
-from ..errors import SettingError
+from ..errors import HookError, SettingError
 from ..lifecycle.hooks import BaseCallback
 from ..lifecycle.manager import CallbackManager
 from ..lifecycle.placement import check_portable
@@ -83,6 +83,7 @@ class RayRun:
         self.inputs = replace(makers.complete_inputs(side.inputs), hooks=listeners.experience_hooks())
         travelling = [*self.listeners.makers, *self.listeners.trainer, *self.listeners.every_trainer]
         check_portable(travelling, pickled)
+        _check_gradient_readers(listeners.manager)
         self._runtime: RayRuntime | None = None
         self._began_before = False  # with an earlier trainer, which died
         self._record: DriverRecord | None = None
@@ -200,6 +201,17 @@ def _check_devices(config: DetachedConfig) -> None:
             raise ConfigError(
                 f"model.device is {config.model.device}, and on Ray each actor says what it takes: "
                 f"set ray.{role}, e.g. {{num_gpus: 1}}, or a share of one, {{num_gpus: 0.25}}"
+            )
+
+
+def _check_gradient_readers(manager: CallbackManager) -> None:
+    """Raise for a function in the driver that reads gradients: they stay where they are."""
+    for reader in manager.readers("gradients_ready", "gradients"):
+        if not isinstance(reader, BaseCallback):
+            raise HookError(
+                f"{getattr(reader, '__name__', reader)} listens to 'gradients_ready' in the driver, and gradients stay "
+                f"with the trainer: derive a class from TrainerCallback with on_gradients_ready(gradients), and log "
+                f"what is of interest with self.log(name, value)"
             )
 
 

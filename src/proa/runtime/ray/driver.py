@@ -120,7 +120,8 @@ class RayRuntime:
         """Train to the end. Whatever happens, every moment that began has ended, and no actor is left."""
         # Polled by the loop: an exception in the middle of a call to Ray would corrupt it.
         self._interruption.polled = True
-        with contextlib.nullcontext() if self._is_listened_for else self._interruption.listening():
+        listening = contextlib.nullcontext() if self._is_listened_for else self._interruption.listening()
+        with listening, self._listening.attached():
             places = Places(self._settings, **self._counts)
             try:
                 self._start(places)

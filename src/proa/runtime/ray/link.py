@@ -10,15 +10,18 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
 from ...actors.waiting import WaitTimeoutError
+from ...data.experience import Experience
+from ...data.loop import TrainingBatch
 from ...data.state import LoopState
 from ...lifecycle.hooks import EveryMoment
 from ...lifecycle.moments import MOMENTS, EventName, Scope
+from ...lifecycle.policy import Priority
 from .calls import portable
 
 Key: TypeAlias = tuple[str, int]
@@ -50,6 +53,10 @@ class Answer:
     stopped_by: str | None = None
     metrics: dict[str, Any] = field(default_factory=dict)
     """Entries of `state.metrics` that they changed."""
+    step_metrics: dict[str, Any] = field(default_factory=dict)
+    """Entries of the step's own metrics that they changed."""
+    logged: dict[str, Any] = field(default_factory=dict)
+    """What they logged: of a trainer, which is written already; or of a maker, to go with its next delivery."""
     error: BaseException | None = None
     value: Any = None
     """What the service returned; or `Changes`."""
@@ -118,9 +125,14 @@ class Interests:
     def lighten(self, event: str, payload: Mapping[str, Any]) -> dict[str, Any]:
         """The payload as it is sent: the state as plain values, and nothing large that nobody reads."""
         sent = dict(payload)
+        moved: dict[int, Experience] = {}  # batch and experience share one, which is sent once
         for name, value in payload.items():
-            if name in COSTLY and (event, name) not in self.costly:
+            if name == "gradients" or (name in COSTLY and (event, name) not in self.costly):
                 sent[name] = None
+            elif isinstance(value, Experience):
+                sent[name] = moved.setdefault(id(value), value.on_cpu())
+            elif isinstance(value, TrainingBatch) and isinstance(value.data, Experience):
+                sent[name] = replace(value, data=moved.setdefault(id(value.data), value.data.on_cpu()))
             elif isinstance(value, BaseException):
                 sent[name] = portable(value)
             elif isinstance(value, LoopState):
@@ -134,9 +146,11 @@ COSTLY = ("experience", "batch")
 class DriverLink(EveryMoment):
     """Sends the moments of one actor to the driver, if somebody listens there."""
 
+    priority = Priority.RECORD  # the run's record is at its other end
     uses_asyncio = False
     thread_safe = True
     forwards = True
+    unread = frozenset({"gradients"})
 
     def __init__(
         self, asker: str, interests: Interests, ask: Callable[[Question, float], Answer | None], patience: float
@@ -159,6 +173,11 @@ class DriverLink(EveryMoment):
         state = payload.get("state")
         if isinstance(state, LoopState):
             state.metrics.update(answer.metrics)
+            state.logged.update(answer.logged)
+            if MOMENTS[event].scope is Scope.MAKER:
+                state.add_logged(answer.logged)
+            if answer.step_metrics:
+                payload["metrics"].update(answer.step_metrics)
             if answer.stop_reason is not None:
                 state.stop_training(answer.stop_reason, by=answer.stopped_by)
         if isinstance(answer.value, Changes) and payload.get("experience") is not None:
