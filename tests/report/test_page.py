@@ -94,6 +94,17 @@ def test_evals_are_drawn_from_their_own_file_where_the_metrics_lack_them(tmp_pat
     assert data_in(page(folder))["charts"]["evals/sort.exact"]["lines"][0]["steps"] == [0, 10, 20]
 
 
+def test_the_score_after_training_of_an_eval_that_was_in_the_loop_too_stands_one_step_after_the_last(tmp_path):
+    folder = records.write_run(tmp_path / "run", steps=20)
+    with (folder / "evals.jsonl").open("a") as file:
+        for name in ("sort", "other"):
+            file.write(json.dumps({"name": name, "step": None, "metrics": {"exact": 0.125}}) + "\n")
+    (run,) = read_subject(folder).runs
+    series = run.metrics.evals["sort.exact"]
+    assert (list(series.steps), series.last) == ([0, 10, 20, 21], 0.125)
+    assert list(run.metrics.evals["other.exact"].steps) == [20]
+
+
 def test_the_ledger_says_whether_it_adds_up(tmp_path):
     folder = records.write_run(tmp_path / "run")
     assert "<td>yes</td>" in page(folder)

@@ -11,7 +11,7 @@ from time import perf_counter
 from typing import Any
 
 from ..config import ConfigError
-from ..config.sections import EngineSection, EvalSection
+from ..config.sections import BenchmarkSection, EngineSection
 from ..data.results import EvalResult
 from ..data.sampling import Sampling
 from ..model_shape import context_length
@@ -43,7 +43,7 @@ class Benchmark:
 
     def __init__(
         self,
-        section: EvalSection,
+        section: BenchmarkSection,
         task: Task,
         policy: Trainable,
         *,
@@ -144,7 +144,7 @@ def _room(policy: Trainable, longest: int) -> int:
     return DEFAULT_NEW_TOKENS if context is None else max(1, min(DEFAULT_NEW_TOKENS, context - longest))
 
 
-def _check_room(section: EvalSection, policy: Trainable, longest: int) -> None:
+def _check_room(section: BenchmarkSection, policy: Trainable, longest: int) -> None:
     context = context_length(policy.model.config)
     if context is not None and longest > context:
         raise ConfigError(
@@ -153,7 +153,7 @@ def _check_room(section: EvalSection, policy: Trainable, longest: int) -> None:
         )
 
 
-def metric_of(section: EvalSection, task: Task) -> Any:
+def metric_of(section: BenchmarkSection, task: Task) -> Any:
     """The function that scores a completion: the section's, or the task's own."""
     if section.metric is not None:
         return section.metric

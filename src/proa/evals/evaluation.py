@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..config import ConfigError, DetachedConfig, RunConfig
-from ..config.sections import EvalSection
+from ..config.sections import BenchmarkSection
 from ..policy.trainable import Trainable
 from ..tasks import Task, load_task
 from ..tasks.builtin import BUILTIN, builtin_task
@@ -27,7 +27,7 @@ class At:
 
 
 def scoring(
-    section: EvalSection,
+    section: BenchmarkSection,
     config: RunConfig,
     policy: Trainable,
     now: Callable[[], At],
@@ -67,14 +67,14 @@ def weights_version(config: RunConfig, steps: int) -> int:
     return steps // (config.update_steps * config.train_epochs)
 
 
-def eval_task(section: EvalSection, config: RunConfig) -> Task:
+def eval_task(section: BenchmarkSection, config: RunConfig) -> Task:
     source = eval_source(section, config)
     if source in BUILTIN:
         return builtin_task(source, "test", section.count)  # the same for every seed: repeats are compared on it
     return load_task(source, prompt_column=config.task.prompt_column)
 
 
-def eval_source(section: EvalSection, config: RunConfig) -> str:
+def eval_source(section: BenchmarkSection, config: RunConfig) -> str:
     """Data that is not trained on: what the section names, or the test split of a built-in task."""
     source = section.source or config.task.source
     if section.source is None and source not in BUILTIN:

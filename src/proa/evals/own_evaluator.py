@@ -14,7 +14,7 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..config import ConfigError, RunConfig
-from ..config.sections import EvalSection
+from ..config.sections import BenchmarkSection, EvalSection
 from ..data.results import EvalResult
 from ..data.sampling import Sampling
 from ..dotted import resolve
@@ -79,7 +79,7 @@ class OwnEvaluator:
 
     def __init__(
         self,
-        section: EvalSection,
+        section: BenchmarkSection,
         config: RunConfig,
         policy: Trainable,
         function: Callable[..., Any] | None = None,
@@ -96,7 +96,7 @@ class OwnEvaluator:
         """Take the model's weights as they are; what is returned scores them, now or later, in any thread."""
         section, policy, began = self.section, self._policy, perf_counter()
         model = policy.model
-        if section.apart:
+        if isinstance(section, EvalSection) and section.apart:
             if self._copy is None:
                 self._copy = copy.deepcopy(model).requires_grad_(False)
             self._copy.load_state_dict(model.state_dict())

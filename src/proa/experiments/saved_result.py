@@ -8,7 +8,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from ..config.sections import EvalSection
+from ..config.sections import IN_THE_LOOP, BenchmarkSection
 from ..data.loop import LoopArtifacts, ManifestRow
 from ..data.results import ArmResult, RunResult
 from ..record.durable import Disk
@@ -19,7 +19,7 @@ from .plan import PlannedRun
 ARM_NAME = "arm.json"
 
 
-def save_arm(arm: ArmResult, folder: Path, benchmarks: Sequence[EvalSection]) -> None:
+def save_arm(arm: ArmResult, folder: Path, benchmarks: Sequence[BenchmarkSection]) -> None:
     """Write the result atomically, with the configuration of its benchmarks; that of the run is beside it, in
     `config.json`. Objects that a hook left in it are written as text, so that they cannot fail the run."""
     content = {**arm_dict(arm), "benchmarks": _benchmark_content(benchmarks)}
@@ -37,13 +37,13 @@ def arm_dict(arm: ArmResult) -> dict[str, Any]:
     return {**kept, "evals": [asdict(result) for result in arm.evals], "run_result": run_content}
 
 
-def load_arm(run: PlannedRun, benchmarks: Sequence[EvalSection]) -> ArmResult | None:
+def load_arm(run: PlannedRun, benchmarks: Sequence[BenchmarkSection]) -> ArmResult | None:
     """The saved result of a planned run; None if there is none yet, or if the benchmarks have changed."""
     try:
         content = read_json(run.config.folder / ARM_NAME)
     except FileNotFoundError:
         return None
-    if content.pop("benchmarks") != _benchmark_content(benchmarks):
+    if _used_keys(content.pop("benchmarks")) != _benchmark_content(benchmarks):
         return None
     evals = [eval_result(result) for result in content.pop("evals")]
     run_content = content.pop("run_result")
@@ -58,10 +58,15 @@ def load_arm(run: PlannedRun, benchmarks: Sequence[EvalSection]) -> ArmResult | 
     return ArmResult(**{**content, **numbers}, run_config=run.config, evals=evals, run_result=result)
 
 
-def _benchmark_content(benchmarks: Sequence[EvalSection]) -> list[dict[str, Any]]:
+def _benchmark_content(benchmarks: Sequence[BenchmarkSection]) -> list[dict[str, Any]]:
     """The configuration of benchmarks as it is after writing and reading."""
     written: list[dict[str, Any]] = json.loads(json_text({"": [one.model_dump(mode="json") for one in benchmarks]}))[""]
     return written
+
+
+def _used_keys(written: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without the keys of evals in the loop, which version 0.1 wrote of benchmarks too."""
+    return [{key: value for key, value in one.items() if key not in IN_THE_LOOP} for one in written]
 
 
 def _load_artifacts(content: dict[str, Any] | None) -> LoopArtifacts | None:

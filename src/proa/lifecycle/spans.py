@@ -60,7 +60,7 @@ class Lifecycle:
 
         `StopTraining` ends here: it is a request, not an error.
         """
-        self.manager.start_run()
+        self.manager.begin_training()
         self.state.exception = None
         try:
             self._moments.train_start(self.state)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import platform
@@ -20,6 +21,8 @@ from ..private_files import make_private_folder, restrict_folder
 from .durable import Disk
 from .secrets import redact, redact_values, remember
 from .times import previous_process
+
+log = logging.getLogger("proa.record")
 
 LOCK_NAME = ".lock"
 """Held by the running process; a folder with only this file counts as unused."""
@@ -84,6 +87,15 @@ class RunFolder:
         """Change entries of the header and replace its file."""
         self._header |= entries
         self.write_json("run.json", self._header)
+
+    def add_callback_errors(self, more: Mapping[str, int]) -> None:
+        """Count failures of callbacks that came after the header was written."""
+        counted: dict[str, int] = self._header.get("callback_errors", {})
+        both = {name: counted.get(name, 0) + more.get(name, 0) for name in {**counted, **more}}
+        try:
+            self.update(callback_errors=both)
+        except OSError as error:  # what came of the run is written
+            log.warning("%s does not count the failures of callbacks at its end: %s", self.path / "run.json", error)
 
     def discard(self) -> None:
         """Remove the folder of a run that never started, so that the next try can use it."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..config import RunConfig
-from ..config.sections import EvalSection
+from ..config.sections import BenchmarkSection
 from ..evals.benchmark import Scored
 from ..evals.evaluation import At, scoring
 from ..policy.adapter_folder import load_adapter
@@ -23,7 +23,7 @@ from .loading import load_policy
 
 def evaluate_folder(
     folder: Path,
-    section: EvalSection,
+    section: BenchmarkSection,
     config: RunConfig,
     *,
     version: int = 0,

@@ -19,11 +19,9 @@ class Job(Protocol):
     def inputs(self) -> Inputs:
         """What it works on."""
 
-    @property
-    def began(self) -> bool:
-        """Whether training has started; what was refused before leaves no folder."""
-
-    def train(self, folder: RunFolder, resumption: Resumption | None, interruption: Interruption) -> TrainState: ...
+    def train(self, folder: RunFolder, resumption: Resumption | None, interruption: Interruption) -> TrainState:
+        """Train to the end. `manager.begin_training()` comes when nothing can be refused any more and callbacks have
+        their saved state."""
 
     def summary(self) -> dict[str, Any]:
         """What the header says of how far the run came."""

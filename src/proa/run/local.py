@@ -49,7 +49,7 @@ class DetachedRun:
     def train(self, folder: RunFolder, resumption: Resumption | None, interruption: Interruption) -> TrainState:
         config, store = self.config, WeightStore(wait_timeout=self.config.wait_timeout)
         self.trainer_side.prepare(folder.path, resumed=resumption is not None)
-        record = DriverRecord(folder.path, self.listeners.manager, self.listeners.context(folder.path))
+        record = DriverRecord(folder.path, self.listeners.manager, self.listeners.ctx)
         around = Surroundings(
             folder.path,
             store,
@@ -62,6 +62,7 @@ class DetachedRun:
         trainer, book = self.trainer_side.assemble_first(around)
         if resumption is not None:
             restore_process(resumption, self.listeners.manager)
+        self.listeners.manager.begin_training()  # before a maker's first moment
         with record.finishing(), self.maker_side.scorer as scorer:
             runtime = LocalRuntime(
                 trainer,
@@ -74,10 +75,6 @@ class DetachedRun:
             )
             runtime.run(config.total_steps, config.update_steps, config.train_epochs)
         return trainer.state
-
-    @property
-    def began(self) -> bool:
-        return self.trainer_side.trainer is not None
 
     def summary(self) -> dict[str, Any]:
         errors = sum((Counter(manager.errors) for manager in [self.listeners.manager, *self._makers]), Counter[str]())

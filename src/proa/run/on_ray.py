@@ -32,7 +32,7 @@ from ..resume.random_state import random_state
 from ..resume.resuming import (
     FROM_THE_BEGINNING,
     Resumption,
-    clear_run,
+    clear_record,
     find_checkpoint,
     restore_process,
     truncate_record,
@@ -95,6 +95,7 @@ class RayRun:
                 self._runtime = runtime = self._new_runtime(folder, namespace, resumption, interruption)
                 runtime.state.checkpoint_mgr = CheckpointManager(folder.path)  # to be read; rank 0 writes
                 assert self._record is not None, "it is made with the runtime"
+                manager.begin_training()
                 try:
                     with self._record.finishing():
                         runtime.run(config.total_steps, config.update_steps, config.train_epochs)
@@ -109,7 +110,7 @@ class RayRun:
         """Where to resume from; everything that came after it is removed."""
         resumption = find_checkpoint(folder.path)
         if resumption is None:
-            clear_run(folder.path)
+            clear_record(folder.path)
             self.listeners.manager.load_state_dict(at_first)
         else:
             truncate_record(resumption)
@@ -125,7 +126,7 @@ class RayRun:
         # Actors may have another working directory.
         absolute = config.model_copy(update={"output_dir": config.output_dir.resolve()})
         there = None if resumption is None else replace(resumption, folder=resumption.folder.resolve())
-        self._record = record = DriverRecord(folder.path, listeners.manager, listeners.context(folder.path))
+        self._record = record = DriverRecord(folder.path, listeners.manager, listeners.ctx)
         return RayRuntime(
             _BuildTrainer(
                 absolute,
@@ -164,10 +165,6 @@ class RayRun:
             },
             interruption=interruption,
         )
-
-    @property
-    def began(self) -> bool:
-        return self._runtime is not None
 
     def summary(self) -> dict[str, Any]:
         if self._runtime is None:

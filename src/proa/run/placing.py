@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 from ..callbacks import EarlyStopping, JsonlMetrics, build_callback
-from ..config import DetachedConfig, RunConfig
+from ..config import DetachedConfig, ExperimentConfig, RunConfig
 from ..data.results import LogContext
 from ..data.state import LoopState
 from ..errors import CallbackConfigError
@@ -53,16 +52,10 @@ class Listeners:
     every_trainer: list[Any]
     """The same of what lives with every one of several."""
     _added: list[BaseCallback]
-    ctx: LogContext | None = None
-    """Of the experiment that this run is part of."""
+    ctx: LogContext
+    """What loggers get to know of the run; `state.ctx` is the same object."""
     trainer_apart: bool = False
     """Whether the trainer is another process."""
-
-    def context(self, folder: Path) -> LogContext:
-        """What loggers get to know of the run; `state.ctx` is the same."""
-        self.ctx = self.ctx or LogContext(folder)
-        self.add(_HasContext(self.ctx))
-        return self.ctx
 
     def add(self, callback: BaseCallback) -> None:
         """Have a callback listen for this run; the manager may be the user's, and outlive it."""
@@ -106,7 +99,7 @@ class Listeners:
 
 def place_callbacks(config: RunConfig, callbacks: Callbacks, ctx: LogContext | None = None) -> Listeners:
     """Callbacks in their places, with the record and the configured ones among them. Use it in a `with`: the manager
-    may be the user's, and is left as it was."""
+    may be the user's, and is left as it was. Without the context of an experiment's run, the run is standalone."""
     trainer_apart = isinstance(config, DetachedConfig) and config.runtime == "ray"
     configured = [build_callback(section.model_dump()) for section in config.callbacks]
     given, others = CallbackManager.split(callbacks)
@@ -117,10 +110,17 @@ def place_callbacks(config: RunConfig, callbacks: Callbacks, ctx: LogContext | N
             _check_watched(callback.metric, [section.name for section in config.eval])
     manager = given or CallbackManager()
     listeners = Listeners(
-        manager, placement.makers, placement.trainer, placement.every_trainer, [], ctx, trainer_apart
-    )  # fmt: skip
+        manager,
+        placement.makers,
+        placement.trainer,
+        placement.every_trainer,
+        [],
+        ctx or standalone_context(config),
+        trainer_apart,
+    )
     with ExitStack() as on_error:
         on_error.enter_context(listeners)  # a callback that is refused takes those before it out again
+        listeners.add(_HasContext(listeners.ctx))
         for callback in here:
             if given is None:
                 manager.add(callback)
@@ -131,6 +131,12 @@ def place_callbacks(config: RunConfig, callbacks: Callbacks, ctx: LogContext | N
             listeners.place(callback)
         on_error.pop_all()
     return listeners
+
+
+def standalone_context(config: RunConfig) -> LogContext:
+    """The context of a plain run, which is an experiment of one."""
+    experiment = ExperimentConfig.of_one(config)
+    return LogContext(config.folder, experiment, config.name, config, extras={"standalone": True})
 
 
 def _check_watched(metric: str, evals: Sequence[str]) -> None:

@@ -37,16 +37,13 @@ from .given import Given, configured
 from .job import Job
 from .local import DetachedRun
 from .placing import Listeners, place_callbacks
+from .run_moments import RunMoments, StandaloneMoments
 from .supervised import SupervisedRun
 
 log = logging.getLogger("proa.recipes")
 
 _BEFORE_THE_HEADER = {"config.json", ".config.json.new", ".run.json.new"}
 """What is written before `run.json` makes a folder a run's."""
-
-
-AfterTraining = Callable[[RunFolder, TrainState], None]
-"""What comes after training and before the run is marked completed."""
 
 
 def start(
@@ -66,9 +63,15 @@ def start(
     data, rewards or models have changed since, unless `allow_changes`.
     """
     settled, given = configured(config, algorithm, changes)
+    if resume == AUTO and (done := _complete(settled)) is not None:
+        return done
     with place_callbacks(settled, callbacks) as listeners:
         return carry_out(
-            settled, lambda: build_run(settled, given, listeners), resume=resume, allow_changes=allow_changes
+            settled,
+            lambda: build_run(settled, given, listeners),
+            StandaloneMoments(listeners, settled),
+            resume=resume,
+            allow_changes=allow_changes,
         )
 
 
@@ -89,9 +92,9 @@ def build_run(config: RunConfig, given: Given, listeners: Listeners, journal: Se
 def carry_out(
     config: RunConfig,
     build: Callable[[], Job],
+    moments: RunMoments,
     *,
     resume: str | None = None,
-    after_training: AfterTraining | None = None,
     interruption: Interruption | None = None,
     patience: float = 0.0,
     allow_changes: bool = False,
@@ -99,15 +102,13 @@ def carry_out(
 ) -> TrainState:
     """Put the run together, make its folder, train in it, and leave a header that says how it ended.
 
-    `resume` is `"auto"` or a checkpoint's name: a run that is there is resumed, and one that is complete is left
-    as it is, unless something comes `after_training`. What can be wrong with a configuration is found before training
-    starts; no folder is left then. `interruption` is that of whoever runs several; `patience` is how many seconds to
-    wait for another process to leave the folder. With `allow_changes` a run continues though its data, rewards or
-    models have changed. `now` is what chat templates take for now, by default when the run began.
+    `resume` is `"auto"` or a checkpoint's name: a run that is there is resumed, also one that is complete, for what
+    its `moments` have after training. What can be wrong with a configuration is found before training starts; no
+    moment has fired and no folder is left then. `interruption` is that of whoever runs several; `patience` is how many
+    seconds to wait for another process to leave the folder. With `allow_changes` a run continues though its data,
+    rewards or models have changed. `now` is what chat templates take for now, by default when the run began.
     """
     there = resume is not None and (config.folder / "run.json").exists()
-    if there and resume == AUTO and after_training is None and (done := _complete(config)) is not None:
-        return done
     interruption = interruption or Interruption()
     interruption.grace = config.checkpoint.grace
     with (
@@ -121,6 +122,7 @@ def carry_out(
             check_unused(config.folder)
         saved = saved_config(config.folder) if there else {}
         resumption = find_checkpoint(config.folder, resume or AUTO) if there else None
+        moments.note_resumption(resumption)
         # Without a checkpoint it begins again, and may begin otherwise.
         bound = None if resumption is None else resumption.bound_to
         changes = {} if resumption is None else config_changes(saved, config, bound[0] if bound is not None else None)
@@ -128,11 +130,14 @@ def carry_out(
         if resumption is not None:
             _compare_inputs(resumption, job.inputs, allow_changes)
         folder = _reopened(config, resumption, changes) if there else _fresh(config)
-        with _ending(job, folder, is_new=not there):
+        with (
+            moments.around_experiment(folder),
+            _ending(job, folder, moments, is_new=not there),
+            moments.around_run(interruption),
+        ):
             interruption.leave_if_asked()  # while it was put together
             state = job.train(folder, resumption, interruption)
-            if after_training is not None:
-                after_training(folder, state)
+            moments.complete(folder, state)
         return state
 
 
@@ -176,8 +181,9 @@ def _remove_stillborn(folder: Path) -> None:
 
 
 def _complete(config: RunConfig) -> TrainState | None:
-    """The final state of a run that is complete."""
-    if read_json(config.folder / "run.json").get("status") != "completed":
+    """The final state of a run that is complete; None of any other."""
+    header = config.folder / "run.json"
+    if not header.exists() or read_json(header).get("status") != "completed":
         return None
     resumption = find_checkpoint(config.folder)
     if resumption is None:
@@ -206,18 +212,19 @@ def _reopened(config: RunConfig, resumption: Resumption | None, changes: dict[st
 
 
 @contextmanager
-def _ending(job: Job, folder: RunFolder, *, is_new: bool) -> Iterator[None]:
+def _ending(job: Job, folder: RunFolder, moments: RunMoments, *, is_new: bool) -> Iterator[None]:
     """Whatever comes of it, the header says so; but what was refused before it began leaves no folder."""
     try:
         yield
     except BaseException as error:
-        if isinstance(error, ProaError) and not job.began and is_new:
+        if isinstance(error, ProaError) and not moments.begun and is_new:
             folder.discard()
             raise
         interrupted = not isinstance(error, Exception)
         reason = "interrupted" if interrupted else f"{type(error).__name__}: {error}"
         ending = {"status": "cancelled" if interrupted else "failed", "stop_reason": reason}
-        _write_ending(folder, job.summary() | ending | {"ended": round(time.time(), 3)})
+        counted = {"callback_errors": moments.callback_errors}  # if it ended before the job had a summary
+        _write_ending(folder, counted | job.summary() | ending | {"ended": round(time.time(), 3)})
         raise
     folder.update(**job.summary() | {"status": "completed", "ended": round(time.time(), 3)})
 

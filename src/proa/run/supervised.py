@@ -74,7 +74,7 @@ class SupervisedRun:
         self.optimizer = Optimizer(
             self.trained.parameters(), optimizer_settings(config), config.total_steps * config.train_epochs
         )
-        self._record = record = DriverRecord(folder.path, self.manager, self.listeners.context(folder.path))
+        self._record = record = DriverRecord(folder.path, self.manager, self.listeners.ctx)
         self.listeners.add(_Remember(self))
         for evaluator in self.evaluators:
             evaluator.record = record
@@ -128,10 +128,6 @@ class SupervisedRun:
     @property
     def needs_reference(self) -> bool:
         return isinstance(self.settings, DPOSettings) and not self.settings.reference_free
-
-    @property
-    def began(self) -> bool:
-        return self.state is not None
 
     def summary(self) -> dict[str, Any]:
         if self.state is None or self.optimizer is None:
