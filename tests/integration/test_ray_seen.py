@@ -86,36 +86,36 @@ def test_what_the_documented_callback_prints_in_the_trainer_is_in_the_drivers_ou
 
 
 def test_what_rewards_print_in_their_own_processes_is_there_too_and_complete(seen):
-    scored = [line for actor in seen.makes.copies for line in seen.of(actor) if line.startswith("scoring 2 in ")]
+    scored = [line for actor in seen.makes.actor_copies for line in seen.of(actor) if line.startswith("scoring 2 in ")]
     assert len(scored) == LEASES
     assert str(os.getpid()) not in {line.split()[-1] for line in scored}
 
 
 def test_a_last_line_without_an_end_is_shown_when_the_run_ends(seen):
-    for actor, copy in seen.makes.copies.items():
+    for actor, copy in seen.makes.actor_copies.items():
         assert seen.of(actor)[-1] == f"made {copy.made}"
 
 
 def test_the_instance_of_the_driver_has_the_state_of_its_copy_in_the_trainer(seen):
     assert seen.counts.steps == STEPS
     assert seen.counts.seen_by != os.getpid()
-    assert seen.counts.copies == {"trainer_0": seen.counts}
+    assert seen.counts.actor_copies == {"trainer_0": seen.counts}
 
 
 def test_and_of_each_maker_under_its_name_without_what_cannot_be_sent(seen):
-    assert set(seen.makes.copies) <= {"maker_0", "maker_1"}  # the first may have done all before the second is up
-    assert sum(copy.made for copy in seen.makes.copies.values()) == STEPS * SMALL["train_batch_size"]
-    assert not any(hasattr(copy, "lock") for copy in seen.makes.copies.values())
+    assert set(seen.makes.actor_copies) <= {"maker_0", "maker_1"}  # the first may have done all before the second is up
+    assert sum(copy.made for copy in seen.makes.actor_copies.values()) == STEPS * SMALL["train_batch_size"]
+    assert not any(hasattr(copy, "lock") for copy in seen.makes.actor_copies.values())
     assert seen.makes.made == 0
 
 
 def test_evaluators_print_there_and_their_summaries_are_in_the_header(seen):
     assert str(seen.trainer.performance) in seen.of("trainer_0")
     assert seen.trainer.performance.samples == STEPS * SMALL["train_batch_size"]
-    for actor, copy in seen.maker.copies.items():
+    for actor, copy in seen.maker.actor_copies.items():
         assert str(copy.performance) in seen.of(actor)
     measured = seen.header["performance"]
-    assert set(measured) == {"trainer_0", *seen.maker.copies}
+    assert set(measured) == {"trainer_0", *seen.maker.actor_copies}
     assert measured["trainer_0"] == seen.trainer.performance.to_dict()
     assert sum(one["samples"] for one in measured.values() if one["role"] == "maker") == 16
 
@@ -137,9 +137,9 @@ def test_a_run_that_fails_gives_the_state_back_and_a_key_turns_the_lines_off(ray
             tmp_path, "ray", runtime="ray", trainers=2, callbacks=[callback, evaluator], ray={"log_to_driver": False}
         )
     assert callback.steps == 2
-    assert set(callback.copies) == {"trainer_0", "trainer_1"}
-    assert callback.copies["trainer_1"].steps >= 1
-    assert callback.copies["trainer_1"].seen_by not in (callback.seen_by, os.getpid())
+    assert set(callback.actor_copies) == {"trainer_0", "trainer_1"}
+    assert callback.actor_copies["trainer_1"].steps >= 1
+    assert callback.actor_copies["trainer_1"].seen_by not in (callback.seen_by, os.getpid())
     assert set(header(tmp_path, "ray")["performance"]) == {"trainer_0", "trainer_1"}
     assert "not shown" not in capsys.readouterr().out
 

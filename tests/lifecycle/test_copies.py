@@ -26,10 +26,10 @@ def test_the_instance_has_the_state_of_the_copy_of_its_own_actor_and_the_others_
     first.rows = second.rows = [1, 2]
     del first.only_here
     return_states(callback, {"trainer_0": PackedState.of(first), "trainer_1": PackedState.of(second)}, own="trainer_0")
-    assert vars(callback) == {"count": 3, "rows": [1, 2], "copies": callback.copies}
-    assert callback.copies["trainer_0"] is callback
-    assert type(callback.copies["trainer_1"]) is Counting
-    assert vars(callback.copies["trainer_1"]) == {"count": 5, "rows": [1, 2], "only_here": "as it was"}
+    assert vars(callback) == {"count": 3, "rows": [1, 2], "actor_copies": callback.actor_copies}
+    assert callback.actor_copies["trainer_0"] is callback
+    assert type(callback.actor_copies["trainer_1"]) is Counting
+    assert vars(callback.actor_copies["trainer_1"]) == {"count": 5, "rows": [1, 2], "only_here": "as it was"}
 
 
 def test_attributes_that_are_one_object_stay_one():
@@ -50,7 +50,7 @@ def test_what_cannot_be_pickled_is_left_out_with_one_warning_that_names_it(caplo
         states[actor] = PackedState.of(copy)
     return_states(callback, states, own="maker_0")
     assert (callback.count, callback.lock) == (7, "the driver's")
-    assert not hasattr(callback.copies["maker_1"], "lock")
+    assert not hasattr(callback.actor_copies["maker_1"], "lock")
     assert [record.getMessage() for record in caplog.records] == [
         "Counting: its attribute 'lock' in maker_0 cannot be sent to the driver "
         "(TypeError: cannot pickle '_thread.lock' object)"
@@ -70,7 +70,7 @@ def test_a_state_that_cannot_be_read_here_changes_nothing_and_is_reported(caplog
     callback, copy = Counting(), Counting()
     copy.count, copy.model = 3, Unreadable()
     return_states(callback, {"trainer_0": PackedState.of(copy)}, own="trainer_0")
-    assert (callback.count, callback.copies) == (0, {})
+    assert (callback.count, callback.actor_copies) == (0, {})
     assert caplog.messages == ["the state of Counting in trainer_0 cannot be read here: OSError: not here"]
 
 
@@ -91,7 +91,7 @@ def test_a_class_may_say_what_its_state_is(caplog):
     callback, copy = OwnState(), OwnState()
     copy.count = 1
     return_states(callback, {"maker_0": PackedState.of(copy)})
-    assert (callback.count, callback.copies["maker_0"].count) == (0, 101)
+    assert (callback.count, callback.actor_copies["maker_0"].count) == (0, 101)
     assert not caplog.records
 
 
@@ -107,4 +107,4 @@ def test_frozen_dataclasses_with_slots_have_state_too():
 
 
 def test_before_a_run_there_are_no_copies():
-    assert Counting().copies == {}
+    assert Counting().actor_copies == {}

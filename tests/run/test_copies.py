@@ -45,11 +45,11 @@ def run(tmp_path):
 def test_makers_share_an_instance_or_have_a_copy_each_and_both_are_found_by_name(run):
     counts, shared, apart = Counts(), Makes(), MakesApart()
     run(makers=2, callbacks=[counts, shared, apart])
-    assert counts.copies == {"trainer_0": counts}
-    assert shared.copies == {"maker_0": shared, "maker_1": shared}
+    assert counts.actor_copies == {"trainer_0": counts}
+    assert shared.actor_copies == {"maker_0": shared, "maker_1": shared}
     assert shared.made == 16
-    assert set(apart.copies) == {"maker_0", "maker_1"}
-    assert sum(copy.made for copy in apart.copies.values()) == 16
+    assert set(apart.actor_copies) == {"maker_0", "maker_1"}
+    assert sum(copy.made for copy in apart.actor_copies.values()) == 16
     assert apart.made == 0
 
 
@@ -57,9 +57,9 @@ def test_copies_are_those_of_the_last_run_and_are_not_copied_themselves(run):
     apart = MakesApart()
     run(makers=2, callbacks=[apart])
     run(makers=1, name="again", callbacks=[apart])
-    assert set(apart.copies) == {"maker_0"}
-    assert apart.copies["maker_0"].copies == {}
-    assert apart.copies["maker_0"].made == 16
+    assert set(apart.actor_copies) == {"maker_0"}
+    assert apart.actor_copies["maker_0"].actor_copies == {}
+    assert apart.actor_copies["maker_0"].made == 16
 
 
 def test_one_that_cannot_be_copied_for_each_maker_is_refused_with_the_remedy(run):
@@ -82,7 +82,7 @@ def test_what_evaluators_measure_is_in_the_header_for_each_maker_by_itself(run, 
         trainer = TrainerPerformanceEvaluator(**params, ignore_first_episodes=0)
         maker = ExperienceMakerPerformanceEvaluator(**params, ignore_first_batches=0)
         measured = run(makers=2, callbacks=[trainer, maker])["performance"]
-        assert measured["maker_1"] == maker.copies["maker_1"].performance.to_dict()
+        assert measured["maker_1"] == maker.actor_copies["maker_1"].performance.to_dict()
     assert list(measured) == ["trainer_0", "maker_0", "maker_1"]
     assert measured["trainer_0"]["samples"] == 16
     assert measured["maker_0"]["samples"] + measured["maker_1"]["samples"] == 16
@@ -98,4 +98,4 @@ def test_a_run_without_evaluators_has_no_such_entry_and_one_without_makers_has_o
     common = {key: SMALL[key] for key in ("model", "task", "train_batch_size")}
     found = run(sft, "sft", common, callbacks=[counts, evaluator])
     assert list(found["performance"]) == ["trainer_0"]
-    assert counts.copies == {"trainer_0": counts}
+    assert counts.actor_copies == {"trainer_0": counts}

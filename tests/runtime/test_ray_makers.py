@@ -185,4 +185,4 @@ def test_a_maker_packs_its_copies_between_batches_and_only_if_somebody_asked():
         found.append(host.copies())
     assert found[0] == (), "nobody had asked"
     return_states(counting, {str(place): packed[0] for place, packed in enumerate(found) if packed})
-    assert {place: copy.made for place, copy in counting.copies.items()} == {"1": 2, "2": 3}
+    assert {place: copy.made for place, copy in counting.actor_copies.items()} == {"1": 2, "2": 3}

@@ -34,7 +34,7 @@ def failing_host(error, summary=dict):
     def fit(*_):
         raise error
 
-    trainer = SimpleNamespace(fit=fit, state=SimpleNamespace(to_dict=dict))
+    trainer = SimpleNamespace(fit=fit, state=SimpleNamespace(to_dict=dict), manager=SimpleNamespace(callbacks=[]))
     made = RankHost(lambda ties: TrainerParts(trainer, None, None, summary), 0, 1, "gloo", 60.0)
     made.prepare(None)
     return made

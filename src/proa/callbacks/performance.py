@@ -157,7 +157,7 @@ class ExperienceMakerPerformanceEvaluator(MakerCallback):
         self._batches = 0
         self._watch = _Stopwatch("making", "sending")
         self.performance: Performance | None = None
-        """Of one maker; in a run, `copies` has each of them."""
+        """Of one maker; in a run, `actor_copies` has each of them."""
 
     def on_loop_start(self) -> None:
         self.performance = None

@@ -51,7 +51,7 @@ class PackedState:
 
 
 def return_states(callback: BaseCallback, states: Mapping[str, PackedState], own: str = "") -> None:
-    """Fill `callback.copies` with the copies by their actor. The one of the actor `own` is the instance itself."""
+    """Fill `callback.actor_copies` with the copies by their actor. That of the actor `own` is the instance itself."""
     copies: dict[str, BaseCallback] = {}
     mentioned: set[str] = set()
     for actor, packed in states.items():
@@ -67,7 +67,7 @@ def return_states(callback: BaseCallback, states: Mapping[str, PackedState], own
             mentioned.add(attribute)
             reason = packed.left_out[attribute]
             log.warning("%s: its attribute %r in %s cannot be sent to the driver (%s)", name, attribute, actor, reason)
-    vars(callback)["copies"] = copies
+    vars(callback)["actor_copies"] = copies
 
 
 def _has_own_state(callback: BaseCallback) -> bool:

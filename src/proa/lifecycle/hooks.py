@@ -52,7 +52,7 @@ class BaseCallback(ABC):
     """The name its state is saved under, if it has `state_dict`; by default the class's name."""
     uses_asyncio: bool | None = None
     """Whether hooks start asyncio tasks; None looks for asyncio in the modules that define them."""
-    copies: Mapping[str, Self] = MappingProxyType({})
+    actor_copies: Mapping[str, Self] = MappingProxyType({})
     """After a run: the callback as it was in each trainer and maker that it lived in, by name (`"maker_0"`). Where it
     was used without being copied, in a run in one process, that is the instance itself."""
 

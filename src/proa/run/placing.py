@@ -94,13 +94,13 @@ class Listeners:
             return_states(callback, found[id(callback)], own=FIRST_TRAINER)
 
     def note_shared(self, makers: Mapping[str, Sequence[BaseCallback]]) -> None:
-        """After a run in one process, `copies` are the instances themselves; of a maker, those that it had."""
+        """After a run in one process, `actor_copies` are the instances themselves; of a maker, those that it had."""
         for callback in self.manager.callbacks:
             if isinstance(callback, TrainerCallback):
-                vars(callback)["copies"] = {FIRST_TRAINER: callback}
+                vars(callback)["actor_copies"] = {FIRST_TRAINER: callback}
         for place, given in enumerate(self.makers):
             if isinstance(given, BaseCallback):
-                vars(given)["copies"] = {name: callbacks[place] for name, callbacks in makers.items()}
+                vars(given)["actor_copies"] = {name: callbacks[place] for name, callbacks in makers.items()}
 
     def experience_hooks(self) -> dict[str, str]:
         """Hooks that may change what makers made, by name, each with a digest of what it says."""
@@ -158,7 +158,7 @@ def place_callbacks(config: RunConfig, callbacks: Callbacks, ctx: LogContext | N
             listeners.place(callback)
         for callback in [*manager.callbacks, *others]:
             if isinstance(callback, BaseCallback):
-                vars(callback).pop("copies", None)  # of an earlier run
+                vars(callback).pop("actor_copies", None)  # of an earlier run
         on_error.pop_all()
     return listeners
 
