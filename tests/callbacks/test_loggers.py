@@ -93,6 +93,7 @@ def experiment(tmp_path, manager, *, run_key="arm__s1", resumed=False):
     """One run of an experiment, as far as a logger hears of it."""
     ctx = LogContext(tmp_path, config={"name": "compare"}, run_key=run_key, run_config={"seed": 7}, group_name="arm")
     ctx.ids["experiment_id"] = "e1"
+    ctx.extras |= {"resumed_from": "step_1" if resumed else None, "steps_done": 1 if resumed else 0}
     predictions = [{"prompt": f"p{index}", "reward": index / 100, "tags": {"hard": True}} for index in range(101)]
     manager.fire("group_start", ctx, "arm")
     manager.fire("run_start", ctx)

@@ -61,7 +61,7 @@ def step(manager, state, step_idx, **metrics):
     manager.fire("step_end", state, step_idx, metrics=metrics)
 
 
-def test_a_plain_run_is_open_from_train_start_to_train_end(tmp_path):
+def test_a_loop_of_ones_own_is_open_from_train_start_to_train_end(tmp_path):
     logger = Recording()
     manager, state = CallbackManager([logger]), LoopState(output_dir=tmp_path / "mine")
     manager.fire("train_start", state)
@@ -81,7 +81,7 @@ def in_experiment(tmp_path, **known):
     return LogContext(tmp_path, config={"name": "my/experiment"}, run_key="a/b", group_name="a", **known)
 
 
-def test_a_run_of_an_experiment_is_open_from_run_start_to_run_end(tmp_path):
+def test_a_run_is_open_from_run_start_to_run_end(tmp_path):
     logger = Recording()
     manager, ctx = CallbackManager([logger]), in_experiment(tmp_path)
     manager.fire("run_start", ctx)
@@ -135,7 +135,25 @@ def test_the_summary_of_an_experiment_is_its_conclusion_and_leaves_out_what_ther
     result = ExperimentResult("e", "completed", best_arm="a", best_score=0.5, conclusion="a is best")
     CallbackManager([logger]).fire("experiment_end", in_experiment(tmp_path), result)
     facts = {"status": "completed", "best_arm": "a", "best_score": 0.5, "conclusion": "a is best"}
-    assert logger.calls == [("open", "e", None, -1), ("close", "completed", facts)]
+    assert logger.calls == [("open", "e", None, 0), ("close", "completed", facts)]
+
+
+def test_a_plain_run_has_its_own_name_in_the_common_project_and_no_table_of_arms(tmp_path):
+    logger = Recording()
+    own = tmp_path / "mine"
+    own.mkdir()
+    ctx = LogContext(own, config={"name": "mine"}, run_key="mine", extras={"standalone": True})
+    manager, state = CallbackManager([logger]), LoopState(output_dir=own, ctx=ctx)
+    manager.fire("experiment_start", ctx)
+    manager.fire("run_start", ctx)
+    assert (logger.place.project, logger.place.folder) == ("proa", own / "recording")
+    manager.fire("train_start", state)
+    manager.fire("train_end", state)
+    artifacts = LoopArtifacts(own, steps_run=3, stop_reason="good enough")
+    manager.fire("run_end", ctx, RunResult("r", artifacts=artifacts), ArmResult("mine", status="completed"))
+    manager.fire("experiment_end", ctx, ExperimentResult("mine", "completed"))
+    summary = {"status": "completed", "steps_run": 3, "stop_reason": "good enough"}
+    assert logger.calls == [("open", "mine", None, -1), ("close", "completed", summary)]
 
 
 @pytest.mark.parametrize(("asked", "own", "in_one"), [("mine", "mine", "mine"), (None, None, "a")])
@@ -148,7 +166,7 @@ def test_a_group_that_was_asked_for_takes_the_place_of_the_experiments(tmp_path,
     assert logger.place.group == in_one
 
 
-def test_a_runs_own_folder_is_left_alone_until_the_run_has_made_it(tmp_path):
+def test_a_run_that_was_refused_has_no_folder_and_is_not_given_one(tmp_path):
     own = tmp_path / "arm"
     ctx = LogContext(own, config={"name": "compare"}, run_key="arm")
     logger = Recording()
@@ -156,8 +174,8 @@ def test_a_runs_own_folder_is_left_alone_until_the_run_has_made_it(tmp_path):
     manager.fire("run_start", ctx)
     manager.fire("run_end", ctx, RunResult("r", "failed"), ArmResult("a", status="failed"))  # it was never made
     assert (logger.calls, own.exists()) == ([], False)
-    manager.fire("run_start", ctx)
     own.mkdir()
+    manager.fire("run_start", ctx)
     manager.fire("train_start", LoopState(output_dir=own, ctx=ctx))
     assert logger.calls == [("open", "arm", None, -1)]
     assert ctx.ids["run_id"] == "new"
@@ -172,19 +190,31 @@ def test_an_experiment_keeps_its_id_when_it_is_run_again(tmp_path):
     assert ids[0] == ids[1] != ids[2]
 
 
-def test_what_an_earlier_try_left_waits_for_train_start_to_say_whether_the_run_goes_on(tmp_path):
-    for resumed_from, opened in (("step_2", ("open", "a-b", "old", 2)), (None, ("open", "a-b", None, -1))):
+RESUMED = {"resumed_from": "step_2", "steps_done": 2}
+
+
+def test_what_an_earlier_try_left_is_continued_by_a_run_that_is_resumed_and_by_no_other(tmp_path):
+    for extras, opened in ((RESUMED, ("open", "a-b", "old", 2)), ({}, ("open", "a-b", None, -1))):
         logger = Recording(earlier="old")
-        manager, ctx = CallbackManager([logger]), in_experiment(tmp_path)
+        manager, ctx = CallbackManager([logger]), in_experiment(tmp_path, extras=extras)
         manager.fire("run_start", ctx)
-        assert logger.calls == []
-        manager.fire("train_start", LoopState(output_dir=tmp_path, global_step=2, resumed_from=resumed_from))
+        manager.fire("train_start", LoopState(output_dir=tmp_path, global_step=2, ctx=ctx))
         assert logger.calls == [opened]
+
+
+def test_a_saved_id_is_that_of_one_run(tmp_path):
+    logger = Recording()
+    manager, ctx = CallbackManager([logger]), in_experiment(tmp_path, extras=RESUMED)
+    logger.load_state_dict({"run_id": "saved"})
+    for _ in range(2):
+        manager.fire("run_start", ctx)
+        manager.fire("run_end", ctx, RunResult("r"), ArmResult("a"))
+    assert [call[2] for call in logger.calls if call[0] == "open"] == ["saved", None]
 
 
 def test_a_run_that_only_had_its_benchmarks_left_goes_on_without_training(tmp_path):
     logger = Recording(earlier="old")
-    manager, ctx = CallbackManager([logger]), in_experiment(tmp_path)
+    manager, ctx = CallbackManager([logger]), in_experiment(tmp_path, extras=RESUMED)
     manager.fire("run_start", ctx)
     manager.fire("benchmark_eval", ctx, EvalResult("sort", metrics={"exact": 0.5}), [], None)
     manager.fire("run_end", ctx, None, None)
@@ -220,10 +250,12 @@ def test_nothing_is_told_twice_each_metric_by_itself(tmp_path):
 
 def test_a_trainer_that_was_started_again_goes_on_in_the_open_run(tmp_path):
     logger = Recording()
-    manager, state = CallbackManager([logger]), LoopState(output_dir=tmp_path)
+    manager, state, ctx = CallbackManager([logger]), LoopState(output_dir=tmp_path), in_experiment(tmp_path)
+    manager.fire("run_start", ctx)
     manager.fire("train_start", state)
     step(manager, state, 0, loss=1.0)
     step(manager, state, 1, loss=1.0)
+    manager.fire("train_end", state)
     manager.fire("train_start", LoopState(output_dir=tmp_path, resumed_from="step_1", global_step=1))
     step(manager, state, 1, loss=1.0)
     step(manager, state, 2, loss=1.0)
@@ -261,7 +293,7 @@ def test_a_checkpoint_is_told_by_name_with_its_scores_and_where_it_lies(tmp_path
 
 
 @pytest.mark.parametrize(("error", "status"), [(ValueError("x"), "failed"), (KeyboardInterrupt(), "cancelled")])
-def test_how_a_plain_run_ended_is_told(tmp_path, error, status):
+def test_how_a_loop_of_ones_own_ended_is_told(tmp_path, error, status):
     logger = Recording()
     manager, state = CallbackManager([logger]), LoopState(output_dir=tmp_path)
     manager.fire("train_start", state)

@@ -181,6 +181,9 @@ GOOD = {"runs": {"a": RUN, "b": RUN}}
         ({"ray_address": "auto"}, "ray_address is the cluster .*: write arms_on: ray with it"),
         ({"ray_address": "auto", "max_concurrent_arms": 2}, "ray_address is the cluster"),
         ({"metadata": {"benchmark": [{"name": "x"}, {"name": "x"}]}}, "two of metadata.benchmark are called 'x'"),
+        ({"metadata": {"benchmark": [{"name": "x", "apart": False}]}}, "^benchmark x: apart is for evals in the loop"),
+        ({"metadata": {"benchmark": [{"name": "x", "kind": "loss"}]}}, "^benchmark x: kind is for evals in the loop"),
+        ({"metadata": {"benchmark": [{"name": "x", "tag": []}]}}, "metadata.benchmark.0.tag'; did you mean 'tags'"),
     ],
 )
 def test_mistakes_in_an_experiment_are_told_in_words(changes, words):
@@ -265,6 +268,12 @@ MATRIX = f"matrix:\n  run:\n{ARM}  over:\n    optimizer.learning_rate: [1e-3]\n 
             "matrix:",
             "metadata:\n  benchmark:\n    - {name: x}\n    - {name: x}\nmatrix:",
             "line 4: two of metadata.benchmark are called 'x'",
+        ),
+        (
+            MATRIX,
+            "matrix:",
+            "metadata:\n  benchmark:\n    - name: x\n      run_every: 5\nmatrix:",
+            "line 4: benchmark x: run_every is for evals in the loop, .* Leave run_every out, or add an eval",
         ),
         (MATRIX, "    task:", "    total_steps: 11\n    task:", "line 5: matrix.run.total_steps is already in line 3"),
     ],

@@ -156,14 +156,6 @@ def test_no_loggers_library_is_imported_for_a_plan(monkeypatch, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_benchmark_that_is_called_like_an_arms_eval_is_refused():
-    with pytest.raises(ConfigError, match="^arm b: an eval and one of metadata.benchmark are both called 'held_out'"):
-        planned(
-            runs={"a": {**RUN, "eval": []}, "b": RUN}, metadata={"benchmark": [{"name": "x"}, {"name": "held_out"}]}
-        )
-    planned(runs={"a": RUN}, metadata={"benchmark": [{"name": "held_out2"}]})
-
-
 def test_arms_stand_against_each_other_by_their_last_stage():
     assert compared(planned(runs={"a": RUN, "b": RUN}, n_repeats=2)) == ["a", "b"]
     assert compared(planned(runs={"a": RUN, "b": RUN}, n_repeats=2, **STAGES)) == ["a_stage2", "b_stage2"]

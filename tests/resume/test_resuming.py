@@ -22,7 +22,14 @@ from proa.record.run_folder import RunFolderError
 from proa.record.run_record import RECORD_FILES
 from proa.record.state_files import StateError, read_state
 from proa.resume import checkpoints
-from proa.resume.resuming import clear_run, config_changes, find_checkpoint, log_changes, truncate_record
+from proa.resume.resuming import (
+    clear_record,
+    clear_run,
+    config_changes,
+    find_checkpoint,
+    log_changes,
+    truncate_record,
+)
 
 SETTINGS = {
     "name": "run", "total_steps": 4, "train_batch_size": 4, "model": {"config": MODEL},
@@ -295,6 +302,15 @@ def test_only_a_runs_folder_is_cleared(tmp_path):
     with pytest.raises(RunFolderError, match="not a run's folder: there is no run.json"):
         clear_run(tmp_path)
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_what_open_loggers_wrote_is_cleared_by_a_new_process_alone(run):
+    (run / "tensorboard").mkdir()
+    clear_record(run)
+    assert (run / "tensorboard").is_dir()
+    assert not (run / "metrics.jsonl").exists()
+    clear_run(run)
+    assert not (run / "tensorboard").exists()
 
 
 def test_a_link_among_what_is_cleared_is_removed_and_not_followed(run):

@@ -9,10 +9,14 @@ from .registry import build_callback, callback_kinds, check_callback, register_c
 from .tensorboard import TensorBoardLogger
 from .tracer import EventTracer
 from .trackio import TrackioLogger
+from .upload import CheckpointUpload
 from .wandb import WandbLogger
+from .webhook import WebhookNotifier
 
 __all__ = [
-    "ConsoleProgress", "CsvMetrics", "EarlyStopping", "EventTracer", "ExperienceMakerPerformanceEvaluator",
-    "GradientNorms", "JsonlMetrics", "TensorBoardLogger", "TrackioLogger", "TrainerPerformanceEvaluator", "WandbLogger",
+    "CheckpointUpload", "ConsoleProgress", "CsvMetrics", "EarlyStopping", "EventTracer",
+    "ExperienceMakerPerformanceEvaluator", "GradientNorms",
+    "JsonlMetrics", "TensorBoardLogger", "TrackioLogger", "TrainerPerformanceEvaluator", "WandbLogger",
+    "WebhookNotifier",
     "build_callback", "callback_kinds", "check_callback", "register_callback",
 ]  # fmt: skip

@@ -45,7 +45,7 @@ class DestinationSettings:
     """Instead of the run's own folder."""
 
     def run_destination(self, state: LoopState) -> Destination:
-        """For a run outside an experiment."""
+        """For a loop of one's own."""
         if state.output_dir is None and self.folder is None:
             raise CallbackConfigError(
                 f"callback kind {self.kind!r} has nowhere to write: give it a folder, or the run an output_dir"
@@ -57,7 +57,7 @@ class DestinationSettings:
         )  # fmt: skip
 
     def arm_destination(self, ctx: LogContext) -> Destination:
-        """For one run of an experiment; the context's folder is the run's, or that of all runs."""
+        """For one run; the context's folder is the run's, or that of all runs."""
         config = plain_config(ctx.run_config)
         if "experiment_id" in ctx.ids:
             config["experiment_id"] = str(ctx.ids["experiment_id"])
@@ -78,6 +78,8 @@ class DestinationSettings:
         return (self.folder or output_dir) / self.kind
 
     def _project(self, ctx: LogContext) -> str:
+        if ctx.extras.get("standalone"):  # its name is its run's, not that of many
+            return self.project or "proa"
         config = ctx.config
         name = config.get("name") if isinstance(config, Mapping) else getattr(config, "name", None)
         return self.project or safe_name(str(name or "")) or "proa"

@@ -36,7 +36,9 @@ _SHIPPED = {
     "tracer": "tracer:EventTracer",
     "trackio": "trackio:TrackioLogger",
     "trainer_performance": "performance:TrainerPerformanceEvaluator",
+    "upload": "upload:CheckpointUpload",
     "wandb": "wandb:WandbLogger",
+    "webhook": "webhook:WebhookNotifier",
 }
 _KINDS = Registry(
     "callback kind",

@@ -1,14 +1,11 @@
 """The base of all loggers: when a run is opened with a library, what is sent to it, and when it is closed.
 
-A plain run is opened at `train_start` and closed at `train_end`. In an experiment it is closed at `run_end`, so that
-the benchmarks after training are part of it. It is opened at `run_start` if its files go to a folder of many runs. Its
-own folder is created later and must be empty then, so such a run is opened at `train_start`, and so is one that an
-earlier try left: only then is it known whether the run is resumed or starts again.
+A run is opened at `run_start` and closed at `run_end`. A loop of one's own that fires only the moments of training is
+opened at `train_start` and closed at `train_end`.
 """
 
 from __future__ import annotations
 
-import sys
 from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
@@ -59,7 +56,6 @@ class RunLogger(Callback):
         self._saved_id: str | None = None
         self._steps_done = 0
         self.run_id: str | None = None
-        self._tried = False
         self._last: dict[str, int] = {}
         """The last step at which each metric was logged, in earlier processes too."""
         self._logged: dict[str, tuple[int, object]] = {}
@@ -76,29 +72,20 @@ class RunLogger(Callback):
     def on_run_start(self, ctx: LogContext) -> None:
         self._end("cancelled")
         self._ctx = ctx
-        self._steps_done = 0
-        self._destination = self._destination_settings.arm_destination(ctx)
-        if self._destination.shared and self._earlier_id(self._destination) is None:
-            self._begin(self._destination)
+        self._steps_done = ctx.extras.get("steps_done", 0)
+        destination = self._destination_settings.arm_destination(ctx)
+        if destination.shared or ctx.output_dir.is_dir():  # a run that was refused has no folder
+            self._begin(destination, resumed=ctx.extras.get("resumed_from") is not None)
+            self._share_ids(ctx)
 
     def on_train_start(self, state: LoopState) -> None:
         self._steps_done = state.global_step
-        first_step = state.global_step if state.resumed_from else -1  # a baseline eval comes before step 0
-        destination = (
-            self._destination
-            if self._ctx is not None and self._destination is not None
-            else self._destination_settings.run_destination(state)
-        )
-        if self.run_id is not None and destination == self._destination:
-            if self._last:  # the trainer was restarted, or the run in an experiment starts again
-                self._rewind(first_step)
-            return
-        self._end("cancelled")
-        self._destination = destination
-        earlier = (self._saved_id or self._earlier_id(destination)) if state.resumed_from else None
-        self._begin(destination, earlier, first_step)
-        if state.ctx is not None and self._ctx is None:
-            self._share_ids(state.ctx)
+        if self._ctx is None:  # a loop of one's own
+            self._end("cancelled")
+            destination = self._destination_settings.run_destination(state)
+            self._begin(destination, resumed=state.resumed_from is not None)
+        elif self.run_id is not None and self._last:  # the trainer was restarted
+            self._rewind(_first_step(state.global_step, resumed=state.resumed_from is not None))
 
     def on_step_end(self, state: LoopState, step_idx: int, batch: TrainingBatch, metrics: dict[str, float]) -> None:
         if state.exception is None:  # an interrupted step has no metrics
@@ -127,7 +114,6 @@ class RunLogger(Callback):
     def on_benchmark_eval(
         self, ctx: LogContext, eval_result: EvalResult, predictions: list[dict[str, Any]], *, step: int | None = None
     ) -> None:
-        self._ensure_open()
         at = self._steps_done if step is None else step  # after training: the index of the next step
         self._log({f"{eval_result.name}.{name}": value for name, value in eval_result.metrics.items()}, at)
         name = f"{eval_result.name}.predictions"
@@ -144,30 +130,31 @@ class RunLogger(Callback):
             return  # run_end will come
         failed, interrupted = isinstance(state.exception, Exception), state.exception is not None
         status: Status = "failed" if failed else "cancelled" if interrupted else "completed"
-        summary = {"status": status, "steps_run": state.global_step, "stop_reason": state.stop_reason}
-        self._end(status, plain_values({name: value for name, value in summary.items() if value is not None}))
-        self._destination = None
+        self._saved_id = None
+        self._end(status, {"status": status, **_ending(state)})
 
     def on_run_end(self, ctx: LogContext, run_result: RunResult | None, arm: ArmResult | None) -> None:
-        self._ensure_open()
         results = [result for result in (run_result, arm) if result is not None]
         status: Status = results[0].status if results else "failed"
         summary: dict[str, Plain] = {"status": status}
+        if run_result is not None and run_result.artifacts is not None:
+            summary |= _ending(run_result.artifacts)
         for result in results:
             summary |= plain_values(result.metrics)
             if result.error:
                 summary["error"] = error_text(result.error)
         if arm is not None:
             summary |= plain_values(_scores(arm))
-        self._ctx = None
+        self._ctx = self._saved_id = None
         self._end(status, summary)
-        self._destination = None
 
     def on_experiment_end(self, ctx: LogContext, result: ExperimentResult) -> None:
-        """Log a table of all arms, as a run with the experiment's name."""
+        """Log a table of all arms, as a run with the experiment's name; a plain run has nothing to compare."""
         self._end("cancelled")
-        destination = self._destination_settings.result_destination(ctx, result.name)
-        self._begin(destination, self._earlier_id(destination))
+        if ctx.extras.get("standalone"):
+            return
+        self._steps_done = 0
+        self._begin(self._destination_settings.result_destination(ctx, result.name), resumed=True)
         arms = [{"arm": arm.name, "status": arm.status, **arm.metrics, **_scores(arm)} for arm in result.arms]
         if arms:
             self._write_table("arms", sample_table(arms, len(arms)), 0)
@@ -220,36 +207,23 @@ class RunLogger(Callback):
 
     # -- shared --------------------------------------------------------------------------------------------
 
-    def _begin(self, destination: Destination, earlier: str | None = None, first_step: int = -1) -> None:
-        self._forget_run()
-        self._tried = True  # a library that failed to open the run is not tried again at each step
+    def _begin(self, destination: Destination, *, resumed: bool) -> None:
+        """Open a run; a resumed one is opened with its id if an earlier process left it."""
+        self._destination = destination
         make_private_folder(destination.folder)
-        run_id = self._open(destination, earlier, first_step)
+        earlier = (self._saved_id or self._earlier_id(destination)) if resumed else None
+        run_id = self._open(destination, earlier, _first_step(self._steps_done, resumed=resumed))
         if run_id == earlier:
             self._last = self._logged_before(destination, run_id)
         self.run_id = run_id
         self._remember(destination, run_id, self._last)
-        if self._ctx is not None:
-            self._share_ids(self._ctx)
-
-    def _ensure_open(self) -> None:
-        """Open a run that was not trained now: only its benchmarks or its end are logged."""
-        destination = self._destination
-        began = destination is not None and (destination.shared or destination.folder.parent.is_dir())
-        if destination is not None and began and self.run_id is None and not self._tried:
-            self._begin(destination, self._earlier_id(destination), sys.maxsize)
 
     def _end(self, status: Status, summary: Mapping[str, object] | None = None) -> None:
         is_open = self.run_id is not None
-        self._forget_run()
+        self.run_id = None
+        self._last, self._logged = {}, {}
         if is_open:
             self._close(status, summary or {"status": status})
-
-    def _forget_run(self) -> None:
-        self.run_id = None
-        self._tried = False
-        self._last = {}
-        self._logged = {}
 
     def _log(self, metrics: Mapping[str, object], step: int) -> None:
         if self.run_id is None:
@@ -273,6 +247,17 @@ class RunLogger(Callback):
     def _share_ids(self, ctx: LogContext) -> None:
         ctx.ids[f"{self.kind}:run_id"] = self.run_id
         ctx.ids.setdefault("run_id", self.run_id)
+
+
+def _first_step(done: int, *, resumed: bool) -> int:
+    """The first step that will be logged; a baseline eval comes before step 0."""
+    return done if resumed else -1
+
+
+def _ending(loop: LoopState | LoopArtifacts) -> dict[str, Plain]:
+    """How far training came, and why it stopped if it did."""
+    steps = loop.steps_run if isinstance(loop, LoopArtifacts) else loop.global_step
+    return plain_values({"steps_run": steps} | ({"stop_reason": loop.stop_reason} if loop.stop_reason else {}))
 
 
 def _scores(arm: ArmResult) -> dict[str, float]:

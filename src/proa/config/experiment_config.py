@@ -7,12 +7,15 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from pydantic import Field, field_serializer, model_validator
 
 from ..settings import Settings
-from .sections import GIVEN, CallbackSection, EvalSection, FolderName, Section, describe_objects, mistake
+from .sections import GIVEN, BenchmarkSection, CallbackSection, FolderName, Section, describe_objects, mistake
+
+if TYPE_CHECKING:
+    from .run_config import RunConfig
 
 KeyPath: TypeAlias = tuple[str | int, ...]
 """A key with its sections and places in lists, e.g. `("eval", 0, "name")`."""
@@ -101,7 +104,7 @@ class MetadataSection(Section):
     tags: list[str] = Field(default_factory=list)
     success_metric: str | None = Field(None, description="a metric of the runs, or benchmark.metric")
     mode: Literal["max", "min"] = Field("max", description="whether a larger or a smaller value is better")
-    benchmark: list[EvalSection] = Field(
+    benchmark: list[BenchmarkSection] = Field(
         default_factory=list, description="scored after each run, on its final weights"
     )
 
@@ -213,6 +216,13 @@ class ExperimentConfig(Section):
                 "ray_address",
             )
         return self
+
+    @classmethod
+    def of_one(cls, run: RunConfig) -> ExperimentConfig:
+        """A plain run as an experiment of one, with the run's name and folder. It is not validated: a run may have a
+        name that no arm can have."""
+        content = run.model_dump(mode="json", exclude={"name", "output_dir"})
+        return cls.model_construct(name=run.name, output_dir=run.output_dir, run=content)
 
     @property
     def arms(self) -> dict[str, ArmContent]:

@@ -280,15 +280,16 @@ class DetachedOptimizerSection(OptimizerSection):
     )
 
 
-class EvalSection(Section):
+IN_THE_LOOP = ("kind", "run_every", "baseline", "apart")
+"""Keys of evals that run while a model is trained; a benchmark after training has no use for them."""
+
+
+class BenchmarkSection(Section):
+    """A benchmark of final weights: completions of a task's prompts and their scores, or the user's own function."""
+
     name: FolderName
-    kind: Literal["auto", "generate", "loss"] = Field(
-        "auto", description="score greedy completions, or compute the loss on data; auto follows the algorithm"
-    )
     source: str | None = Field(None, description="data to evaluate on; by default the test split of the task")
     count: int = Field(512, ge=1)
-    run_every: int = Field(0, ge=0, description="steps between evals; 0 evaluates at the end only")
-    baseline: bool = True
     metric: str | None = Field(None, description="dotted path of a scoring function; by default the task's own")
     max_new_tokens: int | None = Field(None, ge=1)
     samples: int = Field(1, ge=1, description="completions of each prompt; with several, pass@k and mean@k")
@@ -299,17 +300,24 @@ class EvalSection(Section):
     evaluator: str | None = Field(
         None, description="dotted path of a function, async or not, that is called with the policy and returns numbers"
     )
-    apart: bool = Field(
-        False,
-        description="score a copy of the weights in the background, while training continues to the next checkpoint",
-    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_keys_of_the_loop(cls, given: Any) -> Any:
+        keys = [key for key in IN_THE_LOOP if key not in cls.model_fields]
+        unused = next((key for key in keys if isinstance(given, Mapping) and key in given), None)
+        if unused is not None:
+            raise mistake(
+                f"benchmark {given.get('name')}: {unused} is for evals in the loop, and this one scores the final "
+                f"weights, once. Leave {unused} out, or add an eval to the run, which may have the same name",
+                unused,
+            )
+        return given
 
     @model_validator(mode="after")
-    def _fits_together(self) -> EvalSection:
+    def _check_samples(self) -> Self:
         if self.samples > 1 and self.temperature == 0:
             raise ValueError(f"eval {self.name}: with temperature 0 all {self.samples} samples would be the same")
-        if self.apart and self.kind == "loss":
-            raise ValueError(f"eval {self.name}: apart is for evals that generate, not for kind loss")
         return self
 
     @property
@@ -317,6 +325,26 @@ class EvalSection(Section):
         if self.temperature is not None:
             return self.temperature
         return 0.0 if self.samples == 1 else 1.0
+
+
+class EvalSection(BenchmarkSection):
+    """A benchmark of the weights while they are trained, or their loss on data."""
+
+    kind: Literal["auto", "generate", "loss"] = Field(
+        "auto", description="score greedy completions, or compute the loss on data; auto follows the algorithm"
+    )
+    run_every: int = Field(0, ge=0, description="steps between evals; 0 evaluates at the end only")
+    baseline: bool = True
+    apart: bool = Field(
+        False,
+        description="score a copy of the weights in the background, while training continues to the next checkpoint",
+    )
+
+    @model_validator(mode="after")
+    def _check_apart(self) -> Self:
+        if self.apart and self.kind == "loss":
+            raise ValueError(f"eval {self.name}: apart is for evals that generate, not for kind loss")
+        return self
 
 
 class RecordSection(Section):
@@ -370,6 +398,9 @@ class RaySection(Section):
         10, ge=1, description="restarts of a maker in a row without any result, before its slot stays empty"
     )
     trainer_restarts: int = Field(2, ge=0, description="how often a trainer that died is restarted from its checkpoint")
+    log_to_driver: bool = Field(
+        True, description="show what actors print in the driver's output, each line with the actor's name"
+    )
 
 
 class CallbackSection(Section):

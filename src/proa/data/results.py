@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -21,8 +21,10 @@ Status = Literal["pending", "running", "completed", "failed", "cancelled"]
 class LogContext:
     """What a logger needs to know of the run it logs. Concurrent runs have one each.
 
-    `ids` is where loggers keep what their service calls things: `experiment_id`,
-    `group:<name>`, `run_id`.
+    `config` is the `ExperimentConfig`; a plain run is an experiment of one. `ids` is where loggers keep what their
+    service calls things: `experiment_id`, `group:<name>`, `run_id`. `extras["standalone"]` is true in a plain run; from
+    `run_start` on, `extras["resumed_from"]` is the checkpoint that the run continues from, or None, and
+    `extras["steps_done"]` the number of its steps.
     """
 
     output_dir: Path
@@ -48,6 +50,22 @@ class EvalResult:
     eval_seconds: float = 0.0
     step: int | None = None
     tags: list[str] = field(default_factory=list)
+
+
+def latest_evals(evals: Iterable[EvalResult]) -> dict[str, EvalResult]:
+    """The last result of each benchmark: the one after training if there is one, else that of the last step.
+
+    >>> results = [EvalResult("sort", step=3), EvalResult("sort"), EvalResult("sum", step=1), EvalResult("sum", step=0)]
+    >>> {name: result.step for name, result in latest_evals(results).items()}
+    {'sort': None, 'sum': 1}
+    """
+    found: dict[str, EvalResult] = {}
+    for result in evals:
+        before = found.get(result.name)
+        is_later = before is None or result.step is None or (before.step is not None and result.step >= before.step)
+        if is_later:
+            found[result.name] = result
+    return found
 
 
 @dataclass
@@ -82,8 +100,10 @@ class ArmResult:
     group_name: str | None = None
 
     def eval(self, name: str, step: int | None = None) -> EvalResult | None:
-        """The result of benchmark `name` at `step`, by default the one after training."""
-        return next((e for e in self.evals if e.name == name and e.step == step), None)
+        """The result of benchmark `name` at `step`; by default its last: after training, else at the last step."""
+        if step is None:
+            return latest_evals(self.evals).get(name)
+        return next((result for result in self.evals if (result.name, result.step) == (name, step)), None)
 
     def score(self, metric: str) -> float | None:
         """A training metric by its name, or a benchmark's as `benchmark.metric`; None if there is none.

@@ -3,48 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from ..config import ConfigError, DetachedConfig, RunConfig
-from ..config.sections import EvalSection
+from ..config.sections import BenchmarkSection
 from ..policy.trainable import Trainable
 from ..tasks import Task, load_task
 from ..tasks.builtin import BUILTIN, builtin_task
-from .benchmark import Benchmark, Scored
+from .benchmark import Benchmark
 from .own_evaluator import OwnEvaluator
-
-Scoring = Callable[[], Callable[[], Scored]]
-"""Takes the weights as they are, and returns a function that scores them, now or later."""
+from .scoring import Eval
 
 
-@dataclass(frozen=True, slots=True)
-class At:
-    """Where training stands: optimizer steps done, and the version of the weights."""
-
-    steps: int
-    version: int
-
-
-def scoring(
-    section: EvalSection,
+def build_eval(
+    section: BenchmarkSection,
     config: RunConfig,
     policy: Trainable,
-    now: Callable[[], At],
     called: Callable[..., Any] | None = None,
     *,
     any_length: bool = False,
-) -> Scoring:
-    """Scores the model as it is `now`, each time it is called. Mistakes in the eval's settings are found at once.
+) -> Eval:
+    """The eval that a section describes; mistakes in its settings are found at once. `called` is its function, if that
+    was given in Python.
 
     With `any_length`, completions may be as long as the model's context allows, unless the eval limits them; so may
     those of a supervised run, which has no setting for their length.
     """
     if section.evaluator is not None:
-        own = OwnEvaluator(section, config, policy, called)
-        return lambda: own.begin(version=now().version, steps=now().steps)
+        return OwnEvaluator(section, config, policy, called)
     most = config.sampling.max_new_tokens if isinstance(config, DetachedConfig) and not any_length else None
-    benchmark = Benchmark(
+    return Benchmark(
         section,
         eval_task(section, config),
         policy,
@@ -52,7 +40,6 @@ def scoring(
         max_new_tokens=section.max_new_tokens or most,
         seed=config.seed,
     )
-    return lambda: benchmark.begin(version=now().version, step=now().steps - 1)
 
 
 def weights_version(config: RunConfig, steps: int) -> int:
@@ -67,14 +54,14 @@ def weights_version(config: RunConfig, steps: int) -> int:
     return steps // (config.update_steps * config.train_epochs)
 
 
-def eval_task(section: EvalSection, config: RunConfig) -> Task:
+def eval_task(section: BenchmarkSection, config: RunConfig) -> Task:
     source = eval_source(section, config)
     if source in BUILTIN:
         return builtin_task(source, "test", section.count)  # the same for every seed: repeats are compared on it
     return load_task(source, prompt_column=config.task.prompt_column)
 
 
-def eval_source(section: EvalSection, config: RunConfig) -> str:
+def eval_source(section: BenchmarkSection, config: RunConfig) -> str:
     """Data that is not trained on: what the section names, or the test split of a built-in task."""
     source = section.source or config.task.source
     if section.source is None and source not in BUILTIN:

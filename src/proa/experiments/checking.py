@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..config import ConfigError, ExperimentConfig
-from ..config.sections import TRAINING_PREFIXES, EvalSection
+from ..config.sections import TRAINING_PREFIXES, BenchmarkSection
 from ..errors import ProaError
 from ..run.checks import check_named, score_names
 from ..spelling import did_you_mean
@@ -28,7 +28,8 @@ def _check_success_metric(config: ExperimentConfig, run: PlannedRun) -> None:
     """Catch a misspelt metric before the runs, not after them. Metrics of training itself are not known here."""
     metric = config.metadata.success_metric or ""
     source, _, name = metric.rpartition(".")
-    sections: dict[str, EvalSection] = {one.name: one for one in (*run.config.eval, *config.metadata.benchmark)}
+    # Where both have one name, the benchmark comes last, and its score is what counts.
+    sections: dict[str, BenchmarkSection] = {one.name: one for one in (*run.config.eval, *config.metadata.benchmark)}
     if source in sections:
         known = score_names(sections[source], run.config)
         if known is not None and name not in known:

@@ -28,6 +28,7 @@ from ..record.run_lock import lock
 from ..record.secrets import remember
 from ..resume.resuming import config_changes, saved_config
 from ..run.checks import check_portable_algorithm
+from ..run.experiment_result import summarise
 from ..terminal import tolerate_lost_output
 from .arm_run import ArmRun, GivenCallbacks, unreached
 from .checking import check_arms
@@ -35,7 +36,6 @@ from .concurrent import run_concurrently
 from .plan import Chain, PlannedRun, compared, plan
 from .same_inputs import differing_inputs
 from .saved_result import arm_dict, load_arm
-from .summary import summarise
 
 log = logging.getLogger("proa.experiments")
 

@@ -39,7 +39,6 @@ def plan(config: ExperimentConfig) -> list[Chain]:
     for arm in config.arms:
         base = arm_config(config, arm)
         _check_callbacks(base.callbacks, f"arm {arm}: ")
-        _check_benchmarks(config, arm, base)
         first_seed = base.seed if config.base_seed is None else config.base_seed
         chains += [_chain(config, arm, first_seed + repeat) for repeat in range(config.n_repeats)]
     keys = [run.key for chain in chains for run in chain]
@@ -60,16 +59,6 @@ def _check_callbacks(sections: Sequence[CallbackSection], prefix: str) -> None:
             check_callback(section.model_dump())
         except Exception as error:  # a constructor may raise anything
             raise ConfigError(f"{prefix}callbacks.{index} ({section.kind}): {error}") from error
-
-
-def _check_benchmarks(config: ExperimentConfig, arm: str, run: RunConfig) -> None:
-    evals = {section.name for section in run.eval}
-    for benchmark in config.metadata.benchmark:
-        if benchmark.name in evals:
-            raise ConfigError(
-                f"arm {arm}: an eval and one of metadata.benchmark are both called {benchmark.name!r}: rename one of "
-                "them"
-            )
 
 
 def _chain(config: ExperimentConfig, arm: str, seed: int) -> Chain:

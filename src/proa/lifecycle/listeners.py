@@ -142,8 +142,9 @@ def callback_listeners(registration: Registration) -> list[Listener]:
     family = callback_family(cls)
     attributes = getattr(callback, "__dict__", {})
     check_hook_names(cls, {name: value for name, value in attributes.items() if name.startswith("on_")})
-    if family is EveryMoment:
-        return [_moment_listener(registration, moment) for moment in MOMENTS.values()]
+    if isinstance(callback, EveryMoment):
+        heard = MOMENTS.keys() if callback.only_moments is None else callback.only_moments
+        return [_moment_listener(registration, moment) for moment in MOMENTS.values() if moment.name in heard]
     overridden = []
     for hook in family.hooks.values():
         method = attributes.get(hook.name) or getattr(cls, hook.name)

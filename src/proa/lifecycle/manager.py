@@ -6,7 +6,7 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeAlias, TypeVar, overload
+from typing import Any, Protocol, TypeAlias, TypeVar, overload
 
 from ..errors import EventError, HookError
 from ..spelling import did_you_mean
@@ -37,6 +37,13 @@ F = TypeVar("F", bound=Callable[..., object])
 AnyCallback = TypeVar("AnyCallback", bound=BaseCallback)
 
 
+class EnclosingRun(Protocol):
+    """A run that training is a part of."""
+
+    def begin(self) -> None:
+        """Fire the moments that come before training, once."""
+
+
 class CallbackManager:
     """Holds callbacks and fires moments to them.
 
@@ -64,6 +71,8 @@ class CallbackManager:
         self.role = role
         self.moments = Moments()
         """One method per moment, typed; calling it fires the moment. The fastest way to fire."""
+        self.enclosing_run: EnclosingRun | None = None
+        """The run that training with these callbacks is a part of; None in a loop of one's own."""
         self._registrations: list[Registration] = []
         self._profiler = Profiler(self._build)
         self._timing = timing
@@ -214,6 +223,14 @@ class CallbackManager:
         """The callbacks and functions that are given this item of a moment's payload, in order."""
         return [one.registration.owner for one in self._order(self._moment(event)) if one.takes(item)]
 
+    def begin_training(self) -> None:
+        """Called just before `train_start`. The run that training is a part of begins with it; without one, training
+        is all there is to the run."""
+        if self.enclosing_run is not None:
+            self.enclosing_run.begin()
+        else:
+            self.start_run()
+
     def start_run(self) -> None:
         """Start a new run: reset the counts of failures, and enable disabled callbacks again."""
         with self._change:
@@ -245,9 +262,14 @@ class CallbackManager:
 
     @property
     def errors(self) -> dict[str, int]:
-        """How often each callback failed, without those that never did and those that forward moments, whose
-        failures are counted where they forward to."""
-        return {r.name: r.errors for r in self._registrations if r.errors and not getattr(r.owner, "forwards", False)}
+        """How often each callback failed, in its hooks and in threads of its own, without those that never did and
+        those that forward moments, whose failures are counted where they forward to."""
+        counts = {
+            r.name: r.errors + getattr(r.owner, "background_failures", 0)
+            for r in self._registrations
+            if not getattr(r.owner, "forwards", False)
+        }
+        return {name: count for name, count in counts.items() if count}
 
     # -- saving --------------------------------------------------------------------------------------
 

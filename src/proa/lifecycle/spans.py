@@ -71,7 +71,7 @@ class Lifecycle:
 
     @contextlib.contextmanager
     def _training(self, artifacts: Callable[[], LoopArtifacts | None]) -> Iterator[None]:
-        self.manager.start_run()
+        self.manager.begin_training()
         self.state.exception = None
         try:
             self._moments.train_start(self.state)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from .models import load_model, save_model
+from .models import ModelError, load_model, save_model
 from .snapshot import snapshot_model
 
 
@@ -74,6 +74,16 @@ class Trainable(ABC):
         """The same with all its weights in this process, if this is rank 0. Collective."""
         return self
 
+    def with_model(self, model: PreTrainedModel) -> Self:
+        """The same with another model of its kind: a copy."""
+        other = copy.copy(self)
+        other.model = model
+        return other
+
+    def whole(self) -> Mapping[str, torch.Tensor]:
+        """All weights under their Hugging Face names, as an engine loads them."""
+        raise ModelError("this model generates nothing: only a language model completes prompts")
+
     @abstractmethod
     def weights(self) -> dict[str, torch.Tensor]:
         """Everything that decides what the model computes, by name: what a run's digest is over."""
@@ -88,9 +98,7 @@ class Trainable(ABC):
 
     def snapshot(self) -> Self:
         """The same as it is now, to be saved while training continues."""
-        taken = copy.copy(self)
-        taken.model = snapshot_model(self.model)
-        return taken
+        return self.with_model(snapshot_model(self.model))
 
     def extra_state(self) -> dict[str, torch.Tensor]:
         """What is trained and is not in the saved folder as it is."""

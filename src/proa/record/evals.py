@@ -10,7 +10,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from ..data.results import EvalResult
+from ..data.results import EvalResult, latest_evals
 from ..private_files import make_private_folder, write_private
 from .durable import open_writable
 from .patient_writes import LineFile
@@ -53,9 +53,9 @@ class EvalRecord:
     def latest(self, names: Iterable[str] = ()) -> dict[str, EvalResult]:
         """The last result of each eval. Only the end of a long file is read if it has all of `names`."""
         size = self.path.stat().st_size if self.path.exists() else 0
-        found = {result.name: result for result in self._results(max(0, size - TAIL_BYTES))}
+        found = latest_evals(self._results(max(0, size - TAIL_BYTES)))
         if size > TAIL_BYTES and not found.keys() >= set(names):
-            found = {result.name: result for result in self._results(0)}
+            found = latest_evals(self._results(0))
         return found
 
     def _results(self, begin: int) -> Iterator[EvalResult]:
@@ -116,6 +116,16 @@ def predictions_path(name: str, step: int | None) -> Path:
 def rollouts_path(step: int) -> Path:
     """The file of a training step's recorded completions in a run's folder; `step_<n>` is after n steps."""
     return Path(ROLLOUTS_FOLDER) / f"step_{step + 1}.jsonl"
+
+
+def steps_before(file: str) -> float:
+    """The steps after which predictions or completions were written, by the name of their file.
+
+    >>> steps_before("evals/quiz/step_4.jsonl"), steps_before("evals/quiz/final.jsonl")
+    (4, inf)
+    """
+    number = Path(file).stem.removeprefix("step_")
+    return int(number) if number.isdecimal() else math.inf
 
 
 def write_predictions(file: Path, predictions: list[dict[str, Any]]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import platform
@@ -21,10 +22,14 @@ from .durable import Disk
 from .secrets import redact, redact_values, remember
 from .times import previous_process
 
+log = logging.getLogger("proa.record")
+
 LOCK_NAME = ".lock"
 """Held by the running process; a folder with only this file counts as unused."""
 LIVE_NAME = "live.json"
 """The state of the run while it is running."""
+START_NAME = "base"
+"""The model that a run begins with, if it is needed again and in no other folder."""
 LIBRARIES = ("proa", "torch", "transformers", "tokenizers", "numpy")
 
 
@@ -38,7 +43,7 @@ class BrokenRecordError(ProaError, ValueError):
 
 _FINAL_ENTRIES = (
     "ended", "stop_reason", "stopped_by", "steps_run", "evals", "ledger", "weights_digest", "policy_version",
-    "callback_errors", "reward_failures",
+    "callback_errors", "reward_failures", "performance",
 )  # fmt: skip
 
 
@@ -84,6 +89,15 @@ class RunFolder:
         """Change entries of the header and replace its file."""
         self._header |= entries
         self.write_json("run.json", self._header)
+
+    def add_callback_errors(self, more: Mapping[str, int]) -> None:
+        """Count failures of callbacks that came after the header was written."""
+        counted: dict[str, int] = self._header.get("callback_errors", {})
+        both = {name: counted.get(name, 0) + more.get(name, 0) for name in {**counted, **more}}
+        try:
+            self.update(callback_errors=both)
+        except OSError as error:  # what came of the run is written
+            log.warning("%s does not count the failures of callbacks at its end: %s", self.path / "run.json", error)
 
     def discard(self) -> None:
         """Remove the folder of a run that never started, so that the next try can use it."""
@@ -200,7 +214,7 @@ def encode_numbers(value: Any) -> Any:
     return value if not isinstance(value, float) or math.isfinite(value) else encode_number(value)
 
 
-_SCORES = ("metrics", "breakdowns", "evals", "eval_metrics", "eval_breakdowns", "groups")
+_SCORES = ("metrics", "breakdowns", "evals", "eval_metrics", "eval_breakdowns", "groups", "callback_errors")
 _PLAN = "runs"  # of an experiment; each run has a `key`, its name
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+from ..data.results import latest_evals
 from .chart import Chart, Line, line_chart
 from .curves import Curve, Series, curve_of
 from .gradients import is_layer_norm
@@ -184,8 +185,7 @@ def _breakdowns(subject: Subject) -> list[Markup]:
     """The last scores of each eval by what its rows are tagged with."""
     rows: list[tuple[Any, ...]] = []
     for run in subject.told:
-        last = {result.name: result for result in run.evals}
-        for result in last.values():
+        for result in latest_evals(run.evals).values():
             for key, values in result.breakdowns.items():
                 rows += [
                     (run.arm, result.name, f"{key}: {value}", *(number(scores.get(name)) for name in _OF_A_PART))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..data.loop import ManifestRow
-from ..data.results import EvalResult
+from ..data.results import EvalResult, latest_evals
 from ..errors import ProaError
 from ..record.checkpoints import CheckpointManager
 from ..record.evals import EvalRecord, predictions_path
@@ -94,7 +94,7 @@ class RunData:
         As an experiment itself compares its arms, so that the page says the same.
         """
         benchmark, _, name = metric.rpartition(".")
-        result = next((result for result in reversed(self.evals) if result.name == benchmark), None)
+        result = latest_evals(self.evals).get(benchmark)
         is_main = result is not None and next(iter(_mapping(result.metrics)), None) == name
         if self.record is None or result is None or not is_main or Path(benchmark).name != benchmark:
             return None
@@ -222,16 +222,18 @@ def _whole_run(folder: Path, key: str) -> RunData:
 
 
 def _add_scores(run: RunData) -> None:
-    """Evals that metrics.jsonl has no rows of; those after training stand at the last step."""
+    """Evals that metrics.jsonl has no rows of. Those after training stand at the last step, or one after it where the
+    same eval was in the loop, as loggers have them."""
     assert run.record is not None
-    missing: dict[str, Series] = {}
+    written, found = set(run.metrics.evals), run.metrics.evals
     for result in run.evals:
-        done = run.record.steps_done if result.step is None else result.step + 1
         for metric, said in _mapping(result.metrics).items():
             name, value = f"{result.name}.{metric}", number_in(said)
-            if name not in run.metrics.evals and value is not None:
-                missing.setdefault(name, Series()).add(done, value)
-    run.metrics.evals |= missing
+            if value is None or (result.step is not None and name in written):
+                continue
+            series = found.setdefault(name, Series())
+            last = series.steps[-1] if len(series) else -1
+            series.add(max(run.record.steps_done, last + 1) if result.step is None else result.step + 1, value)
 
 
 def _saved(path: Path) -> dict[str, Any]:

@@ -35,12 +35,12 @@ log = logging.getLogger("proa.recipes")
 
 AUTO = "auto"
 FROM_THE_BEGINNING = "the beginning"
-OF_THE_RUN = (
+OF_THE_RECORD = (
     "metrics.jsonl", "metrics.csv", "journal.jsonl", "live.json", "evals", "evals.jsonl", "checkpoints",
-    "checkpoints.jsonl", "base", "model", ".model.new", "spans.jsonl", "rollouts",
-    "tensorboard", "wandb", "trackio",
+    "checkpoints.jsonl", "base", "model", ".model.new", "spans.jsonl", "rollouts", ".uploads",
 )  # fmt: skip
 """What a run writes beside its header; a run that begins again, because it had no checkpoint, begins without."""
+OF_LOGGERS = ("tensorboard", "wandb", "trackio")
 
 
 @dataclass(frozen=True)
@@ -200,9 +200,18 @@ def _remove_later_predictions(folder: Path, step: int) -> None:
 
 def clear_run(folder: Path) -> None:
     """Clear a run's folder of a run that ended before its first checkpoint."""
+    _clear(folder, (*OF_THE_RECORD, *OF_LOGGERS))
+
+
+def clear_record(folder: Path) -> None:
+    """The same while the run goes on: its loggers are open, and know how to repeat steps."""
+    _clear(folder, OF_THE_RECORD)
+
+
+def _clear(folder: Path, names: Sequence[str]) -> None:
     if not (folder / "run.json").is_file():
         raise RunFolderError(f"{folder} is not a run's folder: there is no run.json in it")
-    for name in OF_THE_RUN:
+    for name in names:
         path = folder / name
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..config import ConfigError, DetachedConfig, RunConfig, SupervisedConfig
-from ..config.sections import EvalSection
+from ..config.sections import BenchmarkSection, EvalSection
 from ..dotted import resolve
 from ..evals.benchmark import metric_of
 from ..evals.evaluation import eval_task
@@ -18,7 +18,7 @@ from .maker_side import select_rewards
 from .supervised import training_data
 
 
-def check_named(config: RunConfig, benchmarks: Sequence[EvalSection] = ()) -> None:
+def check_named(config: RunConfig, benchmarks: Sequence[BenchmarkSection] = ()) -> None:
     """Raise as a run would when it is put together: where several runs come one after the other, the last one's mistake
     should not wait for the others."""
     if isinstance(config, SupervisedConfig):
@@ -36,7 +36,7 @@ def check_portable_algorithm(config: RunConfig, dumps: Callable[[Any], bytes]) -
         check_portable_part(config.algorithm.given, dumps, f"make that in a method, or {name_it}", name_it)
 
 
-def score_names(section: EvalSection, config: RunConfig) -> list[str] | None:
+def score_names(section: BenchmarkSection, config: RunConfig) -> list[str] | None:
     """What the scores of an eval are called, the first one first; None if only its own function knows."""
     if section.evaluator is not None or _is_loss(section, config):
         return None
@@ -54,7 +54,7 @@ def _check_rewards(config: DetachedConfig) -> None:
             scorer.check(task.rows[0].columns)
 
 
-def _check_eval(section: EvalSection, config: RunConfig) -> None:
+def _check_eval(section: BenchmarkSection, config: RunConfig) -> None:
     if section.evaluator is not None:
         if not callable(resolve(section.evaluator)):
             raise ConfigError(f"eval {section.name}: {section.evaluator} is not a function of the policy")
@@ -62,6 +62,8 @@ def _check_eval(section: EvalSection, config: RunConfig) -> None:
         InlineRewards(metric_of(section, eval_task(section, config)))
 
 
-def _is_loss(section: EvalSection, config: RunConfig) -> bool:
+def _is_loss(section: BenchmarkSection, config: RunConfig) -> bool:
     """Benchmarks of an experiment generate, also those of a supervised run."""
-    return section.kind != "generate" and isinstance(config, SupervisedConfig) and section in config.eval
+    return (
+        isinstance(section, EvalSection) and section.kind != "generate" and isinstance(config, SupervisedConfig)
+    )  # fmt: skip

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from ..actors.interruption import Interruption
+from ..callbacks.performance import Performance
 from ..data.state import LoopState, TrainState
 from ..record.run_folder import RunFolder
 from ..resume.inputs import Inputs
@@ -19,11 +20,9 @@ class Job(Protocol):
     def inputs(self) -> Inputs:
         """What it works on."""
 
-    @property
-    def began(self) -> bool:
-        """Whether training has started; what was refused before leaves no folder."""
-
-    def train(self, folder: RunFolder, resumption: Resumption | None, interruption: Interruption) -> TrainState: ...
+    def train(self, folder: RunFolder, resumption: Resumption | None, interruption: Interruption) -> TrainState:
+        """Train to the end. `manager.begin_training()` comes when nothing can be refused any more and callbacks have
+        their saved state."""
 
     def summary(self) -> dict[str, Any]:
         """What the header says of how far the run came."""
@@ -38,6 +37,11 @@ def state_summary(state: LoopState, evals: Iterable[str], callback_errors: dict[
         "evals": _latest_evals(state.metrics, evals),
         "callback_errors": callback_errors,
     }
+
+
+def performance_entry(performance: Mapping[str, Performance]) -> dict[str, Any]:
+    """What a header says of the throughput of each actor, where evaluators measured it."""
+    return {"performance": {name: one.to_dict() for name, one in performance.items()}} if performance else {}
 
 
 def _latest_evals(metrics: dict[str, Any], names: Iterable[str]) -> dict[str, dict[str, float]]:

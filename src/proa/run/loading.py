@@ -25,13 +25,11 @@ from ..policy.trainable import Trainable
 from ..policy.trained_reward_model import TrainedRewardModel
 from ..record.checkpoint_files import seal
 from ..record.durable import Disk, explain_failures
+from ..record.run_folder import START_NAME
 from ..tasks import Task, load_task
 from ..tasks.builtin import BUILTIN, builtin_task
 from ..tasks.task import check_columns
 from .given import Given
-
-START_NAME = "base"
-"""Where the model lies that a run begins with, if it is needed again and in no other folder."""
 
 
 def load_policy(config: RunConfig, given: Given, *, outline: bool = False) -> Policy:

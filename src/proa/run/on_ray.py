@@ -32,16 +32,18 @@ from ..resume.random_state import random_state
 from ..resume.resuming import (
     FROM_THE_BEGINNING,
     Resumption,
-    clear_run,
+    clear_record,
     find_checkpoint,
     restore_process,
     truncate_record,
 )
-from ..roles.maker import ExperienceMakerHolder, Store
+from ..roles.maker import Store
 from ..roles.weights import WeightStore
 from ..runtime.ray.cluster import cluster, pickled
 from ..runtime.ray.driver import RayRuntime, TrainerDiedError
 from ..runtime.ray.link import AskDriver
+from ..runtime.ray.maker_host import MakerParts
+from ..runtime.ray.output import ActorOutputs
 from ..runtime.ray.places import RaySettings, check_options
 from ..runtime.ray.trainer_host import TrainerParts, TrainerTies
 from ..runtime.supervisor import Limits
@@ -49,6 +51,7 @@ from ..tasks.template_date import pin, pinned
 from .checks import check_portable_algorithm
 from .driver_record import DriverRecord
 from .given import Given
+from .job import performance_entry
 from .loading import load_policy, load_training_task, read_device
 from .maker_side import MakerSide
 from .placing import Listeners, fresh
@@ -85,10 +88,16 @@ class RayRun:
         check_portable(travelling, pickled)
         _check_gradient_readers(listeners.manager)
         self._runtime: RayRuntime | None = None
-        self._began_before = False  # with an earlier trainer, which died
         self._record: DriverRecord | None = None
 
     def train(self, folder: RunFolder, resumption: Resumption | None, interruption: Interruption) -> TrainState:
+        try:
+            return self._train(folder, resumption, interruption)
+        finally:
+            if self._runtime is not None:
+                self.listeners.return_copies(self._runtime.copies)
+
+    def _train(self, folder: RunFolder, resumption: Resumption | None, interruption: Interruption) -> TrainState:
         config, manager = self.config, self.listeners.manager
         at_first = manager.state_dict()
         name = f"proa-{config.name}-{uuid.uuid4().hex[:8]}"
@@ -100,14 +109,13 @@ class RayRun:
                 if resumption is not None:
                     restore_process(resumption, manager, partly=True)
                 self._runtime = runtime = self._new_runtime(folder, namespace, resumption, interruption)
-                runtime.state.checkpoint_mgr = CheckpointManager(folder.path)  # to be read; rank 0 writes
+                runtime.state.checkpoint_mgr = CheckpointManager(folder.path)  # to read and remove; rank 0 saves
                 assert self._record is not None, "it is made with the runtime"
                 try:
                     with self._record.finishing():
                         runtime.run(config.total_steps, config.update_steps, config.train_epochs)
                     break
                 except TrainerDiedError as died:
-                    self._began_before = self.began
                     if attempt == config.ray.trainer_restarts or interruption.reason:
                         raise
                     resumption = self._after_death(folder, died, at_first)
@@ -117,7 +125,7 @@ class RayRun:
         """Where to resume from; everything that came after it is removed."""
         resumption = find_checkpoint(folder.path)
         if resumption is None:
-            clear_run(folder.path)
+            clear_record(folder.path)
             self.listeners.manager.load_state_dict(at_first)
         else:
             truncate_record(resumption)
@@ -133,7 +141,7 @@ class RayRun:
         # Actors may have another working directory.
         absolute = config.model_copy(update={"output_dir": config.output_dir.resolve()})
         there = None if resumption is None else replace(resumption, folder=resumption.folder.resolve())
-        self._record = record = DriverRecord(folder.path, listeners.manager, listeners.context(folder.path))
+        self._record = record = DriverRecord(folder.path, listeners.manager, listeners.ctx)
         return RayRuntime(
             _BuildTrainer(
                 absolute,
@@ -171,11 +179,9 @@ class RayRun:
                 "report_eval": record.report_eval,
             },
             interruption=interruption,
+            outputs=ActorOutputs(is_shown=config.ray.log_to_driver),
+            makers_have_copies=any(isinstance(callback, BaseCallback) for callback in listeners.makers),
         )
-
-    @property
-    def began(self) -> bool:
-        return self._began_before or (self._runtime is not None and self._runtime.began)
 
     def summary(self) -> dict[str, Any]:
         if self._runtime is None:
@@ -183,7 +189,7 @@ class RayRun:
         state = self._runtime.state
         known = self._runtime.summary or ({"steps_run": state.global_step} if state.global_step else {})
         errors = Counter(self.listeners.manager.errors) + Counter(self._runtime.callback_errors)
-        return known | {"callback_errors": dict(errors)}
+        return known | {"callback_errors": dict(errors), **performance_entry(self._runtime.performance)}
 
 
 def _check_devices(config: DetachedConfig) -> None:
@@ -279,7 +285,8 @@ class _BuildTrainer:
             manager = CallbackManager(everywhere)
             self._restore(manager)
             other = side.assemble_participant(ties.replicas, manager, self.resumption)
-            return TrainerParts(other, None, None, lambda: {"callback_errors": manager.errors})
+            copies = [callback for callback in self.of_every_rank if isinstance(callback, BaseCallback)]
+            return TrainerParts(other, None, None, lambda: {"callback_errors": manager.errors}, copies)
         return self._first(ties, side, everywhere)
 
     def _first(self, ties: TrainerTies, side: TrainerSide, everywhere: list[BaseCallback]) -> TrainerParts:
@@ -300,7 +307,8 @@ class _BuildTrainer:
         )
         trainer, book = side.assemble_first(around)
         self._restore(manager)
-        return TrainerParts(trainer, book, store, lambda: side.summary(manager.errors))
+        copies = [one for one in (*self.callbacks, *self.of_every_rank) if isinstance(one, BaseCallback)]
+        return TrainerParts(trainer, book, store, lambda: side.summary(manager.errors), copies)
 
     def _restore(self, manager: CallbackManager) -> None:
         if self.resumption is not None:
@@ -324,7 +332,7 @@ class _BuildMaker:
     began: datetime | None
 
     @contextmanager
-    def __call__(self, name: str, store: Store, link: BaseCallback | None) -> Iterator[ExperienceMakerHolder]:
+    def __call__(self, name: str, store: Store, link: BaseCallback | None) -> Iterator[MakerParts]:
         config = self.config
         pin(self.began)
         torch.set_num_threads(config.threads)
@@ -332,7 +340,8 @@ class _BuildMaker:
         side = MakerSide(config, self.given, task=load_training_task(config, self.given), policy=policy)
         callbacks = [*([link] if link is not None else []), *(fresh(callback) for callback in self.callbacks)]
         with side.scorer as scorer:
-            yield side.make(name, scorer, callbacks, _receiver(policy, store, name))
+            maker = side.make(name, scorer, callbacks, _receiver(policy, store, name))
+            yield MakerParts(maker, [one for one in self.callbacks if isinstance(one, BaseCallback)])
 
 
 def _receiver(policy: Policy, store: Store, name: str) -> Receiver:

@@ -22,6 +22,7 @@ from ..record.secrets import redact
 from ..resume.resuming import Resumption, config_changes, load_complete_config, saved_config
 from .given import Given
 from .placing import place_callbacks
+from .run_moments import StandaloneMoments
 from .start import build_run, carry_out, template_start
 
 LEFT_OUT = ("callbacks", "eval")
@@ -104,7 +105,7 @@ def replay(
     entries = Journal(original).read()
     with place_callbacks(config, [*show, _StopAfter(until or last)]) as listeners:
         build = partial(build_run, config, Given(), listeners, entries)
-        state = carry_out(config, build, now=template_start(original))
+        state = carry_out(config, build, StandaloneMoments(listeners, config), now=template_start(original))
     compared, missing = _compared(original, config.folder, state)
     unchanged = _written(original, changed) if flags else changed.model_dump(mode="json")
     return Replay(

@@ -19,6 +19,7 @@ from ..lifecycle.failures import note_failure
 from ..lifecycle.manager import Callbacks
 from ..record.run_folder import LIVE_NAME, LOCK_NAME, RunFolder, check_unused, read_json
 from ..record.run_lock import lock
+from ..resume.fetching import RemoteRun, is_address
 from ..resume.inputs import Inputs
 from ..resume.resuming import (
     AUTO,
@@ -38,6 +39,7 @@ from .given import Given, configured
 from .job import Job
 from .local import DetachedRun
 from .placing import Listeners, place_callbacks
+from .run_moments import RunMoments, StandaloneMoments
 from .supervised import SupervisedRun
 
 log = logging.getLogger("proa.recipes")
@@ -46,30 +48,36 @@ _BEFORE_THE_HEADER = {"config.json", ".config.json.new", ".run.json.new"}
 """What is written before `run.json` makes a folder a run's."""
 
 
-AfterTraining = Callable[[RunFolder, TrainState], None]
-"""What comes after training and before the run is marked completed."""
-
-
 def start(
     config: RunConfig | Path | str | None = None,
     algorithm: str | None = None,
     /,
     *,
     callbacks: Callbacks = None,
-    resume: str | None = None,
+    resume: str | Path | None = None,
     allow_changes: bool = False,
     **changes: Any,
 ) -> TrainState:
     """Run as configured (a `RunConfig`, a YAML file, or keywords alone) and return the final state.
 
     The run folder `<output_dir>/<name>` holds the record, and the final weights in `model/`. With `resume="auto"` a run
-    that is there continues from its newest checkpoint, and with a checkpoint's name from that one. It is refused if its
-    data, rewards or models have changed since, unless `allow_changes`.
+    that is there continues from its newest checkpoint, and with a checkpoint's name from that one. With an address that
+    checkpoints were uploaded to (a URL or a path), the run is first fetched from there. It is refused if its data,
+    rewards or models have changed since, unless `allow_changes`.
     """
     settled, given = configured(config, algorithm, changes)
+    if resume is not None and is_address(resume):
+        RemoteRun.find(resume).fetch(settled.folder)
+        resume = AUTO
+    if resume == AUTO and (done := _complete(settled)) is not None:
+        return done
     with place_callbacks(settled, callbacks) as listeners:
         return carry_out(
-            settled, lambda: build_run(settled, given, listeners), resume=resume, allow_changes=allow_changes
+            settled,
+            lambda: build_run(settled, given, listeners),
+            StandaloneMoments(listeners, settled),
+            resume=None if resume is None else str(resume),
+            allow_changes=allow_changes,
         )
 
 
@@ -90,9 +98,9 @@ def build_run(config: RunConfig, given: Given, listeners: Listeners, journal: Se
 def carry_out(
     config: RunConfig,
     build: Callable[[], Job],
+    moments: RunMoments,
     *,
     resume: str | None = None,
-    after_training: AfterTraining | None = None,
     interruption: Interruption | None = None,
     patience: float = 0.0,
     allow_changes: bool = False,
@@ -100,15 +108,13 @@ def carry_out(
 ) -> TrainState:
     """Put the run together, make its folder, train in it, and leave a header that says how it ended.
 
-    `resume` is `"auto"` or a checkpoint's name: a run that is there is resumed, and one that is complete is left
-    as it is, unless something comes `after_training`. What can be wrong with a configuration is found before training
-    starts; no folder is left then. `interruption` is that of whoever runs several; `patience` is how many seconds to
-    wait for another process to leave the folder. With `allow_changes` a run continues though its data, rewards or
-    models have changed. `now` is what chat templates take for now, by default when the run began.
+    `resume` is `"auto"` or a checkpoint's name: a run that is there is resumed, also one that is complete, for what
+    its `moments` have after training. What can be wrong with a configuration is found before training starts; no
+    moment has fired and no folder is left then. `interruption` is that of whoever runs several; `patience` is how many
+    seconds to wait for another process to leave the folder. With `allow_changes` a run continues though its data,
+    rewards or models have changed. `now` is what chat templates take for now, by default when the run began.
     """
     there = resume is not None and (config.folder / "run.json").exists()
-    if there and resume == AUTO and after_training is None and (done := _complete(config)) is not None:
-        return done
     interruption = interruption or Interruption()
     interruption.grace = config.checkpoint.grace
     with (
@@ -122,6 +128,7 @@ def carry_out(
             check_unused(config.folder)
         saved = saved_config(config.folder) if there else {}
         resumption = find_checkpoint(config.folder, resume or AUTO) if there else None
+        moments.note_resumption(resumption)
         # Without a checkpoint it begins again, and may begin otherwise.
         bound = None if resumption is None else resumption.bound_to
         changes = {} if resumption is None else config_changes(saved, config, bound[0] if bound is not None else None)
@@ -129,11 +136,14 @@ def carry_out(
         if resumption is not None:
             _compare_inputs(resumption, job.inputs, allow_changes)
         folder = _reopened(config, resumption, changes) if there else _fresh(config)
-        with _ending(job, folder, is_new=not there):
+        with (
+            moments.around_experiment(folder),
+            _ending(job, folder, moments, is_new=not there),
+            moments.around_run(interruption),
+        ):
             interruption.leave_if_asked()  # while it was put together
             state = job.train(folder, resumption, interruption)
-            if after_training is not None:
-                after_training(folder, state)
+            moments.complete(folder, state)
         return state
 
 
@@ -177,8 +187,9 @@ def _remove_stillborn(folder: Path) -> None:
 
 
 def _complete(config: RunConfig) -> TrainState | None:
-    """The final state of a run that is complete."""
-    if read_json(config.folder / "run.json").get("status") != "completed":
+    """The final state of a run that is complete; None of any other."""
+    header = config.folder / "run.json"
+    if not header.exists() or read_json(header).get("status") != "completed":
         return None
     resumption = find_checkpoint(config.folder)
     if resumption is None:
@@ -210,12 +221,12 @@ NOT_SUMMED_UP = "how far it came is not in its header"
 
 
 @contextmanager
-def _ending(job: Job, folder: RunFolder, *, is_new: bool) -> Iterator[None]:
+def _ending(job: Job, folder: RunFolder, moments: RunMoments, *, is_new: bool) -> Iterator[None]:
     """Whatever comes of it, the header says so; but what was refused before it began leaves no folder."""
     try:
         yield
     except BaseException as error:
-        if isinstance(error, ProaError) and not job.began and is_new:
+        if isinstance(error, ProaError) and not moments.begun and is_new:
             folder.discard()
             raise
         interrupted = not isinstance(error, Exception)
@@ -226,7 +237,8 @@ def _ending(job: Job, folder: RunFolder, *, is_new: bool) -> Iterator[None]:
         except BaseException as failure:  # the GPU's error that ended the run, say, ends this too
             note_failure(error, NOT_SUMMED_UP, failure)
             summary = {}
-        _write_ending(folder, summary | ending | {"ended": round(time.time(), 3)})
+        counted = {"callback_errors": moments.callback_errors}  # if it ended before the job had a summary
+        _write_ending(folder, counted | summary | ending | {"ended": round(time.time(), 3)})
         raise
     try:
         summary = job.summary()

@@ -11,6 +11,7 @@ import torch
 
 from ..actors.interruption import Interruption
 from ..actors.stop import StopRequest
+from ..callbacks.performance import measured_performance
 from ..config import ConfigError, SupervisedConfig
 from ..config.sections import EvalSection
 from ..config.supervised_settings import DPOSettings, SFTSettings
@@ -37,9 +38,9 @@ from ..tasks.preferences import load_preferences, tokenise_pair
 from ..tasks.task import TaskError
 from .driver_record import DriverRecord
 from .given import Given
-from .job import state_summary
+from .job import performance_entry, state_summary
 from .loading import begin_training, load_policy, load_trained_reward_model, load_training_task, optimizer_settings
-from .placing import Listeners
+from .placing import FIRST_TRAINER, Listeners
 from .step_record import TakeLoopSpans
 
 TRIED_ROWS = 256
@@ -74,7 +75,7 @@ class SupervisedRun:
         self.optimizer = Optimizer(
             self.trained.parameters(), optimizer_settings(config), config.total_steps * config.train_epochs
         )
-        self._record = record = DriverRecord(folder.path, self.manager, self.listeners.context(folder.path))
+        self._record = record = DriverRecord(folder.path, self.manager, self.listeners.ctx)
         self.listeners.add(_Remember(self))
         for evaluator in self.evaluators:
             evaluator.record = record
@@ -97,8 +98,11 @@ class SupervisedRun:
             "settings": self.settings,
             "held_out": self._held_out_data(),
         }
-        with record.finishing():
-            return _FITS[self.kind](self, common)
+        try:
+            with record.finishing():
+                return _FITS[self.kind](self, common)
+        finally:
+            self.listeners.note_shared({})
 
     def _inputs(self) -> Inputs:
         rows: Sequence[Any] = self.data.rows if isinstance(self.data, Task) else self.data
@@ -129,16 +133,14 @@ class SupervisedRun:
     def needs_reference(self) -> bool:
         return isinstance(self.settings, DPOSettings) and not self.settings.reference_free
 
-    @property
-    def began(self) -> bool:
-        return self.state is not None
-
     def summary(self) -> dict[str, Any]:
         if self.state is None or self.optimizer is None:
             return {}
+        measured = measured_performance(self.manager.callbacks)
         return {
             **state_summary(self.state, [section.name for section in self.config.eval], self.manager.errors),
             "weights_digest": weights_digest(self.trained.weights() | self.optimizer.masters),
+            **performance_entry({} if measured is None else {FIRST_TRAINER: measured}),
         }
 
     # -- the three kinds -----------------------------------------------------------------------------

@@ -31,7 +31,7 @@ class Listening:
         """To the last questions: sent when the driver fetches the next ones."""
         self.raised: BaseException | None = None
         """What a listener raised, so that the caller gets that very exception."""
-        self.training_began = False
+        self._has_begun = False
         self._manager = manager
         self._logged = LoggedMetrics(manager, state)
         self._makers: dict[str, LoopState] = {}
@@ -67,7 +67,6 @@ class Listening:
         if MOMENTS[question.event].scope is Scope.MAKER:
             state = self._makers.setdefault(question.key[0], LoopState())  # one object for all moments of one maker
         payload = dict(question.payload)
-        self.training_began = self.training_began or question.event == "train_start"
         if isinstance(payload.get("state"), dict):
             _mirror(payload["state"], state)
             payload["state"] = state
@@ -78,6 +77,9 @@ class Listening:
             payload["metrics"] = metrics = self._logged.join(payload["metrics"])
         error: BaseException | None = None
         try:
+            if not self._has_begun:
+                self._has_begun = True
+                self._manager.begin_training()
             with logging_to(state):
                 self._manager.fire(cast("EventName", question.event), *payload.values())
                 if question.event in FOLLOWED:

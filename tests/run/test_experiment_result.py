@@ -8,8 +8,8 @@ import pytest
 
 from proa.data.results import ArmResult, EvalResult, ExperimentResult
 from proa.errors import ProaError
-from proa.experiments.summary import summarise, task_scores
 from proa.record.evals import EvalRecord
+from proa.run.experiment_result import summarise, task_scores
 
 
 def a_run(name, *, score=None, seed=0, folder=None, status="completed", error=None, **metrics):

@@ -51,11 +51,11 @@ def summarise(
 def task_scores(arm: ArmResult, metric: str) -> dict[str, float | None] | None:
     """The mean reward of each task of a benchmark, if that is what `metric` is and its predictions exist."""
     benchmark, _, name = metric.rpartition(".")
-    results = [result for result in arm.evals if result.name == benchmark]
-    if not results or next(iter(results[-1].metrics), None) != name:
+    result = arm.eval(benchmark)
+    if result is None or next(iter(result.metrics), None) != name:
         return None
     try:
-        return task_means(EvalRecord(arm.run_config.folder).predictions(benchmark, results[-1].step)) or None
+        return task_means(EvalRecord(arm.run_config.folder).predictions(benchmark, result.step)) or None
     except FileNotFoundError:
         return None
     except BrokenRecordError as error:
