@@ -31,7 +31,7 @@ from ..roles.weights import transport_digest
 from .inputs import Inputs
 from .random_state import set_random_state
 
-log = logging.getLogger("proa.recipes")
+log = logging.getLogger("proa.resume")
 
 AUTO = "auto"
 FROM_THE_BEGINNING = "the beginning"

@@ -18,6 +18,7 @@ from ..actors.interruption import Interruption
 from ..config import ConfigError, DetachedConfig
 from ..data.results import EvalResult
 from ..data.state import TrainState
+from ..data.versions import BASE_VERSION
 from ..errors import HookError, SettingError
 from ..lifecycle.hooks import BaseCallback
 from ..lifecycle.manager import CallbackManager
@@ -57,10 +58,7 @@ from .maker_side import MakerSide
 from .placing import Listeners, fresh
 from .trainer_side import Surroundings, TrainerSide
 
-log = logging.getLogger("proa.recipes")
-
-BASE_VERSION = -1
-"""What is published once, where what is published later goes over it: the base of adapters."""
+log = logging.getLogger("proa.run")
 
 
 class RayRun:
@@ -165,7 +163,7 @@ class RayRun:
                 placement=config.ray.placement,
             ),
             limits=Limits(
-                lease_timeout=config.lease_timeout or config.wait_timeout / 2,
+                lease_timeout=config.lease_seconds,
                 min_makers=config.ray.min_makers,
                 max_restarts=config.ray.max_restarts,
             ),
@@ -339,8 +337,8 @@ class _BuildMaker:
         policy = load_policy(config, self.given)
         side = MakerSide(config, self.given, task=load_training_task(config, self.given), policy=policy)
         callbacks = [*([link] if link is not None else []), *(fresh(callback) for callback in self.callbacks)]
-        with side.scorer as scorer:
-            maker = side.make(name, scorer, callbacks, _receiver(policy, store, name))
+        with side:
+            maker = side.make(name, callbacks, _receiver(policy, store, name))
             yield MakerParts(maker, [one for one in self.callbacks if isinstance(one, BaseCallback)])
 
 

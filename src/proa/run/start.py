@@ -42,7 +42,7 @@ from .placing import Listeners, place_callbacks
 from .run_moments import RunMoments, StandaloneMoments
 from .supervised import SupervisedRun
 
-log = logging.getLogger("proa.recipes")
+log = logging.getLogger("proa.run")
 
 _BEFORE_THE_HEADER = {"config.json", ".config.json.new", ".run.json.new"}
 """What is written before `run.json` makes a folder a run's."""
