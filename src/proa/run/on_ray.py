@@ -78,9 +78,9 @@ class RayRun:
         self.journal = tuple(journal)
         _check_devices(config)
         check_portable_algorithm(config, pickled)
-        here = config.model_copy(update={"model": config.model.model_copy(update={"device": "cpu"})})
-        side = TrainerSide(here, given, outline=True)
-        makers = MakerSide(here, given, task=side.task, policy=side.policy, longest_prompt=side.prompts.longest)
+        on_cpu = config.model_copy(update={"model": config.model.model_copy(update={"device": "cpu"})})
+        side = TrainerSide(on_cpu, given, outline=True)
+        makers = MakerSide(on_cpu, given, task=side.task, policy=side.policy, longest_prompt=side.prompts.longest)
         self.inputs = replace(makers.complete_inputs(side.inputs), hooks=listeners.experience_hooks())
         travelling = [*self.listeners.makers, *self.listeners.trainer, *self.listeners.every_trainer]
         check_portable(travelling, pickled)
@@ -97,7 +97,7 @@ class RayRun:
 
     def _train(self, folder: RunFolder, resumption: Resumption | None, interruption: Interruption) -> TrainState:
         config, manager = self.config, self.listeners.manager
-        at_first = manager.state_dict()
+        first_state = manager.state_dict()
         name = f"proa-{config.name}-{uuid.uuid4().hex[:8]}"
         with interruption.polling(), cluster(config.ray.address, name):
             interruption.listen_again()
@@ -116,15 +116,15 @@ class RayRun:
                 except TrainerDiedError as died:
                     if attempt == config.ray.trainer_restarts or interruption.reason:
                         raise
-                    resumption = self._after_death(folder, died, at_first)
+                    resumption = self._after_death(folder, died, first_state)
         return runtime.state
 
-    def _after_death(self, folder: RunFolder, died: TrainerDiedError, at_first: dict[str, Any]) -> Resumption | None:
+    def _after_death(self, folder: RunFolder, died: TrainerDiedError, first_state: dict[str, Any]) -> Resumption | None:
         """Where to resume from; everything that came after it is removed."""
         resumption = find_checkpoint(folder.path)
         if resumption is None:
             clear_record(folder.path)
-            self.listeners.manager.load_state_dict(at_first)
+            self.listeners.manager.load_state_dict(first_state)
         else:
             truncate_record(resumption)
         place = FROM_THE_BEGINNING if resumption is None else resumption.row.name
@@ -138,7 +138,8 @@ class RayRun:
         config, listeners = self.config, self.listeners
         # Actors may have another working directory.
         absolute = config.model_copy(update={"output_dir": config.output_dir.resolve()})
-        there = None if resumption is None else replace(resumption, folder=resumption.folder.resolve())
+        if resumption is not None:
+            resumption = replace(resumption, folder=resumption.folder.resolve())
         self._record = record = DriverRecord(folder.path, listeners.manager, listeners.ctx)
         return RayRuntime(
             _BuildTrainer(
@@ -147,7 +148,7 @@ class RayRun:
                 folder.path.resolve(),
                 tuple(listeners.trainer),
                 tuple(listeners.every_trainer),
-                there,
+                resumption,
                 self.journal,
                 self.inputs,
                 pinned(),
@@ -232,8 +233,8 @@ class _RemoteRecord:
         self._ask = ask
 
     def before_saving(self) -> dict[str, Any]:
-        told: dict[str, Any] = self._ask("before_saving")
-        return told
+        state: dict[str, Any] = self._ask("before_saving")
+        return state
 
     def write_step(self, record: StepRecord) -> None:
         self._ask("write_step", record)
@@ -263,7 +264,7 @@ class _BuildTrainer:
     given: Given
     folder: Path
     callbacks: tuple[Any, ...]
-    of_every_rank: tuple[Any, ...]
+    every_rank: tuple[Any, ...]
     resumption: Resumption | None
     journal: tuple[Mapping[str, Any], ...]
     inputs: Inputs
@@ -275,7 +276,7 @@ class _BuildTrainer:
         # Read again here: what was edited since the driver read it, or lies otherwise on this machine, is refused.
         self.inputs.refuse_differences(replace(side.inputs, hooks=self.inputs.hooks))
         side.inputs = self.inputs
-        everywhere = [fresh(callback) for callback in self.of_every_rank]
+        everywhere = [fresh(callback) for callback in self.every_rank]
         if ties.replicas.rank == 0:
             self._check_folder()
         side.prepare(self.folder, ties.replicas, resumed=self.resumption is not None)
@@ -283,7 +284,7 @@ class _BuildTrainer:
             manager = CallbackManager(everywhere)
             self._restore(manager)
             other = side.assemble_participant(ties.replicas, manager, self.resumption)
-            copies = [callback for callback in self.of_every_rank if isinstance(callback, BaseCallback)]
+            copies = [callback for callback in self.every_rank if isinstance(callback, BaseCallback)]
             return TrainerParts(other, None, None, lambda: {"callback_errors": manager.errors}, copies)
         return self._first(ties, side, everywhere)
 
@@ -305,7 +306,7 @@ class _BuildTrainer:
         )
         trainer, book = side.assemble_first(around)
         self._restore(manager)
-        copies = [one for one in (*self.callbacks, *self.of_every_rank) if isinstance(one, BaseCallback)]
+        copies = [one for one in (*self.callbacks, *self.every_rank) if isinstance(one, BaseCallback)]
         return TrainerParts(trainer, book, store, lambda: side.summary(manager.errors), copies)
 
     def _restore(self, manager: CallbackManager) -> None:
