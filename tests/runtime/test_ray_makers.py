@@ -73,7 +73,7 @@ def maker(actor):
 
 @pytest.fixture
 def supervisor(maker):
-    workplace = SimpleNamespace(start=lambda name: maker, slots_differ=True)
+    workplace = SimpleNamespace(start=lambda name, slot: maker, slots_differ=True)
     supervisor = Supervisor(1, workplace, manager=CallbackManager(), limits=Limits())
     supervisor.start()
     return supervisor

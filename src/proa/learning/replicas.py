@@ -54,6 +54,9 @@ class Replicas(Protocol):
     def leave(self, error: BaseException) -> None:
         """Tell the others that this one will not come to the next meeting, and why."""
 
+    def abandon(self, reason: str) -> None:
+        """End every wait here, now and later: the others are known not to come. From any thread."""
+
 
 class Alone:
     """One trainer."""
@@ -78,6 +81,9 @@ class Alone:
 
     def leave(self, error: BaseException) -> None:
         """There is nobody to tell."""
+
+    def abandon(self, reason: str) -> None:
+        """Nobody is waited for."""
 
 
 @contextlib.contextmanager

@@ -35,7 +35,7 @@ from ..record.tree_copy import copy_tree
 from ..spelling import did_you_mean
 from .inputs import Inputs
 
-log = logging.getLogger("proa.recipes")
+log = logging.getLogger("proa.resume")
 
 Tree = Mapping[str, Any]
 

@@ -31,16 +31,16 @@ from ..roles.weights import transport_digest
 from .inputs import Inputs
 from .random_state import set_random_state
 
-log = logging.getLogger("proa.recipes")
+log = logging.getLogger("proa.resume")
 
 AUTO = "auto"
 FROM_THE_BEGINNING = "the beginning"
-OF_THE_RECORD = (
+RECORD_NAMES = (
     "metrics.jsonl", "metrics.csv", "journal.jsonl", "live.json", "evals", "evals.jsonl", "checkpoints",
     "checkpoints.jsonl", "base", "model", ".model.new", "spans.jsonl", "rollouts", ".uploads",
 )  # fmt: skip
 """What a run writes beside its header; a run that begins again, because it had no checkpoint, begins without."""
-OF_LOGGERS = ("tensorboard", "wandb", "trackio")
+LOGGER_NAMES = ("tensorboard", "wandb", "trackio")
 
 
 @dataclass(frozen=True)
@@ -200,12 +200,12 @@ def _remove_later_predictions(folder: Path, step: int) -> None:
 
 def clear_run(folder: Path) -> None:
     """Clear a run's folder of a run that ended before its first checkpoint."""
-    _clear(folder, (*OF_THE_RECORD, *OF_LOGGERS))
+    _clear(folder, (*RECORD_NAMES, *LOGGER_NAMES))
 
 
 def clear_record(folder: Path) -> None:
     """The same while the run goes on: its loggers are open, and know how to repeat steps."""
-    _clear(folder, OF_THE_RECORD)
+    _clear(folder, RECORD_NAMES)
 
 
 def _clear(folder: Path, names: Sequence[str]) -> None:
@@ -305,9 +305,9 @@ def config_changes(
         changes = free | {key: pair for key, pair in _changes(bound, redacted).items() if not _is_in(key, _FREE)}
     refused = {key: pair for key, pair in changes.items() if not _is_in(key, (*_FREE, *_LAST_BITS))}
     if refused:
-        told = "; ".join(_told(key, before, now) for key, (before, now) in refused.items())
+        differences = "; ".join(_describe(key, before, now) for key, (before, now) in refused.items())
         raise ConfigError(
-            f"this run cannot continue with another configuration: {told}. Give it as it was. "
+            f"this run cannot continue with another configuration: {differences}. Give it as it was. "
             f"To train further with other settings, start a new run whose model.path is one of its checkpoints"
         )
     return changes
@@ -337,7 +337,7 @@ def log_changes(changes: dict[str, tuple[Any, Any]]) -> None:
         if _is_in(key, ("name", "output_dir")) or redact({key: before}) == redact({key: now}):  # a secret, given again
             continue
         bits = "; results may differ in their last bits from here on" if _is_in(key, _LAST_BITS) else ""
-        log.warning("%s%s", _told(key, before, now), bits)
+        log.warning("%s%s", _describe(key, before, now), bits)
 
 
 def _moved_along(saved: Any, given: Any, before: str, now: str) -> Any:
@@ -363,7 +363,7 @@ def _found_again(saved: Any, before: str, now: str) -> Any:
     return moved if Path(moved).exists() else saved
 
 
-def _told(key: str, before: Any, now: Any) -> str:
+def _describe(key: str, before: Any, now: Any) -> str:
     return f"{key} was {redact({key: before})[key]!r} and is {redact({key: now})[key]!r}"
 
 

@@ -30,9 +30,9 @@ from ..lifecycle.manager import CallbackManager, Callbacks
 from ..lifecycle.roles import Role
 from ..lifecycle.spans import Lifecycle
 from ..loop.after_step import AfterStep
+from ..loop.artifacts import loop_artifacts
 from ..loop.evaluators import Evaluator, Participant
 from ..loop.savers import Resumed, Saver
-from ..loop.supervised import loop_artifacts
 from ..loop.trained_steps import TrainedSteps
 from ..numerics import Numerics
 from ..visible import show_details

@@ -66,14 +66,14 @@ class DetachedRun:
         trainer, book = self.trainer_side.assemble_first(around)
         if resumption is not None:
             restore_process(resumption, self.listeners.manager)
-        with record.finishing(), self.maker_side.scorer as scorer:
+        with record.finishing(), self.maker_side:
             runtime = LocalRuntime(
                 trainer,
-                lambda name: self._maker(name, scorer),
+                self,
                 makers=config.makers,
                 book=book,
                 store=store,
-                limits=Limits(lease_timeout=config.lease_timeout or config.wait_timeout / 2),
+                limits=Limits(lease_timeout=config.lease_seconds),
                 watch=LiveFile(folder.path),
             )
             try:
@@ -89,9 +89,10 @@ class DetachedRun:
         performance = {name: one for name, one in found.items() if one is not None}
         return self.trainer_side.summary(dict(errors)) | performance_entry(performance)
 
-    def _maker(self, name: str, scorer: Any) -> ExperienceMakerHolder:
+    def make(self, name: str) -> ExperienceMakerHolder:
+        """A maker, with its own callbacks."""
         own = self._maker_callbacks[name] = [fresh_in_process(callback) for callback in self.listeners.makers]
         callbacks = [ToDriver(self.listeners.manager), *own]
-        maker = self.maker_side.make(name, scorer, callbacks, self.trainer_side.policy.receiver())
+        maker = self.maker_side.make(name, callbacks, self.trainer_side.policy.receiver())
         self._makers[name] = maker.manager
         return maker

@@ -1,4 +1,4 @@
-"""Which callback lives where: with the run's driver, or with each maker."""
+"""Which callback lives where: with the run's driver, with the trainers, or with each maker."""
 
 from __future__ import annotations
 
@@ -47,14 +47,18 @@ class TrainerListeners(Protocol):
 
 @dataclass
 class Listeners:
-    """The driver's manager, and what lives with each maker."""
+    """The callbacks of a run by where they live: in the driver's manager, with each maker, with the trainers.
+
+    Those that live elsewhere are callbacks or factories of them, and become one's own there (`fresh`).
+    """
 
     manager: CallbackManager
     makers: list[Any]
+    """What lives with each maker."""
     trainer: list[Any]
-    """What lives with the trainer, where that is another process."""
+    """What lives with trainer rank 0, where that is another process; else it is in the manager."""
     every_trainer: list[Any]
-    """The same of what lives with every one of several."""
+    """What lives with every trainer, where these are other processes; else it is in the manager."""
     _added: list[BaseCallback]
     ctx: LogContext
     """What loggers get to know of the run; `state.ctx` is the same object."""
@@ -71,7 +75,7 @@ class Listeners:
         return {}
 
     def place(self, callback: BaseCallback) -> None:
-        """The same of a callback that may be a maker's, or a trainer's in another process."""
+        """Put a callback where it lives: with the makers, with trainers in another process, or else in the manager."""
         if isinstance(callback, MakerCallback):
             self.makers.append(callback)
         elif self.trainer_apart and isinstance(callback, TrainerCallback):
@@ -147,7 +151,7 @@ def place_callbacks(config: RunConfig, callbacks: Callbacks, ctx: LogContext | N
     )
     with ExitStack() as on_error:
         on_error.enter_context(listeners)  # a callback that is refused takes those before it out again
-        listeners.add(_HasContext(listeners.ctx))
+        listeners.add(_SetContext(listeners.ctx))
         for callback in here:
             if given is None:
                 manager.add(callback)
@@ -176,7 +180,7 @@ def _check_watched(metric: str, evals: Sequence[str]) -> None:
         raise CallbackConfigError(f"early stopping watches {metric!r}, and no eval is named {name!r}{near}")
 
 
-class _HasContext(Callback):
+class _SetContext(Callback):
     """Gives the state its context before anybody else looks."""
 
     priority = Priority.METRICS + 1
@@ -205,7 +209,8 @@ class ToDriver(EveryMoment):
 
 
 def fresh(given: Any) -> BaseCallback:
-    """A maker's own callback where a factory can make one; an instance is shared, and locked."""
+    """A callback for one actor: made by a factory, or the instance that was given. Makers in threads share an instance,
+    which is locked; an actor on Ray gets a pickled copy."""
     made: BaseCallback = given if isinstance(given, BaseCallback) else given()
     return made
 

@@ -28,7 +28,7 @@ from .evaluate import evaluate_folder
 from .experiment_result import summarise
 from .placing import Listeners
 
-log = logging.getLogger("proa.recipes")
+log = logging.getLogger("proa.run")
 
 
 class RunMoments:

@@ -101,7 +101,6 @@ class RayRuntime:
         self._makers_have_copies = makers_have_copies
         self._fatal: Exception | None = None
         self._interruption = interruption or Interruption()
-        self._is_listened_for = interruption is not None
         self._checked_at = 0.0
         self._long_waits = LongWaits("the trainer" if trainers == 1 else "trainer_0")
         self.summary: dict[str, Any] = {}
@@ -125,10 +124,7 @@ class RayRuntime:
 
     def run(self, total_steps: int, update_steps: int, train_epochs: int = 1) -> None:
         """Train to the end. Whatever happens, every moment that began has ended, and no actor is left."""
-        # Polled by the loop: an exception in the middle of a call to Ray would corrupt it.
-        self._interruption.polled = True
-        listening = contextlib.nullcontext() if self._is_listened_for else self._interruption.listening()
-        with listening, self._listening.attached():
+        with self._interruption.listening(), self._interruption.polling(), self._listening.attached():
             places = Places(self._settings, **self._counts)
             try:
                 self._start(places)

@@ -19,6 +19,7 @@ from ...actors.concurrency import concurrency_group
 from ...actors.waiting import ClosedError, LeaseFailedError, WaitTimeoutError
 from ...callbacks.performance import measured_performance
 from ...data.lease import Delivery, Lease
+from ...data.versions import NO_VERSION
 from ...lifecycle.copies import PackedState
 from ...lifecycle.hooks import BaseCallback, MakerCallback
 from ...lifecycle.manager import CallbackManager
@@ -34,7 +35,7 @@ from ..views import view_maker
 from .calls import Once, request
 from .link import Answer, DriverLink, Interests, Question
 from .output import keep_output
-from .replies import NO_VERSION, POLL_SECONDS, Location, Reply
+from .replies import POLL_SECONDS, Location, Reply
 from .trainer_host import TrainerHost
 from .transport import pack_states, wrap_delivery
 

@@ -178,8 +178,8 @@ class MakerActors:
         self.started: list[MakerActor] = []
         """Every maker that there was, the replaced ones too."""
 
-    def start(self, name: str) -> MakerActor:
-        actor = self._host.options(**self._places.maker_options(name)).remote(
+    def start(self, name: str, slot: int) -> MakerActor:
+        actor = self._host.options(**self._places.maker_options(name, slot)).remote(
             self._build, name, self._trainer, self._interests, self._patience, self._outputs.is_shown
         )
         maker = MakerActor(name, actor, self._patience, self._outputs, has_copies=self._has_copies)

@@ -9,8 +9,6 @@ from typing import Any
 
 import ray
 
-NO_VERSION = -2
-"""Below the version of the base that adapters go over, which is -1."""
 POLL_SECONDS = 2.0
 """How long the trainer holds a request that has to wait; then it is repeated."""
 

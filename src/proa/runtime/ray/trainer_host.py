@@ -193,10 +193,9 @@ class RankHost:
     @concurrency_group("look")
     def close(self, reason: str) -> None:
         """The run cannot continue: end every wait here, with the reason."""
-        if isinstance(self._replicas, ProcessGroup):
-            self._replicas.abandon(reason)
+        self._replicas.abandon(reason)
         if self._parts is not None and self._parts.book is not None:
-            self._parts.book.close(reason, step_goes_on=True)
+            self._parts.book.close(reason, step_continues=True)
 
     @concurrency_group("look")
     def view(self) -> ActorView:
