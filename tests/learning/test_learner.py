@@ -6,10 +6,10 @@ from tests.learning.test_replicas import CONFIG, SAMPLING, items
 
 from proa.algorithms import build_algorithm
 from proa.data.experience import merge
-from proa.learning.learner import Learner
+from proa.learning.learner import Learner, StepSettings
 from proa.learning.optimizer import OptimizerSettings
 from proa.policy.models import load_model
-from proa.policy.policy import PlainPolicy
+from proa.policy.policy import FrozenCopy, PlainPolicy
 
 
 def learner(name, **settings):
@@ -31,3 +31,31 @@ def test_what_kl_costs_in_reward_is_reported_where_it_costs_something(name, sett
     metrics = learner(name, **settings).step(merge(items()))
     assert metrics["kl_to_reference"] != 0
     assert metrics.get("kl_reward_coefficient") == reported
+
+
+class Doubled(PlainPolicy):
+    """A policy of another kind: what it says of tokens is not what its model says."""
+
+    def statistics(self, experience, *, temperature, **more):
+        return super().statistics(experience, temperature=2 * temperature, **more)
+
+    def reference(self):
+        return DoubledCopy(self.model)
+
+
+class DoubledCopy(FrozenCopy):
+    def statistics(self, experience, *, temperature, **more):
+        return super().statistics(experience, temperature=2 * temperature, **more)
+
+
+def test_every_pass_is_the_policys_own_also_the_first_one_and_the_references():
+    torch.set_num_threads(1)
+    policy = Doubled(load_model(CONFIG, dtype="float64", seed=3))
+    algorithm = build_algorithm("grpo", kl_coefficient=0.1)
+    settings = StepSettings(old="trainer")
+    one = Learner(policy, algorithm, OptimizerSettings(), optimizer_steps=1, sampling=SAMPLING, settings=settings)
+    batch = merge(items())
+    metrics = one.step(batch)
+    assert metrics["ratio"] == pytest.approx(1.0, abs=1e-12)
+    assert metrics["kl_to_reference"] == 0
+    assert (batch.old_log_probs != batch.action_log_probs).any()

@@ -255,6 +255,7 @@ class _BuildTrainer:
         if ties.replicas.rank:
             manager = CallbackManager(everywhere)
             self._restore(manager)
+            side.policy.published_base()  # every rank takes part; rank 0 publishes it
             other = side.assemble_participant(ties.replicas, manager, self.resumption)
             return TrainerParts(other, None, None, lambda: {"callback_errors": manager.errors})
         return self._first(ties, side, everywhere)

@@ -151,7 +151,7 @@ class SupervisedRun:
             policy.model,
             policy.tokenizer,
             self.data,
-            reference=policy.reference().active if other else None,
+            reference=policy.reference() if other else None,
             **common,
         )
 
