@@ -62,7 +62,6 @@ class Learner:
         sampling: Sampling | None = None,
         settings: StepSettings | None = None,
         critic_optimizer: OptimizerSettings | None = None,
-        activity: Activity | None = None,
     ) -> None:
         self.policy = policy
         self.algorithm = algorithm
@@ -71,7 +70,8 @@ class Learner:
         self._follows_batches = sampling is None
         self._knows_steps = optimizer_steps is not None
         self.replicas: Replicas = replicas or Alone()
-        self.activity = activity or Activity()
+        self.activity = Activity()
+        """What it is doing; a trainer that has it puts its own here."""
         self.values = self._value_learner(critic, critic_optimizer or optimizer, optimizer_steps or 1)
         more = self.values.shared_parameters() if self.values is not None else []
         self.optimizer = Optimizer([*policy.parameters(), *more], optimizer, optimizer_steps or 1)
