@@ -1,10 +1,13 @@
 """One step of a learner, whatever the algorithm: what it reports."""
 
+from dataclasses import dataclass
+from typing import ClassVar
+
 import pytest
 import torch
 from tests.learning.test_replicas import CONFIG, SAMPLING, items
 
-from proa.algorithms import build_algorithm
+from proa.algorithms import GRPO, build_algorithm
 from proa.data.experience import merge
 from proa.learning.learner import Learner, StepSettings
 from proa.learning.optimizer import OptimizerSettings
@@ -59,3 +62,20 @@ def test_every_pass_is_the_policys_own_also_the_first_one_and_the_references():
     assert metrics["ratio"] == pytest.approx(1.0, abs=1e-12)
     assert metrics["kl_to_reference"] == 0
     assert (batch.old_log_probs != batch.action_log_probs).any()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noting(GRPO):
+    noted: ClassVar[list[torch.dtype]] = []
+
+    def token_weights(self, mask_BT, max_new_tokens, *, dtype=torch.float32):
+        self.noted.append(dtype)
+        return super().token_weights(mask_BT, max_new_tokens, dtype=dtype)
+
+
+def test_tokens_are_weighed_as_precisely_as_their_loss():
+    for dtype in ("float64", "bfloat16"):
+        policy = PlainPolicy(load_model(CONFIG, dtype=dtype, seed=3))
+        one = Learner(policy, Noting(), OptimizerSettings(), optimizer_steps=1, sampling=SAMPLING)
+        one.step(merge(items()))
+    assert Noting.noted == [torch.float64, torch.float32]

@@ -114,7 +114,7 @@ class Learner:
         if experience.old_log_probs is None:
             self._prepare(experience)
         mask_BA = action_mask_of(experience)
-        weights_BA = self.algorithm.token_weights(mask_BA, self.sampling.max_new_tokens)
+        weights_BA = self.algorithm.token_weights(mask_BA, self.sampling.max_new_tokens, dtype=self._dtype)
         for optimizer in self.optimizers:
             optimizer.zero_grad()
         with self.activity.doing("compute", f"computing step {self.optimizer.steps}"):
@@ -167,8 +167,8 @@ class Learner:
 
     def _log_probs(self, asked: Policy | Reference, experience: Experience) -> torch.Tensor:
         """Of the policy, or of its reference, for the whole batch: each trainer computes its rows."""
-        shape, dtype = experience.action_log_probs.shape, torch.promote_types(self.policy.model.dtype, torch.float32)
-        log_probs_BA = torch.zeros(shape, dtype=dtype, device=experience.sequences.device)
+        shape, device = experience.action_log_probs.shape, experience.sequences.device
+        log_probs_BA = torch.zeros(shape, dtype=self._dtype, device=device)
         for rows in self._micro_batches(experience):
             micro = take_rows(experience, rows)
             statistics = asked.statistics(
@@ -215,6 +215,11 @@ class Learner:
         )
 
     # -- one step ------------------------------------------------------------------------------------
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        """Of log-probabilities and losses."""
+        return torch.promote_types(self.policy.model.dtype, torch.float32)
 
     @property
     def _temperature(self) -> float:

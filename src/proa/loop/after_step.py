@@ -11,7 +11,7 @@ from ..lifecycle.spans import Lifecycle
 from .evaluators import BackgroundScoring, Evaluator, ScheduledEval
 from .savers import Resumed, SavedLoop, Saver
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("proa.loop")
 
 LEAVING_SECONDS = 10.0
 
