@@ -156,6 +156,22 @@ def test_the_grace_period_begins_with_the_first_request(monkeypatch):
         time.sleep(60)
 
 
+def test_the_grace_period_has_begun_when_the_request_can_be_seen(monkeypatch):
+    interruption, begun = Interruption(), []
+    monkeypatch.setattr(interruption.stop, "note", lambda reason: begun.append(interruption._since > 0))
+    interruption.ask("SIGINT")
+    assert begun == [True]
+
+
+def test_a_stop_that_was_requested_from_python_has_its_grace_period_too(monkeypatch):
+    monkeypatch.setattr(module, "monotonic", lambda: 1e6)  # of a machine that has been up for long
+    interruption, looks = Interruption(grace=60), []
+    with interruption.listening(), interruption.stop.waking(lambda: looks.append(1)):
+        interruption.stop.request("a callback")
+        wait_for(lambda: len(looks) >= 3)
+    assert not interruption.at_once
+
+
 def test_whoever_waits_is_woken_in_another_thread(capfd):
     interruption, woken = Interruption(), []
     with interruption.listening(), interruption.stop.waking(lambda: woken.append(threading.current_thread())):

@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from proa import TrainingBatch
+from proa import Callback, TrainingBatch
 from proa.callbacks import ConsoleProgress, EarlyStopping
 from proa.callbacks.console import sparkline
 from proa.loop import ScoreFunction, SupervisedLoop
@@ -80,3 +80,17 @@ def test_rewards_that_failed_are_in_the_line_whatever_else_is_shown():
     shown = ConsoleProgress(metrics=["loss"])._values({"loss": 0.5, "reward_failed_fraction": 0.125})
     assert shown == "loss 0.5  12.5 % of rewards failed"
     assert ConsoleProgress()._values({"loss": 0.5, "reward_failed_fraction": 0.0}).count("failed") == 1  # its own name
+
+
+class Logs(Callback):
+    def on_step_end(self, state, step_idx, batch, metrics):
+        state.log("mine", step_idx)
+        metrics["added"] = 2 * step_idx
+
+
+def test_what_hooks_log_is_shown_once():
+    lines = train(terminal=False, steps=2, more=[Logs()]).splitlines()
+    assert lines[0].startswith("step 0  loss 0.5  learning_rate 0.001  added 0  (")
+    assert lines[1] == "step 0  mine 0"
+    assert lines[2].startswith("step 1  loss 0.5  learning_rate 0.001  added 2  (")
+    assert "mine 1" in train(terminal=True, steps=2, more=[Logs()])

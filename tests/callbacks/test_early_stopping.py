@@ -4,11 +4,12 @@ import math
 
 import pytest
 
-from proa import CallbackManager, LoopState
+from proa import Callback, CallbackManager, LoopState, TrainingBatch
 from proa.callbacks import EarlyStopping
 from proa.config import DetachedConfig
 from proa.config.sections import EvalSection
 from proa.errors import CallbackConfigError
+from proa.loop import ScoreFunction, SupervisedLoop
 from proa.run.placing import place_callbacks
 
 
@@ -146,3 +147,27 @@ def test_a_misspelt_eval_is_refused_where_the_evals_are_known():
     for known in ("sort_digits.exact", "reward.sort_digits", "mine.own", "loss"):
         with place_callbacks(config, [EarlyStopping(known)]):
             pass
+
+
+def test_a_metric_that_hooks_log_after_the_step_is_watched_once_a_step(caplog):
+    class Logs(Callback):
+        def on_step_end(self, state, step_idx, batch, metrics):
+            state.log("late", 1.0)
+
+    class Adds(Callback):
+        def on_step_end(self, state, step_idx, batch, metrics):
+            metrics["late"] = 1.0
+
+    for hook in (Logs(), Adds()):
+        loop = SupervisedLoop(lambda batch: {"loss": 1.0}, callbacks=[EarlyStopping("late", patience=3), hook])
+        assert loop.fit(lambda epoch: [TrainingBatch(0)] * 9).global_step == 4
+    assert warnings(caplog) == []
+
+
+def test_the_loss_of_the_only_loss_eval_is_watched_under_its_short_name():
+    loop = SupervisedLoop(
+        lambda batch: {"loss": 1.0},
+        callbacks=[EarlyStopping("eval_loss", patience=2)],
+        evaluators=[ScoreFunction("held_out", lambda: {"eval_loss": 1.0}, run_every=1)],
+    )
+    assert loop.fit(lambda epoch: [TrainingBatch(0)] * 9).global_step == 3

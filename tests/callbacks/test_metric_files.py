@@ -174,3 +174,24 @@ def test_the_file_and_the_folders_made_for_it_are_their_owners_alone(tmp_path, k
     assert rights(folder / "metrics") == 0o600
     assert set(put_in_place) == {0o600}
     assert len(put_in_place) == (1 if kind is JsonlMetrics else 5)  # cut back once; a column more is a file anew
+
+
+@pytest.mark.parametrize("kind", [JsonlMetrics, CsvMetrics])
+def test_what_came_after_a_checkpoint_and_comes_again_is_not_written_twice(tmp_path, kind):
+    """Such as what a hook logs when it hears of the checkpoint, which a resumed run announces again."""
+    manager, state = CallbackManager([kind(tmp_path / "m")]), LoopState()
+    manager.fire("train_start", state)
+    state.global_step = 1
+    manager.fire("step_end", state, 0, metrics={"loss": 1.0})
+    manager.fire("metrics_logged", state, 0, {"uploaded": 2.0})
+    manager.fire("train_end", state)
+    written = (tmp_path / "m").read_text()
+    state = LoopState(resumed_from="step_1", global_step=1)
+    manager.fire("train_start", state)
+    manager.fire("metrics_logged", state, 0, {"uploaded": 3.0})
+    assert (tmp_path / "m").read_text() == written
+    manager.fire("metrics_logged", state, 0, {"new": 4.0})
+    state.global_step = 2
+    manager.fire("metrics_logged", state, 1, {"uploaded": 5.0})
+    manager.fire("train_end", state)
+    assert len((tmp_path / "m").read_text().splitlines()) == len(written.splitlines()) + 2

@@ -17,7 +17,8 @@ from proa.callbacks.registry import _KINDS
 from proa.errors import CallbackConfigError
 
 PARAMS = {"early_stopping": {"metric": "loss"}, "trainer_performance": {"actor_num_params": 1},
-          "maker_performance": {"actor_num_params": 1}}  # fmt: skip
+          "maker_performance": {"actor_num_params": 1}, "webhook": {"webhook_url": "https://example.com"},
+          "upload": {"to": "somewhere"}}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", sorted(callback_kinds()))

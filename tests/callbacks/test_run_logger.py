@@ -363,3 +363,25 @@ def test_the_reason_of_a_stop_is_told_without_the_secrets_that_it_quotes(tmp_pat
     manager.fire("train_end", state, LoopArtifacts(tmp_path))
     (closed,) = [call for call in logger.calls if call[0] == "close"]
     assert closed[2]["stop_reason"] == "no REDACTED at https://host/?api_key=REDACTED"
+
+
+def test_metrics_of_hooks_are_logged_at_their_step_and_a_later_value_replaces_the_first(tmp_path):
+    logger = Recording()
+    manager, state = CallbackManager([logger]), LoopState(output_dir=tmp_path)
+    manager.fire("train_start", state)
+    step(manager, state, 0, loss=1.0, added=2.0)
+    manager.fire("metrics_logged", state, 0, {"added": 2.0, "mine": 3.0})
+    manager.fire("metrics_logged", state, 0, {"mine": 4.0})
+    assert [call for call in logger.calls if call[0] == "write"] == [
+        ("write", {"loss": 1.0, "added": 2.0}, 0), ("write", {"mine": 3.0}, 0), ("write", {"mine": 4.0}, 0),
+    ]  # fmt: skip
+
+
+def test_metrics_of_hooks_that_an_earlier_process_logged_are_not_logged_again(tmp_path):
+    logger = Recording(earlier="old", before={"mine": 4})
+    manager = CallbackManager([logger])
+    state = LoopState(output_dir=tmp_path, resumed_from="step_5", global_step=5)
+    manager.fire("train_start", state)
+    manager.fire("metrics_logged", state, 4, {"mine": 1.0})
+    manager.fire("metrics_logged", state, 5, {"mine": 2.0})
+    assert [call for call in logger.calls if call[0] == "write"] == [("write", {"mine": 2.0}, 5)]

@@ -4,7 +4,7 @@ import io
 import json
 
 from proa.callbacks.logged_values import sample_table
-from proa.cli.train import _show_samples
+from proa.cli.train import show_samples
 from proa.data.messages import in_words, is_conversation
 from proa.report.samples import Budget, read_predictions
 from proa.terminal import Console
@@ -48,6 +48,6 @@ def test_a_run_ends_with_samples_that_read_as_conversations(tmp_path):
     for steps in (0, 1):
         (tmp_path / "e" / f"step_{steps}.jsonl").write_text(json.dumps(PREDICTION) + "\n")
     out = io.StringIO()
-    _show_samples(Console(file=out, width=120), tmp_path / "e")
+    show_samples(Console(file=out, width=120), tmp_path / "e")
     assert "│ user: 2+2= " in out.getvalue()
     assert "{'role'" not in out.getvalue()

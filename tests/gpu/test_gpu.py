@@ -6,6 +6,8 @@ import threading
 import pytest
 import torch
 
+from proa import Experience
+from proa.callbacks import GradientNorms
 from proa.data.sampling import Sampling
 from proa.engines import build_engine
 from proa.engines.protocol import Request
@@ -133,3 +135,24 @@ def test_an_eval_that_goes_on_apart_scores_the_weights_it_began_with(tmp_path, r
         assert steps == [-1, 1, 3, 5]
         assert {name == "eval own" for name in threads[apart]} == {apart}
     assert rows[True] == rows[False]  # of the first weights, which are the same on every device
+
+
+def test_experience_is_moved_to_the_cpu_to_be_sent_and_stays_where_it_is():
+    experience = Experience(torch.zeros(2, 5, device="cuda"), torch.zeros(2, 3, device="cuda"))
+    sent = experience.on_cpu()
+    assert (sent.sequences.device.type, sent.action_log_probs.device.type) == ("cpu", "cpu")
+    assert experience.sequences.device.type == "cuda"
+    assert sent.on_cpu() is sent
+
+
+def test_norms_of_gradients_are_those_of_the_whole_step(tmp_path):
+    settings = {
+        "total_steps": 1, "train_batch_size": 8, "sampling": {"group_size": 2, "max_new_tokens": 7},
+        "task": {"source": "sort_digits", "count": 64}, "reward": {"workers": 0}, "output_dir": tmp_path,
+    }  # fmt: skip
+    model = {"config": {**CONFIG, "vocab_size": 16}, "device": "cuda", "dtype": "bfloat16"}
+    grpo(**settings, name="run", model=model, callbacks=[GradientNorms(every=1)])
+    (row,) = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    norms = [value for name, value in row.items() if name.startswith("grad_norm.")]
+    assert len(norms) == 5  # embeddings, two layers, the last norm, the head
+    assert sum(norm**2 for norm in norms) ** 0.5 == pytest.approx(row["grad_norm"], rel=1e-4)

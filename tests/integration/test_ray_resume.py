@@ -14,7 +14,8 @@ from tests.chaos.killed_runs import outcome_of
 from tests.integration.mishaps import TrainerAtStep, first_time
 from tests.integration.small_run import digest, header
 
-from proa import Callback, CheckpointManager
+from proa import Callback, CheckpointManager, TrainerCallback
+from proa.callbacks import CheckpointUpload
 from proa.runtime.ray.driver import TrainerDiedError
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
@@ -43,7 +44,13 @@ class CountsSteps(Callback):
     state_key = "steps"
 
     def __init__(self):
-        self.heard, self.starts = [], []
+        self.heard, self.starts, self.runs = [], [], []
+
+    def on_run_start(self, ctx):
+        self.runs.append("start")
+
+    def on_run_end(self, ctx, run_result, arm):
+        self.runs.append((run_result.status, run_result.artifacts.steps_run))
 
     def on_train_start(self, state):
         self.starts.append(state.resumed_from)
@@ -92,6 +99,7 @@ def test_a_trainer_that_is_killed_is_started_again_and_changes_nothing(
     assert "trainer_0 died" in once["reason"]
     assert steps.starts == [None, None if went_on_from == "the beginning" else went_on_from]
     assert steps.heard == [0, 1, 2, 3]
+    assert steps.runs == ["start", ("completed", 4)]  # one run, whatever became of its trainer
 
 
 @pytest.mark.prove
@@ -126,15 +134,27 @@ class Interrupts(Callback):
             os.kill(os.getpid(), signal.SIGINT)
 
 
+class InTrainer(TrainerCallback):
+    """Counts steps where the trainer is."""
+
+    steps = 0
+
+    def on_batch_end(self, metrics, experience):
+        self.steps += 1
+
+
 def test_an_interrupt_saves_at_a_boundary_and_the_run_goes_on_without_ray(ray_cluster, tmp_path):
+    counting = InTrainer()
     with pytest.raises(KeyboardInterrupt):
-        digest(tmp_path, "run", runtime="ray", callbacks=[Interrupts()])
+        digest(tmp_path, "run", runtime="ray", callbacks=[Interrupts(), counting])
     told = header(tmp_path, "run")
     saved, _ = CheckpointManager(tmp_path / "run").newest_good()
     assert (told["status"], told["steps_run"]) == ("cancelled", saved.step)
     assert saved.step in (2, 3)  # the driver may hear of the signal when the next step has begun
+    assert counting.steps == saved.step
     digest(tmp_path, "local")
-    digest(tmp_path, "run", resume="auto")
+    digest(tmp_path, "run", resume="auto", callbacks=[counting])
+    assert counting.steps == 4
     assert came_to(tmp_path, "run") == came_to(tmp_path, "local")
 
 
@@ -171,3 +191,34 @@ def kill_a_trainer(run_folder, chance):
     trainers = [actor for actor in json.loads(live.read_text())["actors"] if actor["role"] == "trainer"]
     with contextlib.suppress(ProcessLookupError):  # the run may be over already
         os.kill(int(Path(chance.choice(trainers)["log"]).stem.rpartition("-")[2]), signal.SIGKILL)
+
+
+class Prunes(Callback):
+    """Removes all but the newest, in the driver, while the trainer writes in its own process."""
+
+    def __init__(self):
+        self.rows = []
+
+    def on_checkpoint(self, state, row):
+        self.rows.append(row)
+        assert Path(row.sampler_path, "config.json").is_file()
+        for old in state.checkpoint_mgr.rows:
+            if old.step < row.step:
+                state.checkpoint_mgr.remove(old)
+
+
+def test_hooks_in_the_driver_remove_and_upload_checkpoints(ray_cluster, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    prunes, saving = Prunes(), {"save_every": 1, "keep": None, "background": True}
+    upload = CheckpointUpload(tmp_path / "copies", keep=None)
+    digest(Path("runs"), "ray", runtime="ray", total_steps=3, checkpoint=saving, callbacks=[prunes, upload])
+    assert header(tmp_path / "runs", "ray")["callback_errors"] == {}
+    copies = CheckpointManager(tmp_path / "copies" / "ray")
+    assert [row.name for row in copies.rows] == ["step_1", "step_2", "step_3"]
+    copies.verify(copies.final())
+    manager = CheckpointManager(tmp_path / "runs" / "ray")
+    assert [row.name for row in manager.rows] == ["step_3"]
+    assert [row.name for row in manager.history] == ["step_1", "step_2", "step_3"]
+    assert [row.state_path for row in prunes.rows] == [
+        str(manager.folder / f"step_{step}" / "state") for step in (1, 2, 3)
+    ]  # fmt: skip

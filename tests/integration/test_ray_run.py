@@ -14,8 +14,10 @@ from tests.integration.small_run import SMALL, digest, header
 
 from proa import CallbackManager, MakerCallback, TrainerCallback
 from proa.config import ConfigError
+from proa.errors import SettingError
 from proa.lifecycle.hooks import EveryMoment
-from proa.recipes import ppo
+from proa.policy.log_probs import UnsupportedModelError
+from proa.recipes import grpo, ppo
 from proa.record.live import LiveFile
 from proa.runtime.supervisor import RunFailedError
 
@@ -137,9 +139,10 @@ class AndI(MakerCallback):
 
 def test_callbacks_in_the_driver_hear_the_documented_order(recorded):
     events = [event for event, _ in recorded.heard if not event.startswith(("wait_", "maker."))]
-    episode = ["episode_start", "epoch_start", "step_start", "step_end", "epoch_end", "update_start", "update_end",
-               "episode_end"]  # fmt: skip
-    assert events == ["train_start", *episode * 4, "checkpoint_saved", "train_end"]
+    episode = ["episode_start", "epoch_start", "step_start", "gradients_ready", "step_end", "epoch_end", "update_start",
+               "update_end", "episode_end"]  # fmt: skip
+    training = ["train_start", *episode * 4, "checkpoint_saved", "train_end"]
+    assert events == ["experiment_start", "run_start", *training, "run_end", "experiment_end"]
     assert [step for event, step in recorded.heard if event == "step_end"] == [1, 2, 3, 4]
     lines = (recorded.folder / "ray" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [0, 1, 2, 3]
@@ -243,6 +246,35 @@ def test_on_ray_actors_say_which_gpu_they_take(tmp_path):
     model = {**SMALL["model"], "device": "cuda"}
     with pytest.raises(ConfigError, match=r"set ray.trainer, e.g. \{num_gpus: 1\}"):
         digest(tmp_path, "ray", runtime="ray", model=model)
+
+
+GPT_NEO = {
+    "model_type": "gpt_neo", "vocab_size": 16, "hidden_size": 16, "num_layers": 2, "num_heads": 2, "window_size": 8,
+    "attention_types": [[["global", "local"], 1]], "max_position_embeddings": 24,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("recipe", "changes", "message"),
+    [
+        (grpo, {"model": {**SMALL["model"], "dtype": "float23"}}, "no dtype 'float23'; .*did you mean"),
+        (grpo, {"model": {**SMALL["model"], "device": "gpu"}}, "unknown model.device 'gpu'"),
+        (grpo, {"model": {"config": GPT_NEO}}, "the native engine does not know models of type 'gpt_neo'"),
+        (ppo, {"critic": {"kind": "separate", "path": "nowhere"}}, "no reward model in nowhere"),
+    ],
+    ids=["dtype", "device", "engine", "critic"],
+)
+def test_mistakes_that_show_without_weights_are_reported_before_anything_starts(tmp_path, recipe, changes, message):
+    with pytest.raises(SettingError, match=message):
+        digest(tmp_path, "ray", recipe, runtime="ray", **changes)
+    assert not (tmp_path / "ray").exists()
+
+
+def test_a_mistake_that_an_actor_finds_leaves_no_folder(ray_cluster, tmp_path):
+    changes = {"model": {"config": GPT_NEO}, "engine": {"kind": "hf"}, "optimizer": {"share_prompts": True}}
+    with pytest.raises(UnsupportedModelError, match="cannot share prompts"):
+        digest(tmp_path, "ray", runtime="ray", **changes)
+    assert not (tmp_path / "ray").exists()
 
 
 def test_the_driver_checks_a_configuration_without_loading_the_model(tmp_path, monkeypatch):

@@ -57,6 +57,7 @@ class Given:
     """A source that has every step's items, and writes down what is settled."""
 
     made: dict[str, float] = {}  # noqa: RUF012
+    logged: dict[str, float] = {}  # noqa: RUF012
 
     def __init__(self, steps):
         self.steps, self.ready, self.settled, self.ledger = list(steps), True, [], Ledger()

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -259,6 +260,43 @@ def test_overdue_leases_are_known_with_who_has_them():
     assert book.overdue(60) == {}
 
 
+def test_a_lease_that_is_held_back_is_not_overdue_between_two_attempts_to_deliver_it():
+    book = LeaseBook(plan(buffer_limit=1, max_staleness=2), prompt)
+    book.start_episode(0)
+    leases = [book.next_lease("m") for _ in range(4)]
+    for lease in leases[1:3]:
+        book.deliver(fulfil(lease), "m")
+    with pytest.raises(WaitTimeoutError):
+        book.deliver(fulfil(leases[3]), "m", seconds=0.0)
+    assert book.overdue(-1) == {0: "m"}
+    book.note_made(0, "m")
+    assert book.overdue(-1) == {}
+    book.dismiss("m")
+    book.next_lease("other")
+    assert book.overdue(-1) == {0: "other"}  # which has not made it
+    book.note_made(0, "m")
+    assert book.overdue(-1) == {0: "other"}
+
+
+def test_a_refused_delivery_leaves_its_lease_to_become_overdue():
+    book = LeaseBook(plan(), prompt)
+    book.start_episode(0)
+    lease = book.next_lease("m")
+    with pytest.raises(ValueError, match="0 were delivered"):
+        book.deliver(Delivery(lease.id, ()), "m")
+    assert book.overdue(-1) == {0: "m"}
+
+
+def test_what_a_maker_has_to_deliver_before_the_awaited_lease_is_let_in():
+    book = LeaseBook(plan(buffer_limit=1, max_staleness=2), prompt)
+    book.start_episode(0)
+    leases = [book.next_lease("m") for _ in range(4)]
+    for lease in leases[1:3]:
+        book.deliver(fulfil(lease), "m")
+    book.note_made(leases[0].id, "m")
+    assert book.deliver(fulfil(leases[3]), "m", seconds=0.0)
+
+
 def test_garbage_is_refused():
     book = LeaseBook(plan(), prompt)
     book.start_episode(0)
@@ -388,3 +426,13 @@ def test_a_step_that_goes_on_while_the_book_closes_settles_what_it_has():
     book.close("over")
     assert (book.ledger.trained, book.ledger.buffered, book.ledger.dropped) == (4, 0, {"run_ended": 2})
     assert book.ledger.closes
+
+
+def test_what_makers_logged_is_the_mean_over_the_leases_of_a_step():
+    book = LeaseBook(plan(prompts_per_step=4, lease_prompts=2, total_steps=1), prompt)
+    book.start_episode(0)
+    for logged in ({"speed": 1.0, "of_one": 5}, {"speed": 2.0}):
+        lease = book.next_lease("maker_0")
+        book.deliver(replace(fulfil(lease), logged=logged), "maker_0")
+    book.take_step()
+    assert book.logged == {"speed": 1.5, "of_one": 5.0}

@@ -291,3 +291,41 @@ def test_a_function_can_say_that_it_uses_asyncio():
     manager.on("step_end", uses_asyncio=True)(lambda: loops.append(asyncio.get_running_loop()))
     run(manager, 1)
     assert loops[0].is_closed()
+
+
+@pytest.mark.parametrize("event", ["experiment_start", "run_start"])
+@pytest.mark.parametrize("work", [instantly, after_a_while])
+def test_tasks_started_at_the_beginning_run_before_it_goes_on(event, work):
+    manager, done = CallbackManager(), []
+
+    @manager.on(event)
+    def begin(ctx):
+        async def register():
+            await work(0)
+            done.append(ctx)
+
+        asyncio.create_task(register())  # noqa: RUF006 - the run's loop keeps it
+
+    manager.fire(event, "ctx")
+    assert done == ["ctx"]
+    manager.fire("run_end", "ctx")
+
+
+def test_a_task_that_lasts_does_not_keep_the_experiment_from_beginning(monkeypatch):
+    monkeypatch.setattr("proa.lifecycle.background.BEGIN_SECONDS", 0.01)
+    manager, beats, over = CallbackManager(), [], asyncio.Event()
+
+    @manager.on("experiment_start")
+    def begin(ctx):
+        async def beat():
+            beats.append("first")
+            await over.wait()
+            beats.append("last")
+
+        asyncio.create_task(beat())  # noqa: RUF006 - the run's loop keeps it
+
+    manager.on("experiment_end", uses_asyncio=True)(lambda ctx: over.set())
+    manager.fire("experiment_start", "ctx")
+    assert beats == ["first"]
+    manager.fire("experiment_end", "ctx")
+    assert beats == ["first", "last"]

@@ -2,12 +2,13 @@
 
 import dataclasses
 import inspect
+import typing
 
 import pytest
 
 import proa
 from proa import Callback, ErrorPolicy, MakerCallback, Priority, TrainerCallback
-from proa.lifecycle import EVENT_NAMES, MOMENTS
+from proa.lifecycle import EVENT_NAMES, MOMENTS, EveryMoment, Moments
 
 PAYLOADS = {
     "train_start": "state",
@@ -17,7 +18,9 @@ PAYLOADS = {
     "epoch_start": "state epoch",
     "epoch_end": "state epoch",
     "step_start": "state",
+    "gradients_ready": "state gradients",
     "step_end": "state step_idx batch metrics experience",
+    "metrics_logged": "state step_idx metrics",
     "update_start": "state version",
     "update_end": "state version",
     "checkpoint_saved": "state row",
@@ -54,6 +57,7 @@ HOOKS = {
         "on_epoch_start(epoch)": "epoch_start",
         "on_epoch_end(epoch)": "epoch_end",
         "on_batch_start()": "step_start",
+        "on_gradients_ready(gradients)": "gradients_ready",
         "on_batch_end(metrics, experience)": "step_end",
         "on_update_start()": "update_start",
         "on_update_end()": "update_end",
@@ -76,6 +80,7 @@ HOOKS = {
         "on_train_start(state)": "train_start",
         "on_train_end(state, artifacts)": "train_end",
         "on_step_end(state, step_idx, batch, metrics)": "step_end",
+        "on_metrics(state, step_idx, metrics)": "metrics_logged",
         "on_checkpoint(state, row)": "checkpoint_saved",
         "on_eval(state, step_idx, eval_name, metrics)": "eval_end",
         "on_exception(state, exception)": "error",
@@ -157,7 +162,38 @@ def test_user_callbacks_raise_by_default():
     assert {family.error_policy for family in HOOKS} == {ErrorPolicy.RAISE}
 
 
-def test_the_docs_hold_the_table_of_moments(repository):
+def test_the_docs_hold_the_tables_of_moments_and_no_other(repository):
     from proa.lifecycle.table import markdown
 
-    assert markdown() in (repository / "docs" / "moments.md").read_text(encoding="utf-8")
+    text = (repository / "docs" / "moments.md").read_text(encoding="utf-8")
+    written = text.partition("| event |")[1:]
+    assert "".join(written).partition("\n\n## The order")[0] == markdown()
+
+
+@pytest.mark.parametrize("family", [*HOOKS, EveryMoment], ids=lambda family: family.__name__)
+def test_every_hook_has_hints_that_resolve(family):
+    for name in family.hooks or ["on_moment"]:
+        hook = getattr(family, name)
+        assert typing.get_type_hints(hook).keys() == {*list(inspect.signature(hook).parameters)[1:], "return"}
+
+
+def test_moments_have_hints_that_resolve():
+    for moment in MOMENTS.values():
+        assert {*moment.payload, "return"} == typing.get_type_hints(getattr(Moments, moment.method)).keys()
+
+
+@pytest.mark.parametrize("family", HOOKS, ids=lambda family: family.__name__)
+def test_the_docstring_of_a_hook_is_its_moment_s(family):
+    for name, hook in family.hooks.items():
+        said = " ".join(inspect.getdoc(getattr(family, name)).split())
+        assert said.startswith(hook.moment.doc)
+        for item in (*hook.positional, *hook.keyword):
+            assert f"{item}: {hook.moment.items[item]}" in said
+
+
+class Mine(Callback):
+    def on_eval(self, state, step_idx, eval_name, metrics): ...
+
+
+def test_an_overridden_hook_has_the_docstring_too():
+    assert "step_idx: the index of the step whose weights were scored" in inspect.getdoc(Mine.on_eval)

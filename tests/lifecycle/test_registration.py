@@ -5,9 +5,19 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from proa import Callback, CallbackManager, LogContext, LoopState, MakerCallback, TrainerCallback, TrainState
+from proa import (
+    Callback,
+    CallbackManager,
+    ErrorPolicy,
+    LogContext,
+    LoopState,
+    MakerCallback,
+    TrainerCallback,
+    TrainState,
+)
 from proa.errors import EventError, HookError
 from proa.lifecycle import BaseCallback, Role
+from proa.lifecycle.hooks import EveryMoment
 
 
 def test_a_hook_that_cannot_take_its_payload_is_refused_with_the_line_to_write():
@@ -455,3 +465,34 @@ def test_every_at_episodes_works_with_the_state_alone():
     for _ in range(4):
         manager.fire("episode_end", TrainState())
     assert heard == [1, 1]
+
+
+def test_one_that_hears_every_moment_may_choose_some():
+    class Ends(EveryMoment):
+        only_moments = ("train_end", "maker.lost")
+
+        def __init__(self):
+            self.heard = []
+
+        def on_moment(self, event, payload):
+            self.heard.append(event)
+
+    manager = CallbackManager([Ends()])
+    manager.fire("step_end", TrainState())
+    manager.fire("maker.lost", "maker_1", "killed")
+    manager.fire("train_end", TrainState())
+    assert manager.callbacks[0].heard == ["maker.lost", "train_end"]
+    assert not manager.wants("step_end")
+
+
+def test_failures_in_a_callbacks_own_thread_are_counted_with_those_of_its_hooks():
+    class Sender(Callback):
+        error_policy = ErrorPolicy.LOG
+        background_failures = 2
+
+        def on_train_start(self, state):
+            raise OSError("down")
+
+    manager = CallbackManager([Sender()])
+    manager.fire("train_start", TrainState())
+    assert manager.errors == {"Sender": 3}

@@ -110,3 +110,17 @@ def test_what_else_writes_waits_for_a_save_under_way(manager):
 
 def test_draining_where_nothing_was_saved_returns(manager):
     BackgroundSaver(manager).drain(0.0)
+
+
+def test_others_can_be_removed_while_one_is_written(manager):
+    manager.save(row(1), write)
+    manager.save(row(2), write)
+    saver, gate = BackgroundSaver(manager), Gate()
+    saver.save(row(3), gate)
+    assert gate.entered.wait(DEADLINE)
+    manager.remove(manager.row("step_1"))  # does not wait for the save, and leaves its files alone
+    assert [one.name for one in manager.rows] == ["step_2"]
+    gate.open.set()
+    saver.drain(DEADLINE)
+    assert [one.name for one in manager.rows] == ["step_2", "step_3"]
+    manager.verify(manager.row("step_3"))

@@ -7,6 +7,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from tests.record.faulty_disk import QuickDisk, inside
 
 from proa import ManifestRow
 from proa.errors import SettingError
-from proa.record.checkpoints import CheckpointError, CheckpointManager
+from proa.record.checkpoints import CheckpointError, CheckpointManager, UnknownCheckpointError
 
 OLD_MANIFEST = Path(__file__).parent / "fixtures" / "manifest_of_0_1.jsonl"
 
@@ -97,7 +98,8 @@ def test_a_saved_row_names_its_parts_with_sizes_and_digests(tmp_path):
     given = row(4, policy_version=2, metrics={"reward": 0.5}, extra={"weather": "fine"})
     returned = CheckpointManager(tmp_path).save(given, write)
     assert returned == CheckpointManager(tmp_path).row("step_4")
-    assert (returned.state_path, returned.sampler_path) == ("checkpoints/step_4/state", "checkpoints/step_4/model")
+    folder = tmp_path / "checkpoints" / "step_4"
+    assert (returned.state_path, returned.sampler_path) == (str(folder / "state"), str(folder / "model"))
     assert returned.sizes == {"model/deep/weights": 3, "state/state.json": 2}
     assert returned.digests["model/deep/weights"] == hashlib.sha256(b"abc").hexdigest()
     assert (returned.metrics, returned.extra) == ({"reward": 0.5}, {"weather": "fine"})
@@ -110,7 +112,7 @@ def test_a_part_that_was_not_written_has_no_path(tmp_path):
         (folder / "model" / "weights").write_bytes(b"abc")
 
     returned = manager_of(tmp_path).save(row(4), only_a_model)
-    assert (returned.state_path, returned.sampler_path) == (None, "checkpoints/step_4/model")
+    assert (returned.state_path, returned.sampler_path) == (None, str(tmp_path / "checkpoints" / "step_4" / "model"))
     manager_of(tmp_path).verify(returned)
 
 
@@ -207,7 +209,7 @@ def test_the_same_step_after_a_resume_replaces_the_old_one(tmp_path):
     assert manager.path(again).name == "step_4~2"
     assert folders(tmp_path) == ["step_2", "step_4~2", "step_6"]
     third = manager_of(tmp_path).save(row(4), write)
-    assert third.state_path == "checkpoints/step_4/state"
+    assert third.state_path == str(tmp_path / "checkpoints" / "step_4" / "state")
     assert folders(tmp_path) == ["step_2", "step_4", "step_6"]
 
 
@@ -230,6 +232,150 @@ def test_a_row_that_json_cannot_say_is_refused_before_anything_is_written(tmp_pa
 def test_a_row_may_have_a_metric_that_is_no_number(tmp_path):
     manager = saved(tmp_path, row(4, metrics={"loss": float("nan"), "list": (float("inf"), 1)}))
     assert manager.row("step_4").metrics == {"loss": "NaN", "list": ["Infinity", 1]}
+
+
+# Paths.
+
+
+def test_rows_have_absolute_paths_and_the_manifest_relative_ones(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("run").mkdir()
+    manager = saved(Path("run"), row(2), row(4), row(6))
+    manager.mark_final("step_6")
+    rows = [*manager.rows, *manager.history, manager.latest(), manager.final(), *manager.forget_after(4)]
+    for one in rows:
+        assert one.state_path == str(tmp_path / "run" / "checkpoints" / one.name / "state")
+        assert one.sampler_path == str(tmp_path / "run" / "checkpoints" / one.name / "model")
+    lines = [json.loads(line) for line in Path("run/checkpoints.jsonl").read_text().splitlines()]
+    paths = {line["state_path"] for line in lines if "removed" not in line}
+    assert paths == {f"checkpoints/step_{step}/state" for step in (2, 4, 6)}
+
+
+def test_a_moved_run_has_the_paths_of_its_new_place(tmp_path):
+    (tmp_path / "old").mkdir()
+    before = saved(tmp_path / "old", row(2)).latest()
+    (tmp_path / "old").rename(tmp_path / "new")
+    manager = manager_of(tmp_path / "new")
+    assert manager.latest().state_path == str(tmp_path / "new" / "checkpoints" / "step_2" / "state")
+    manager.verify(manager.latest())
+    with pytest.raises(CheckpointError, match="which is not in checkpoints/step_2"):
+        manager.verify(before)
+
+
+def test_a_folder_that_is_reached_by_a_link_has_the_same_rows(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "run")
+    asked = saved(tmp_path / "run", row(2), row(4)).row("step_2")
+    linked = manager_of(tmp_path / "link")
+    linked.verify(asked)
+    linked.remove(asked)
+    assert names(linked) == ["step_4"]
+
+
+# Removing.
+
+
+def test_a_removed_checkpoint_is_gone_from_the_manifest_and_from_the_disk(tmp_path):
+    manager = saved(tmp_path, row(2), row(4), row(6))
+    manager.remove(manager.row("step_4"))
+    assert names(manager) == names(manager_of(tmp_path)) == ["step_2", "step_6"]
+    assert folders(tmp_path) == ["step_2", "step_6"]
+    assert [one.name for one in manager.history] == ["step_2", "step_4", "step_6"]
+    manager.verify(manager.row("step_6"))
+
+
+def test_the_newest_one_is_removed_only_if_that_is_said(tmp_path):
+    manager = saved(tmp_path, row(2), row(4))
+    with pytest.raises(CheckpointError, match=r"step_4 is the newest one.*even_newest=True"):
+        manager.remove(manager.latest())
+    assert folders(tmp_path) == ["step_2", "step_4"]
+    manager.remove(manager.latest(), even_newest=True)
+    assert names(manager) == folders(tmp_path) == ["step_2"]
+
+
+def test_one_without_a_state_is_not_what_a_run_resumes_from(tmp_path):
+    def only_a_model(folder: Path) -> None:
+        (folder / "model").mkdir()
+        (folder / "model" / "weights").write_bytes(b"abc")
+
+    manager = saved(tmp_path, row(2))
+    manager.save(row(4), only_a_model)
+    with pytest.raises(CheckpointError, match="step_2 is the newest one"):
+        manager.remove(manager.row("step_2"))
+    manager.remove(manager.row("step_4"))
+    assert names(manager) == ["step_2"]
+
+
+def test_what_cannot_be_removed_is_said(tmp_path):
+    for folder in ("run", "other"):
+        (tmp_path / folder).mkdir()
+    manager = saved(tmp_path / "run", row(2), row(4))
+    foreign = saved(tmp_path / "other", row(2), row(4)).row("step_2")
+    with pytest.raises(UnknownCheckpointError, match=f"is it a row of another run than {tmp_path / 'run'}"):
+        manager.remove(foreign)
+    with pytest.raises(UnknownCheckpointError, match=r"no checkpoint step_3.*known: step_2, step_4"):
+        manager.remove(row(3, state_path="checkpoints/step_3/state"))
+    old = manager.row("step_2")
+    manager.remove(old)
+    with pytest.raises(UnknownCheckpointError, match=r"step_2 of .*run was removed already"):
+        manager.remove(old)
+    replaced = manager.row("step_4")
+    saved(tmp_path / "run", row(4), row(6))
+    with pytest.raises(UnknownCheckpointError, match=r"step_4 of .*run was replaced by a newer one"):
+        manager.remove(replaced)
+    assert names(manager) == ["step_4", "step_6"]
+
+
+def test_removed_ones_do_not_count_as_kept(tmp_path):
+    manager = saved(tmp_path, row(1), row(2), keep_last=2)
+    manager.remove(manager.row("step_1"))
+    for step in (3, 4):
+        manager.save(row(step), write)
+    assert names(manager) == ["step_3", "step_4"]
+    manager.remove(manager.row("step_3"))
+    manager.save(row(5), write)
+    assert names(manager) == ["step_4", "step_5"]
+
+
+def test_files_that_cannot_be_removed_are_reported_and_go_with_the_next_save(tmp_path, caplog):
+    class Stubborn(QuickDisk):
+        def remove_tree(self, path):
+            raise PermissionError(f"{path} is protected")
+
+    saved(tmp_path, row(2), row(4))
+    stubborn = CheckpointManager(tmp_path, disk=Stubborn())
+    stubborn.remove(stubborn.row("step_2"))
+    assert "step_2 is not a checkpoint any more and cannot be removed" in caplog.text
+    assert names(stubborn) == ["step_4"]
+    saved(tmp_path, row(6))
+    assert folders(tmp_path) == ["step_4", "step_6"]
+
+
+def test_another_manager_may_remove_at_the_moment_that_one_saves(tmp_path):
+    """As on Ray: a trainer saves in its process, a hook in the driver removes. No line of either is lost."""
+    appending, removed = threading.Event(), threading.Event()
+
+    class Slow(QuickDisk):
+        """Gives the other manager time between reading the manifest's length and writing after it."""
+
+        def append(self, path, data, after):
+            appending.set()
+            removed.wait(0.3)  # in vain: the other one waits for this one
+            super().append(path, data, after)
+
+    def remove() -> None:
+        assert appending.wait(60)
+        hook = manager_of(tmp_path)
+        hook.remove(hook.row("step_1"))
+        removed.set()
+
+    saved(tmp_path, row(1), row(2))
+    removing = threading.Thread(target=remove)
+    removing.start()
+    CheckpointManager(tmp_path, disk=Slow()).save(row(3), write)
+    removing.join()
+    assert names(manager_of(tmp_path)) == folders(tmp_path) == ["step_2", "step_3"]
+    assert [one.name for one in manager_of(tmp_path).history] == ["step_1", "step_2", "step_3"]
 
 
 # Which one.

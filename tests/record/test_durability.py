@@ -81,12 +81,18 @@ def forget_after(run, disk):
     CheckpointManager(run, disk=disk).forget_after(1)
 
 
+def remove(run, disk):
+    manager = CheckpointManager(run, disk=disk)
+    manager.remove(manager.row("step_1"))
+
+
 ACTIONS = {
     save: ([2], {2, 4}),
     save_and_prune: ([1, 2], {2, 4}),
     save_again: ([2], {2}),
     mark_final: ([1, 2], {2}),
     forget_after: ([1, 2, 3], {1, 2, 3}),
+    remove: ([1, 2], {2}),
 }
 
 

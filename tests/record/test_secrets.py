@@ -13,11 +13,12 @@ from transformers import LlamaConfig
 
 from proa.config import DetachedConfig
 from proa.data.loop import ManifestRow
+from proa.errors import SettingError
 from proa.record.durable import Disk
 from proa.record.live import ActorView, LiveFile, LiveView
 from proa.record.manifest import Manifest
 from proa.record.run_folder import RunFolder, json_line, json_text
-from proa.record.secrets import REDACTED, Redactor, is_secret_key, redacted_keys
+from proa.record.secrets import REDACTED, Redactor, expand_environment, is_secret_key, redacted_keys
 
 SECRET_KEYS = [
     "token", "TOKEN", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "hfToken", "use_auth_token", "access_token",
@@ -370,3 +371,22 @@ def test_in_a_manifest_names_and_paths_stay_whatever_a_secret_says(tmp_path):
     (found,) = manifest.rows()
     assert (found.name, found.state_path) == ("step_9999", "checkpoints/step_9999/state")
     assert found.metrics == {"note": REDACTED, "pass": 2}
+
+
+def test_a_reference_to_the_environment_is_not_a_secret_and_headers_are():
+    config = {
+        "token": "${MY_TOKEN}", "authorization": "Bearer ${MY_TOKEN}", "api_key": "${A}or-plain",
+        "headers": {"X-Team": "blue-7", "X-Other": "${MY_TOKEN}"}, "columns": {"headers": ["a", "b"]},
+    }  # fmt: skip
+    assert Redactor(environment={}).redact(config) == {
+        "token": "${MY_TOKEN}", "authorization": "Bearer ${MY_TOKEN}", "api_key": REDACTED,
+        "headers": {"X-Team": REDACTED, "X-Other": "${MY_TOKEN}"}, "columns": {"headers": ["a", "b"]},
+    }  # fmt: skip
+
+
+def test_a_variable_that_is_not_set_is_named(monkeypatch):
+    monkeypatch.setenv("SET_ONE", "yes")
+    assert expand_environment("to", "a ${SET_ONE} b $SET_ONE") == "a yes b $SET_ONE"
+    monkeypatch.setenv("SET_ONE", "")
+    with pytest.raises(SettingError, match="to refers to the environment variable SET_ONE, which is not set"):
+        expand_environment("to", "${SET_ONE}")

@@ -39,6 +39,26 @@ def test_a_whole_run_has_every_section(tmp_path):
     ]  # fmt: skip
 
 
+def test_what_evaluators_measured_is_a_table_with_a_row_for_each_actor(tmp_path):
+    run = records.write_run(tmp_path / "run")
+    header = json.loads((run / "run.json").read_text())
+    rates = {"samples_per_second": 22.19, "tokens_per_second": 288.5, "tflops": 5e-06, "seconds": 1.5, "samples": 24}
+    header["performance"] = {
+        "trainer_0": {**rates, "role": "trainer", "shares": {"training": 0.25, "waiting": 0.75}},
+        "<maker_0>": {**rates, "role": "maker", "shares": {"making": 1.0}},
+    }
+    records.write_json(run / "run.json", header)
+    text = page(run)
+    assert "Performance" in titles(text)
+    (section,) = re.findall(r"<section id=\"performance\">(.*?)</section>", text)
+    cells = [re.findall(r"<t[hd].*?>(.*?)</t[hd]>", row) for row in section.split("<tr>")[1:]]
+    assert cells == [
+        ["run", "actor", "samples/s", "tokens/s", "TFLOP/s", "seconds", "training, %", "waiting, %", "making, %"],
+        ["run", "trainer_0", "22.19", "288.5", "5e−06", "1.5", "25.0", "75.0", ""],
+        ["run", "&lt;maker_0&gt;", "22.19", "288.5", "5e−06", "1.5", "", "", "100.0"],
+    ]
+
+
 def test_a_run_that_has_only_begun_has_no_section_without_content(tmp_path):
     records.write_json(
         tmp_path / "run" / "run.json", {"status": "running", "host": "elsewhere", "pid": 1, "started": 1.0}
@@ -401,3 +421,31 @@ def test_samples_without_a_reward_are_told_with_the_first_reason(tmp_path):
     text = page(folder)
     assert "7 samples had no reward and were left out. The first said: reward" in text
     assert "<b>boom" not in text
+
+
+def test_norms_of_gradients_are_one_drawing_of_all_layers(tmp_path):
+    folder = records.write_run(tmp_path / "run")
+    assert "Gradient norms" not in titles(page(folder))
+    layers = ["embed_tokens", *(f"layers.{number}" for number in range(30)), "lm_head"]
+    with (folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        for step in range(40, 42):
+            norms = {f"grad_norm.{layer}": 10.0**-place for place, layer in enumerate(layers)}
+            norms |= {"grad_norm.layers.3": "NaN", "grad_norm.layers.4": 0.0}
+            file.write(json.dumps({"step": step, "time": 1.0, **norms}) + "\n")
+    text = page(folder)
+    assert "Gradient norms" in titles(text)
+    assert text.count("<rect ") == page(records.write_run(tmp_path / "other")).count("<rect ") + 2 * (len(layers) - 2)
+    assert "training/grad_norm.layers.0" not in data_in(text)["charts"]
+    assert "training/grad_norm" in data_in(text)["charts"]
+    assert "From 1e−31 (pale) to 1 (dark)" in text
+    assert "<td>layers.29</td>" in text
+
+
+def test_the_loss_of_the_only_loss_eval_is_drawn_once(tmp_path):
+    folder = records.write_run(tmp_path / "run", config={**records.CONFIG, "eval": [{"name": "sort"}]})
+    with (folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        for step in range(40, 42):
+            file.write(json.dumps({"step": step, "time": 1.0, "sort.eval_loss": 0.5, "eval_loss": 0.5}) + "\n")
+    charts = data_in(page(folder))["charts"]
+    assert "evals/sort.eval_loss" in charts
+    assert "training/eval_loss" not in charts

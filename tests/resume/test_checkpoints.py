@@ -2,19 +2,20 @@
 
 import errno
 import os
+from pathlib import Path
 
 import pytest
 from tests.small import MODEL
 
-from proa import CheckpointManager
+from proa import Callback, CheckpointManager
 from proa.recipes import sft
 from proa.record.checkpoints import DiskFullError
 
 
-def run_with(folder, evaluator, *, run_every, save_every, total_steps=7, **checkpoint):
+def run_with(folder, evaluator, *, run_every, save_every, total_steps=7, callbacks=(), **checkpoint):
     sft(
         model={"config": MODEL}, task={"source": "sort_digits", "count": 16}, total_steps=total_steps,
-        train_batch_size=4, output_dir=folder, resume="auto",
+        train_batch_size=4, output_dir=folder, resume="auto", callbacks=callbacks,
         eval=[{"name": "quiz", "evaluator": evaluator, "run_every": run_every, "baseline": True}],
         checkpoint={"save_every": save_every, "keep": 1, "best": "quiz.score", **checkpoint},
     )  # fmt: skip
@@ -66,3 +67,46 @@ def test_an_eval_in_the_background_scores_the_weights_it_began_with(tmp_path):
     )  # fmt: skip
     rows = CheckpointManager(tmp_path / "run").rows
     assert [(row.step, row.metrics.get("quiz.score")) for row in rows] == [(3, None), (5, 0.3)]
+
+
+class Prunes(Callback):
+    """Keeps the newest alone, and notes the rows it was given."""
+
+    def __init__(self, even_newest=False):
+        self.even_newest, self.rows, self.left = even_newest, [], []
+
+    def on_checkpoint(self, state, row):
+        self.rows.append(row)
+        assert Path(row.state_path).is_dir()
+        assert Path(row.sampler_path, "config.json").is_file()
+        for old in state.checkpoint_mgr.rows:
+            if self.even_newest or old.step < row.step:
+                state.checkpoint_mgr.remove(old, even_newest=self.even_newest)
+
+    def on_train_end(self, state, artifacts):
+        self.left = artifacts.checkpoints
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_hook_gets_absolute_paths_and_may_prune(tmp_path, monkeypatch, background):
+    monkeypatch.chdir(tmp_path)
+    prunes = Prunes()
+    manager = run_with(
+        Path(), lambda policy: {"score": 1.0}, run_every=0, save_every=2, total_steps=6, keep=None,
+        background=background, callbacks=[prunes],
+    )  # fmt: skip
+    assert [row.step for row in prunes.rows] == [2, 4, 6]
+    assert [row.name for row in manager.rows] == [row.name for row in prunes.left] == ["step_6"]
+    assert prunes.left[0].state_path == str(tmp_path / "run" / "checkpoints" / "step_6" / "state")
+    assert manager.final().name == "step_6"
+    assert (tmp_path / "run" / "model" / "model.safetensors").is_file()
+
+
+def test_a_run_whose_last_checkpoint_a_hook_removed_still_has_a_final_one(tmp_path):
+    manager = run_with(
+        tmp_path, lambda policy: {"score": 1.0}, run_every=0, save_every=2, total_steps=2,
+        callbacks=[Prunes(even_newest=True)],
+    )  # fmt: skip
+    assert [row.name for row in manager.history] == ["step_2", "final"]
+    assert manager.rows == []  # the hook has removed that one too
+    assert (tmp_path / "run" / "model" / "model.safetensors").is_file()

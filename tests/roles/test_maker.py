@@ -310,3 +310,65 @@ def test_the_gate_lets_in_whatever_an_engine_makes(engine, sharpness, settings):
         maker.work(studio, store)
     for asked, made in zip([lease(0), lease(1)], studio.deliveries, strict=True):
         check_delivery(asked, made)
+
+
+# -- its hooks ---------------------------------------------------------------------------------------
+
+
+class Hears(MakerCallback):
+    def __init__(self):
+        self.made = []
+
+    def on_make_experience_start(self):
+        self.made.append("start")
+
+    def on_make_experience_end(self, experience):
+        self.made.append(len(experience))
+        self.log("made", len(experience))
+
+    def on_send_start(self):
+        self.log("sending", 1)
+
+
+def test_what_its_hooks_log_goes_with_the_delivery():
+    studio, hears = Studio([lease(0), lease(1)]), Hears()
+    studio.maker.manager.add(hears)
+    studio.maker.manager.on("maker.make_experience_start")(lambda state: state.log("batch", state.global_step))
+    studio.work()
+    assert [delivery.logged for delivery in studio.deliveries] == [
+        {"batch": 0, "made": 4}, {"batch": 1, "made": 4, "sending": 1},
+    ]  # fmt: skip
+
+
+def test_a_batch_that_fails_ends_without_rows_and_a_hook_s_own_failure_is_a_note():
+    def fail():
+        raise OSError("no memory")
+
+    studio, hears = Studio([lease(0)], generate=fail), Hears()
+    studio.maker.manager.add(hears)
+
+    @studio.maker.manager.on("maker.make_experience_end")
+    def expects_rows(experience):
+        raise ValueError(f"{len(experience)} rows, rewards {experience.reward.tolist()}")
+
+    with pytest.raises(LeaseFailedError, match="no memory") as raised:
+        studio.maker.work(studio, studio)
+    assert hears.made == ["start", 0]
+    assert "ValueError: 0 rows, rewards []" in raised.value.__cause__.__notes__[0]
+
+
+def test_a_hook_is_not_called_with_none_even_if_it_does_not_look():
+    seen = []
+
+    class Base(MakerCallback):
+        def on_make_experience_end(self, experience):
+            seen.append(experience)
+
+    class Passes(Base):
+        def on_make_experience_end(self, *args):
+            super().on_make_experience_end(*args)
+
+    studio = Studio([lease(0)])
+    studio.maker.manager.add(Passes())
+    studio.work()
+    assert len(seen[0]) == 4

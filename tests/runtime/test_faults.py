@@ -40,6 +40,20 @@ def test_lost_and_recreated_makers_are_announced(caplog):
     assert events == [("lost", "maker_0"), ("recreated", "maker_0+1")]
 
 
+def test_a_run_without_progress_names_everyone_who_waits_once():
+    run = SmallRun()
+
+    def fit(*_):
+        with run.book.room as room:
+            assert room._condition.wait_for(lambda: len(room._waits) == 2, 60.0)  # the makers; nothing is admitted
+            room.wait_until(lambda: False, owner="the trainer", reason="a lease", timeout=0.0)
+
+    run.trainer.fit = fit
+    with pytest.raises(RunFailedError, match="no progress: the trainer has waited") as raised:
+        run.run(2)
+    assert [str(raised.value).count(f"maker_{number} has waited") for number in range(2)] == [1, 1]
+
+
 def test_makers_that_all_hang_end_the_run_with_who_waited_for_whom(caplog, monkeypatch):
     monkeypatch.setattr("proa.runtime.local.GOODBYE_SECONDS", 0.1)  # nobody who hangs says it
     run = SmallRun(wait_timeout=0.3)

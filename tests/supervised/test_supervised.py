@@ -24,8 +24,8 @@ from proa.policy.policy import Reference
 from proa.policy.reward_model import build_reward_model
 from proa.supervised.dpo import ReferenceLogProbs, fit_dpo
 from proa.supervised.reward_model import fit_reward_model
-from proa.supervised.sft import Examples, fit_sft, held_out_loss, sft_step
-from proa.supervised.training import BatchOrder, HeldOut, SupervisedError, take_step, tokenise_pairs
+from proa.supervised.sft import Examples, SFTStep, fit_sft, held_out_loss
+from proa.supervised.training import BatchOrder, HeldOut, SupervisedError, SupervisedStep, tokenise_pairs
 from proa.tasks import Task, TaskError, TaskRow, load_task
 from proa.tasks.builtin import builtin_task
 from proa.tasks.builtin.characters import tokenizer as make_tokenizer
@@ -217,7 +217,7 @@ def test_any_micro_batches_and_packing_give_the_gradient_of_the_token_mean(token
     loss = loss_by_definition(model, examples)
     expected = gradients_of(model, loss)
     optimizer = Optimizer(model.named_parameters(), PLAIN, 1)
-    metrics = sft_step(model, optimizer, token_budget, packing=packing)(whole_batch(examples))
+    metrics = SFTStep(model, optimizer, token_budget, packing=packing)(whole_batch(examples))
     assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-12)
     assert_same(gradients(model), expected)
 
@@ -817,11 +817,16 @@ def test_a_loss_that_is_no_number_is_skipped_and_counted(recipe):
 @pytest.mark.parametrize("loss", [math.nan, math.inf])
 def test_a_loss_that_is_no_number_is_skipped_although_its_gradient_is_one(loss):
     parameter = torch.nn.Parameter(torch.ones(2))
-    optimizer = Optimizer([("weight", parameter)], PLAIN, 2)
-    parameter.grad = torch.ones(2)
-    assert take_step(optimizer, loss)["skipped"] == 1.0
+
+    class Step(SupervisedStep):
+        def find_gradients(self, batch):
+            parameter.grad = torch.ones(2)
+            return {"loss": batch.data}
+
+    step = Step(Optimizer([("weight", parameter)], PLAIN, 2))
+    assert step(TrainingBatch(loss))["skipped"] == 1.0
     assert torch.equal(parameter, torch.ones(2))
-    assert "skipped" not in take_step(optimizer, 1.0)
+    assert "skipped" not in step(TrainingBatch(1.0))
 
 
 @RECIPES
@@ -830,6 +835,25 @@ def test_evaluators_of_the_user_run_beside_the_held_out_ones(recipe):
     assert state.metrics["mine.x"] == 7.0
     assert "held_out.eval_loss" in state.metrics
     assert "test.eval_loss" in fit(recipe, scored={"name": "test"}).metrics
+
+
+@RECIPES
+def test_gradients_are_shown_before_they_are_clipped_and_followed(recipe):
+    manager, seen = CallbackManager(), []
+
+    @manager.on("gradients_ready")
+    def look(state, gradients):
+        squares = sum(float(gradient.square().sum()) for gradient in gradients.values())
+        seen.append((state.global_step, squares**0.5, sorted(gradients)))
+
+    norms = {}
+    manager.on("step_end")(lambda step_idx, metrics: norms.update({step_idx: metrics["grad_norm"]}))
+    fit(recipe, steps=2, callbacks=manager, optimizer=OptimizerSettings(learning_rate=1e-2, max_grad_norm=1e-3))
+    assert [step for step, _, _ in seen] == [0, 1]
+    for step, norm, names in seen:
+        assert norm == pytest.approx(norms[step], rel=1e-5)
+        assert norm > 1e-3
+        assert "model.layers.0.mlp.up_proj.weight" in names
 
 
 def test_batches_name_their_loss():

@@ -6,13 +6,10 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ..data.lease import Delivery, Span
-
-_MAKING = ("generate", "score", "load", "wait")
-"""The kinds that a delivery tells of: where a maker's time goes before it sends."""
+from ..data.lease import Span
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,18 +83,3 @@ class Activity:
         with self._lock:
             before, self._what, self._since = self._what, what, time.time()
             return before
-
-
-def making_metrics(deliveries: Sequence[Delivery]) -> dict[str, float]:
-    """What it took to make these, as a step's metrics: seconds summed over all, and only what is known.
-
-    >>> making_metrics([Delivery(0, (), "maker_0", {"generate": 2.0}), Delivery(1, (), "maker_1", {"generate": 1.0})])
-    {'maker.generate_seconds': 3.0, 'maker.tokens_per_second': 0.0, 'makers': 2.0}
-    """
-    spent = {kind: sum(delivery.seconds.get(kind, 0.0) for delivery in deliveries) for kind in _MAKING}
-    metrics = {f"maker.{kind}_seconds": seconds for kind, seconds in spent.items() if seconds > 0}
-    if spent["generate"] > 0:
-        tokens = sum(delivery.tokens for delivery in deliveries if delivery.seconds.get("generate", 0.0) > 0)
-        metrics["maker.tokens_per_second"] = tokens / spent["generate"]
-    makers = {delivery.made_by for delivery in deliveries if delivery.made_by}
-    return metrics | ({"makers": float(len(makers))} if makers else {})

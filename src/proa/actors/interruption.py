@@ -52,8 +52,8 @@ class Interruption:
 
     def ask(self, reason: str) -> None:
         """Ask the run to leave, as a signal does: whoever waits is woken soon after, by another thread."""
+        self._since = self._since or monotonic()  # before the reason: a watcher that sees that looks at this
         self.stop.note(reason)
-        self._since = self._since or monotonic()
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -106,6 +106,7 @@ class Interruption:
             if not self.reason:
                 continue
             self.stop.wake()  # again each time: it is harmless, and somebody may have begun to wait since
+            self._since = self._since or monotonic()  # where the stop was requested without `ask`
             if monotonic() - self._since > self.grace:
                 main = threading.main_thread().ident
                 if main is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -19,13 +19,15 @@ if TYPE_CHECKING:
     from rich.live import Live
 
 CURVE_POINTS = 60
+FEW = 6
+"""Metrics that are shown if nobody says which."""
 
 
 class ConsoleProgress(Callback):
     """Shows steps, metrics, evals and checkpoints as they come.
 
-    `metrics` names what to show, by default the first few that a step reports. `every` thins the plain
-    lines out; the last step is always shown.
+    `metrics` names what to show, by default the first few that a step reports, and the first few that hooks log.
+    `every` thins the plain lines out; the last step is always shown.
     """
 
     priority = Priority.LOGGING
@@ -45,7 +47,8 @@ class ConsoleProgress(Callback):
         self._begun = perf_counter()
         self._curve = Curve()
         self._evals: dict[str, str] = {}
-        self._last_line = ""
+        self._step_values: dict[str, Any] = {}
+        self._last_line = self._last_shown = ""
         console = self._console = self._console or JobConsole()
         if console.is_terminal:
             from rich.live import Live
@@ -56,16 +59,31 @@ class ConsoleProgress(Callback):
     def on_step_end(self, state: LoopState, step_idx: int, batch: TrainingBatch, metrics: dict[str, float]) -> None:
         if state.exception is not None:
             return
+        self._step_values = dict(metrics)
         if "loss" in metrics:
             self._curve.add(float(metrics["loss"]))
         if self._live is not None:
             self._live.update(self._panel(state, metrics))
             return
         seconds = perf_counter() - self._begun
-        self._last_line = f"step {step_idx}  {self._values(metrics)}  ({_progress(state)}, {seconds:.1f} s)"
-        if (step_idx + 1) % self._every == 0 or state.global_step == state.num_steps:
+        values = self._last_shown = self._values(metrics, state.logged)
+        self._last_line = f"step {step_idx}  {values}  ({_progress(state)}, {seconds:.1f} s)"
+        if self._is_shown(state, step_idx):
             self._say(self._last_line)
             self._last_line = ""
+
+    def on_metrics(self, state: LoopState, step_idx: int, metrics: dict[str, float]) -> None:
+        self._step_values |= metrics
+        if self._live is not None:
+            self._live.update(self._panel(state, self._step_values))
+        elif self._is_shown(state, step_idx):
+            shown = self._last_shown.split("  ")  # a hook may have added some before the line was written
+            values = [value for value in self._values(metrics, metrics).split("  ") if value not in shown]
+            if any(values):
+                self._say("  ".join([f"step {step_idx}", *values]))
+
+    def _is_shown(self, state: LoopState, step_idx: int) -> bool:
+        return (step_idx + 1) % self._every == 0 or state.global_step == state.num_steps
 
     def on_eval(self, state: LoopState, step_idx: int, eval_name: str, metrics: dict[str, float]) -> None:
         self._evals[eval_name] = self._values(metrics)
@@ -83,8 +101,10 @@ class ConsoleProgress(Callback):
         assert self._console is not None
         self._console.print(single_line(line), markup=False, emoji=False, highlight=False, soft_wrap=True)
 
-    def _values(self, metrics: dict[str, Any]) -> str:
-        names = self._shown or list(metrics)[:6]
+    def _values(self, metrics: dict[str, Any], logged: Collection[str] = ()) -> str:
+        """The metrics that are shown: by default the first few, and the first few of the `logged` ones."""
+        own = [name for name in metrics if name in logged]
+        names = self._shown or dict.fromkeys([*list(metrics)[:FEW], *own[:FEW]])
         values = [f"{name} {_number(metrics[name])}" for name in names if name in metrics]
         return single_line("  ".join([*values, *_troubles(metrics)]))
 
@@ -98,7 +118,7 @@ class ConsoleProgress(Callback):
         rows: list[RenderableType] = [Text(f"{_progress(state)}   {elapsed:.0f} s{_remaining(state, elapsed)}")]
         if state.num_steps:
             rows.append(ProgressBar(total=state.num_steps, completed=state.global_step))
-        rows.append(Text(self._values(metrics) or "waiting for the first step"))
+        rows.append(Text(self._values(metrics, state.logged) or "waiting for the first step"))
         if len(self._curve.points) > 1:
             rows.append(Text(f"loss {sparkline(self._curve.points)}", style="cyan"))
         rows += [Text(f"eval {single_line(name)}: {values}") for name, values in self._evals.items()]

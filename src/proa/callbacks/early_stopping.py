@@ -12,7 +12,9 @@ from ..data.state import LoopState
 from ..errors import CallbackConfigError
 from ..lifecycle.hooks import Callback
 from ..lifecycle.policy import Priority
+from ..lifecycle.spans import LOSS
 from ..spelling import did_you_mean
+from .logged_values import eval_metrics
 
 log = logging.getLogger("proa.callbacks")
 
@@ -52,6 +54,7 @@ class EarlyStopping(Callback):
     def _reset(self) -> None:
         self._seen: set[str] = set()
         self._warned = False
+        self._last_look: int | None = None
         self.best: float | None = None
         self.best_step = -1
         self.looks_without_improvement = 0
@@ -62,16 +65,21 @@ class EarlyStopping(Callback):
 
     def on_step_end(self, state: LoopState, step_idx: int, batch: TrainingBatch, metrics: dict[str, float]) -> None:
         self._look(state, step_idx, metrics)
-        # The state also has what hooks have logged. A metric with a dot may belong to a later eval.
-        if metrics and not metrics.get("skipped") and "." not in self.metric:
+        # The state also has what hooks have logged, if not after their first step. A metric with a dot, and the loss of
+        # an eval, may come later.
+        if step_idx and metrics and not metrics.get("skipped") and "." not in self.metric and self.metric != LOSS:
             self._warn_missing({*metrics, *state.metrics}, f"step {step_idx}")
 
     def on_eval(self, state: LoopState, step_idx: int, eval_name: str, metrics: dict[str, float]) -> None:
-        scores = {f"{eval_name}.{name}": value for name, value in metrics.items()}
+        scores = eval_metrics(state, eval_name, metrics)
         self._look(state, step_idx, scores)
         own = self.metric.startswith(f"{eval_name}.")
         if metrics and (own or did_you_mean(self.metric, scores)):
             self._warn_missing(scores, f"the eval {eval_name} after step {step_idx}")
+
+    def on_metrics(self, state: LoopState, step_idx: int, metrics: dict[str, float]) -> None:
+        if self._last_look != step_idx:  # else the step itself had it, or a hook added it before this one ran
+            self._look(state, step_idx, metrics)
 
     def on_train_end(self, state: LoopState, artifacts: LoopArtifacts) -> None:
         if self._seen and self.metric not in self._seen:
@@ -94,6 +102,7 @@ class EarlyStopping(Callback):
         if self.metric not in metrics:
             return
         value = float(metrics[self.metric])
+        self._last_look = step_idx
         if self._improves(value):
             self.best, self.best_step, self.looks_without_improvement = value, step_idx, 0
             return

@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, is_dataclass
 from typing import Any, TypeAlias
 
 from ..data.messages import in_words, is_conversation
+from ..data.state import TrainState
+from ..lifecycle.spans import LOSS
 from ..record.secrets import redact, redact_metrics, redact_values
 
 Plain: TypeAlias = bool | int | float | str
@@ -34,6 +36,13 @@ class Table:
         lines: list[Sequence[Plain]] = [self.columns, ["---"] * len(self.columns), *self.rows]
         cells = ([str(value).replace("|", "\\|").replace("\n", "<br>") for value in line] for line in lines)
         return "\n".join(f"| {' | '.join(line)} |" for line in cells)
+
+
+def eval_metrics(state: TrainState, eval_name: str, scores: Mapping[str, Any]) -> dict[str, Any]:
+    """The scores of an eval under the names they have in rows: `<eval_name>.<metric>`, and `eval_loss` as it is where
+    one eval reports a loss."""
+    row = {f"{eval_name}.{name}": value for name, value in scores.items()}
+    return row | ({LOSS: scores[LOSS]} if LOSS in scores and LOSS in state.metrics else {})
 
 
 def plain_values(metrics: Mapping[str, object]) -> dict[str, Plain]:

@@ -25,6 +25,7 @@ from ..record.durable import Disk
 from ..record.patient_writes import LineFile, PatientWrites
 from ..record.run_folder import encode_number
 from ..record.secrets import redact_metrics
+from .logged_values import eval_metrics
 
 log = logging.getLogger("proa.callbacks")
 
@@ -32,7 +33,8 @@ Row: TypeAlias = dict[str, int | float | str | None]
 
 
 class _MetricFile(Callback):
-    """One row per step, and one per eval with the eval's name, written at once to a private file.
+    """One row per step, one per eval with the eval's name, and one for metrics that hooks logged later, written at once
+    to a private file.
 
     While the disk is full, rows are kept and written later, in order. If they cannot be written at all, that is a
     failure of a logger; with `required`, as for the run's own record, it ends the run.
@@ -59,8 +61,12 @@ class _MetricFile(Callback):
             )
         self.path = self._given_path or (state.output_dir or Path()) / self.default_name
         make_private_folder(self.path.parent)
+        self._written_before: set[str] = set()
         if state.resumed_from and self.path.exists():
             self._truncate(state.global_step)
+            if not self.required:  # the run's own record was truncated to the byte
+                self._written_before = self._names_at(state.global_step - 1)
+        self._resumed_step = state.global_step - 1
         self._file = open_private(self.path, "a" if state.resumed_from else "w")
 
     def on_step_end(self, state: LoopState, step_idx: int, batch: TrainingBatch, metrics: dict[str, float]) -> None:
@@ -69,7 +75,23 @@ class _MetricFile(Callback):
 
     def on_eval(self, state: LoopState, step_idx: int, eval_name: str, metrics: dict[str, float]) -> None:
         if state.exception is None:
-            self._write(_row(state, step_idx, {f"{eval_name}.{name}": value for name, value in metrics.items()}))
+            self._write(_row(state, step_idx, eval_metrics(state, eval_name, metrics)))
+
+    def on_metrics(self, state: LoopState, step_idx: int, metrics: dict[str, float]) -> None:
+        if step_idx == self._resumed_step:  # what came after the checkpoint comes again
+            metrics = {name: value for name, value in metrics.items() if name not in self._written_before}
+        if not metrics:
+            return
+        is_late = self._file is None  # logged by a hook of `train_end`
+        if is_late:
+            self._reopen()
+        try:
+            self._write(_row(state, step_idx, metrics))
+            if is_late:
+                self.catch_up()
+        finally:
+            if is_late:
+                self._close()
 
     def on_train_end(self, state: LoopState, artifacts: LoopArtifacts) -> None:
         try:
@@ -117,6 +139,10 @@ class _MetricFile(Callback):
     @abstractmethod
     def _rows(self, text: str) -> Iterator[tuple[int | None, str]]:
         """The complete rows of the file with their steps; None is a header."""
+
+    @abstractmethod
+    def _names_at(self, step: int) -> set[str]:
+        """The metrics that the file's last rows have of a step."""
 
     def _skip_row(self, line: int, error: Exception) -> None:
         """A row that cannot be read is dropped: nothing depends on it."""
@@ -174,6 +200,17 @@ class JsonlMetrics(_MetricFile):
             else:
                 yield step, f"{line}\n"
 
+    def _names_at(self, step: int) -> set[str]:
+        with self.path.open("rb") as file:
+            file.seek(max(0, self.path.stat().st_size - 2**16))
+            lines = file.read().split(b"\n")[:-1]
+        names: set[str] = set()
+        for line in reversed(lines):
+            if not line.startswith(b'{"step": %d,' % step):
+                break
+            names |= json.loads(line).keys()
+        return names
+
     def _append(self, row: Row) -> None:
         self._append_text(json.dumps(row, allow_nan=False) + "\n")
 
@@ -198,6 +235,11 @@ class CsvMetrics(_MetricFile):
                 else:
                     yield step, "".join(lines[begin : reader.line_num])
                 begin = reader.line_num
+
+    def _names_at(self, step: int) -> set[str]:
+        with self.path.open(encoding="utf-8", newline="") as file:
+            rows = [row for row in csv.DictReader(file) if row["step"] == str(step)]
+        return {name for row in rows for name, value in row.items() if value}
 
     def on_train_start(self, state: LoopState) -> None:
         super().on_train_start(state)

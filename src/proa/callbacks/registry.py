@@ -29,13 +29,16 @@ _SHIPPED = {
     "console": "console:ConsoleProgress",
     "csv": "metric_files:CsvMetrics",
     "early_stopping": "early_stopping:EarlyStopping",
+    "gradient_norms": "gradient_norms:GradientNorms",
     "jsonl": "metric_files:JsonlMetrics",
     "maker_performance": "performance:ExperienceMakerPerformanceEvaluator",
     "tensorboard": "tensorboard:TensorBoardLogger",
     "tracer": "tracer:EventTracer",
     "trackio": "trackio:TrackioLogger",
     "trainer_performance": "performance:TrainerPerformanceEvaluator",
+    "upload": "upload:CheckpointUpload",
     "wandb": "wandb:WandbLogger",
+    "webhook": "webhook:WebhookNotifier",
 }
 _KINDS = Registry(
     "callback kind",

@@ -19,7 +19,7 @@ from ..lifecycle.hooks import Callback
 from ..lifecycle.policy import ErrorPolicy, Priority
 from ..private_files import make_private_folder
 from .destination import Destination, DestinationSettings, experiment_id, require
-from .logged_values import Plain, Table, error_text, plain_values, sample_table
+from .logged_values import Plain, Table, error_text, eval_metrics, plain_values, sample_table
 
 
 class RunLogger(Callback):
@@ -57,6 +57,9 @@ class RunLogger(Callback):
         self._steps_done = 0
         self.run_id: str | None = None
         self._last: dict[str, int] = {}
+        """The last step at which each metric was logged, in earlier processes too."""
+        self._logged: dict[str, tuple[int, object]] = {}
+        """The last values that this process logged, with their steps."""
 
     # -- hooks ---------------------------------------------------------------------------------------------
 
@@ -91,7 +94,14 @@ class RunLogger(Callback):
 
     def on_eval(self, state: LoopState, step_idx: int, eval_name: str, metrics: dict[str, float]) -> None:
         if state.exception is None:
-            self._log({f"{eval_name}.{name}": value for name, value in metrics.items()}, step_idx)
+            self._log(eval_metrics(state, eval_name, metrics), step_idx)
+
+    def on_metrics(self, state: LoopState, step_idx: int, metrics: dict[str, float]) -> None:
+        for name, value in metrics.items():
+            step, logged = self._logged.get(name, (None, None))
+            if step == step_idx and logged != value:  # a later value of the same step replaces it
+                self._last[name] = step_idx - 1
+        self._log(metrics, step_idx)
 
     def on_checkpoint(self, state: LoopState, row: ManifestRow) -> None:
         if self.run_id is not None and self._is_new(key := f"checkpoint {row.name}", row.batch):
@@ -211,7 +221,7 @@ class RunLogger(Callback):
     def _end(self, status: Status, summary: Mapping[str, object] | None = None) -> None:
         is_open = self.run_id is not None
         self.run_id = None
-        self._last = {}
+        self._last, self._logged = {}, {}
         if is_open:
             self._close(status, summary or {"status": status})
 
@@ -221,6 +231,7 @@ class RunLogger(Callback):
         new = {name: value for name, value in metrics.items() if self._is_new(name, step)}
         if new:
             self._write(plain_values(new), step)
+            self._logged.update({name: (step, value) for name, value in new.items()})
             self._note_logged(new, step)
 
     def _is_new(self, name: str, step: int) -> bool:

@@ -39,6 +39,7 @@ class EventTracer(EveryMoment):
 
     priority = Priority.METRICS + 1  # first, so that the output of others follows the moment
     error_policy = ErrorPolicy.DISABLE
+    unread = frozenset({"batch", "experience", "gradients", "predictions"})
 
     def __init__(self, *, only: Collection[str] | None = None, file: IO[str] | None = None, times: bool = True) -> None:
         self.events: list[EventName] = []

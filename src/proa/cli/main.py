@@ -114,10 +114,21 @@ def _add_resume(verbs: Verbs) -> None:
     parser = verbs.add_parser(
         "resume",
         help="resume a run from its newest checkpoint",
-        usage="proa resume RUN_DIR [--checkpoint NAME] [--allow-changes] [--key value ...]",
+        usage="proa resume RUN_DIR_OR_ADDRESS [--output_dir DIR] [--checkpoint NAME] [--allow-changes] "
+        "[--key value ...]",
         epilog="Flags may change what does not affect the result, e.g. --makers 4 --runtime ray.",
     )
-    parser.add_argument("folder", metavar="RUN_DIR", help="a run's folder, <output_dir>/<name>")
+    parser.add_argument(
+        "folder",
+        metavar="RUN_DIR_OR_ADDRESS",
+        help="a run's folder, <output_dir>/<name>; or where checkpoints were uploaded to, e.g. s3://bucket/run",
+    )
+    parser.add_argument(
+        "--output_dir",
+        "--output-dir",
+        metavar="DIR",
+        help="copy the run to this folder and continue there; for an address, by default where the run was",
+    )
     parser.add_argument(
         "--checkpoint", metavar="NAME", help="resume from this one, e.g. step_40; later steps are dropped"
     )
@@ -131,7 +142,10 @@ def _add_resume(verbs: Verbs) -> None:
     def run(options: argparse.Namespace) -> int:
         from .resume import resume
 
-        return resume(options.folder, options.flags, options.checkpoint, allow_changes=options.allow_changes)
+        return resume(
+            options.folder, options.flags, options.checkpoint, output_dir=options.output_dir,
+            allow_changes=options.allow_changes,
+        )  # fmt: skip
 
     parser.set_defaults(run=run, takes_flags=True)
 
@@ -299,7 +313,7 @@ def _add_moments(verbs: Verbs) -> None:
         if options.json:
             print(json.dumps([row.as_dict() for row in rows.values()], indent=2))
         else:
-            print("\n".join(describe(row) for row in rows.values()))
+            print("\n".join(describe(row, in_full=options.event is not None) for row in rows.values()))
         return 0
 
     parser.set_defaults(run=run)

@@ -1,4 +1,4 @@
-"""`proa resume`: resumes a run from its newest intact checkpoint."""
+"""`proa resume`: resumes a run from its newest intact checkpoint, here or at another address."""
 
 from __future__ import annotations
 
@@ -8,17 +8,27 @@ from pathlib import Path
 
 from ..errors import ProaError
 from ..record.reading import RunNotFoundError, read_header
+from ..resume.fetching import RemoteRun, is_uploaded
 from ..resume.resuming import AUTO, load_complete_config
 from ..visible import print_visible
 from .exit_codes import describe_os_error
 from .train import run_to_end
 
 
-def resume(folder: str, flags: Sequence[str], checkpoint: str | None, *, allow_changes: bool = False) -> int:
+def resume(
+    address: str,
+    flags: Sequence[str],
+    checkpoint: str | None,
+    *,
+    output_dir: str | None = None,
+    allow_changes: bool = False,
+) -> int:
     """Exit code: 0 done, 1 failed, 2 wrong use."""
     sys.path.insert(0, str(Path.cwd()))  # so that rewards, tasks and callbacks there can be named
-    path = Path(folder)
+    path = Path(address)
     try:
+        if output_dir is not None or is_uploaded(address):
+            path = _fetch(address, output_dir, checkpoint)
         _check_run_folder(path)
         config = load_complete_config(path, flags)
         header = read_header(path / "run.json")
@@ -34,6 +44,15 @@ def resume(folder: str, flags: Sequence[str], checkpoint: str | None, *, allow_c
     if header["status"] == "completed" and checkpoint is None:
         print_visible(f"{path} is complete: there is nothing to resume", file=sys.stderr)
     return run_to_end(config, resume=checkpoint or AUTO, allow_changes=allow_changes)
+
+
+def _fetch(address: str, output_dir: str | None, checkpoint: str | None) -> Path:
+    """The folder that the run at an address continues in."""
+    run = RemoteRun.find(address)
+    folder = run.default_folder if output_dir is None else Path(output_dir) / run.default_folder.name
+    print_visible(f"copying the run at {run.store.shown} to {folder}", file=sys.stderr)
+    run.fetch(folder, checkpoint)
+    return folder
 
 
 def _check_run_folder(path: Path) -> None:

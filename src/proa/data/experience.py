@@ -8,7 +8,7 @@ completion's ("actions").
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from .facts import SampleFacts
@@ -56,6 +56,14 @@ class Experience:
         """Move every tensor, in place."""
         for name, tensor in self._tensors():
             setattr(self, name, tensor.to(device))
+
+    def on_cpu(self) -> Experience:
+        """The same on the CPU, to be sent to a process without a GPU; itself if it is there already."""
+        if all(tensor.device.type == "cpu" for _, tensor in self._tensors()):
+            return self
+        moved = replace(self)
+        moved.to_device("cpu")
+        return moved
 
     def pin_memory(self) -> Experience:
         """Page-lock every tensor for faster copies to a GPU, in place; returns itself for data loaders."""

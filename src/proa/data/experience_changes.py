@@ -49,6 +49,22 @@ def shown_to_hooks(items: Sequence[BufferItem]) -> Experience:
     return merge([replace(item, reward=none) if item.reward is None else item for item in items])
 
 
+def nothing_made() -> Experience:
+    """What hooks are shown where the batch could not be made: the fields of one that was, without a row."""
+    import torch
+
+    none, no_mask = torch.zeros(0, 0), torch.zeros(0, 0, dtype=torch.bool)
+    tokens = torch.zeros(0, 0, dtype=torch.int64)
+    return Experience(
+        tokens,
+        none,
+        reward=torch.zeros(0),
+        attention_mask=no_mask,
+        action_mask=no_mask.clone(),
+        versions=tokens.clone(),
+    )
+
+
 def as_delivered(experience: Experience) -> list[BufferItem]:
     """The rows of a batch that hooks were shown, with their changes, copied: a hook may have kept the batch.
 

@@ -63,6 +63,8 @@ class Delivery:
     """What its maker spent on it, by kind of activity, with the wait before it."""
     spans: tuple[Span, ...] = ()
     """The same, piece by piece."""
+    logged: Mapping[str, float] = field(default_factory=dict)
+    """Metrics that hooks of its maker logged."""
 
     @property
     def tokens(self) -> int:

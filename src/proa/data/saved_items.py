@@ -41,11 +41,13 @@ def delivery_tree(delivery: Delivery) -> dict[str, Any]:
         "items": items_tree(delivery.items),
         "made_by": delivery.made_by,
         "seconds": dict(delivery.seconds),
+        "logged": dict(delivery.logged),
     }
 
 
 def delivery_from(tree: Mapping[str, Any]) -> Delivery:
-    return Delivery(tree["lease_id"], items_from(tree["items"]), tree["made_by"], tree["seconds"])
+    logged = tree.get("logged", {})  # version 0.1 had none
+    return Delivery(tree["lease_id"], items_from(tree["items"]), tree["made_by"], tree["seconds"], logged=logged)
 
 
 def experience_tree(experience: Experience) -> dict[str, Any]:

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .results import LogContext
+
+
+log = logging.getLogger("proa.callbacks")
+
+ROW_KEYS = ("step", "epoch", "time")
+"""What a row of the record has beside metrics, so that no metric can have these names."""
 
 
 class StopTraining(Exception):  # noqa: N818 - a request, not an error; the name is public
@@ -40,8 +48,67 @@ class TrainState:
     should_stop: bool = False
     stop_reason: str | None = field(default=None, kw_only=True)
     stopped_by: str | None = field(default=None, kw_only=True)
+    logged: dict[str, Any] = field(default_factory=dict, kw_only=True, repr=False)
+    """The last value of each metric that hooks logged."""
     exception: BaseException | None = field(default=None, kw_only=True, repr=False, compare=False)
     """What is ending the run, from the moment it was raised: an `*_end` that fires while it is set was cut short."""
+    _unwritten: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Logged, and not in a row yet."""
+    _step_metrics: Mapping[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """What the last step reported itself."""
+    _clashes: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
+    """Names that a warning was given for."""
+
+    def log(self, name: str, value: Any) -> None:
+        """Log a metric of this step from a hook: a number, also from torch or numpy.
+
+        What is logged before `step_end` fires is in the step's own row. What is logged at `step_end` or later follows
+        as a further row of the same step. Logging a name again replaces its value. A metric that the step itself
+        reports is not replaced: a warning says so, and the logged value is dropped.
+
+        >>> state = TrainState()
+        >>> state.log("temperature", 0.7)
+        >>> state.metrics
+        {'temperature': 0.7}
+        """
+        number = _number(name, value)
+        if name in self._step_metrics and name not in self.logged:
+            self._warn_clash(name)
+        else:
+            self.add_logged({name: number})
+
+    def add_logged(self, values: Mapping[str, Any]) -> None:
+        """Take metrics as logged that were checked elsewhere, or that a hook added to a step's `metrics`."""
+        self.metrics.update(values)
+        self.logged.update(values)
+        self._unwritten.update(values)
+
+    def take_logged(self) -> dict[str, Any]:
+        """What was logged since the last call: whoever takes it writes it."""
+        if not self._unwritten:
+            return {}
+        taken, self._unwritten = self._unwritten, {}
+        return taken
+
+    def join_logged(self, metrics: dict[str, Any]) -> dict[str, Any]:
+        """A step's own metrics, with what was logged since the last row."""
+        self._step_metrics = metrics
+        logged = self.take_logged()
+        for name in logged.keys() & metrics.keys():
+            del logged[name]
+            self.logged.pop(name, None)
+            self._warn_clash(name)
+        return {**metrics, **logged} if logged else metrics
+
+    @property
+    def has_logged(self) -> bool:
+        """Whether something was logged that is in no row yet."""
+        return bool(self._unwritten)
+
+    def _warn_clash(self, name: str) -> None:
+        if name not in self._clashes:
+            self._clashes.add(name)
+            log.warning("%r is a metric of the step itself: what a hook logs under this name is dropped", name)
 
     def stop_training(self, reason: str | None = None, *, by: str | None = None) -> None:
         """End training after the current step, its evals and its checkpoint.
@@ -95,7 +162,24 @@ class LoopState(TrainState):
         self.stop_training(reason, by=_caller_name())
 
 
-_HANDLES = frozenset({"exception", "checkpoint_mgr", "ctx"})
+_HANDLES = frozenset({"exception", "checkpoint_mgr", "ctx", "_unwritten", "_step_metrics", "_clashes"})
+
+
+def _number(name: str, value: Any) -> float | int | bool:
+    """The value of a metric as a Python number; raises for anything else, and for a name that it cannot have."""
+    if not isinstance(name, str) or not name:
+        raise TypeError(f"the name of a metric must be a text that is not empty, not {name!r}")
+    if name in ROW_KEYS:
+        raise ValueError(f"a metric cannot be named {name!r}, which every row has already: choose another name")
+    if not isinstance(value, bool | int | float) and getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
+        value = value.item()  # a tensor, or a number of numpy
+    if not isinstance(value, bool | int | float):
+        shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else f" {value!r:.40}"
+        raise TypeError(
+            f"the metric {name!r} must be a number, not the {type(value).__name__}{shape}: log e.g. its mean, or one "
+            "metric for each of its parts"
+        )
+    return value
 
 
 def _caller_name() -> str:

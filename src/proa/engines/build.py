@@ -8,11 +8,18 @@ from typing import TYPE_CHECKING, Literal
 from ..errors import SettingError
 from .hf import HFEngine
 from .native import NativeEngine
+from .shapes import check_known
 
 if TYPE_CHECKING:
     import torch
 
     from .protocol import Engine
+
+
+def check_engine(kind: Literal["native", "hf"], model: torch.nn.Module) -> None:
+    """Raise if the engine cannot run a model of this configuration; the weights are not looked at."""
+    if kind == "native":
+        check_known(model.config)
 
 
 def build_engine(

@@ -31,17 +31,33 @@ def build_decoder(
 ) -> tuple[Decoder, WeightPlaces]:
     """A decoder with the model's shape and a copy of its weights, and the places to load others into."""
     config: Any = model.config
-    if config.model_type not in _SHAPES:
-        raise SettingError(
-            f"the native engine does not know models of type {config.model_type!r}; it knows "
-            f"{', '.join(sorted(_SHAPES))}. The engine 'hf' runs every Hugging Face causal LM"
-        )
+    check_known(config)
     weights = base_state(model)
     allocator = _Allocator(weights, dtype, device)
     decoder = _SHAPES[config.model_type](model, config, allocator)
     places = allocator.weight_places()
     places.fill(weights)
     return decoder, places
+
+
+def check_known(config: Any) -> None:
+    """Raise unless the native engine knows models of this configuration."""
+    if config.model_type not in _SHAPES:
+        raise SettingError(
+            f"the native engine does not know models of type {config.model_type!r}; it knows "
+            f"{', '.join(sorted(_SHAPES))}. The engine 'hf' runs every Hugging Face causal LM"
+        )
+    if config.model_type == "gpt2":
+        _activation(config.activation_function)
+        return
+    _activation(config.hidden_act)
+    _refuse_sliding_windows(config)
+    rope_type = config.rope_parameters["rope_type"]
+    if rope_type not in _ROPE_TYPES:
+        raise SettingError(
+            f"the native engine does not know the rope type {rope_type!r} of this {config.model_type} model; "
+            f"it knows {', '.join(_ROPE_TYPES)}. The engine 'hf' runs every Hugging Face causal LM"
+        )
 
 
 @dataclass
@@ -104,13 +120,6 @@ class _Allocator:
 
 def _llama(model: Any, config: Any, allocator: _Allocator) -> Decoder:
     """Llama, SmolLM and Mistral; Qwen2, with biases for queries, keys and values; Qwen3, which norms its heads."""
-    _refuse_sliding_windows(config)
-    rope_type = config.rope_parameters["rope_type"]
-    if rope_type not in _ROPE_TYPES:
-        raise SettingError(
-            f"the native engine does not know the rope type {rope_type!r} of this {config.model_type} model; "
-            f"it knows {', '.join(_ROPE_TYPES)}. The engine 'hf' runs every Hugging Face causal LM"
-        )
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     epsilon = config.rms_norm_eps
     normed = config.model_type == "qwen3"

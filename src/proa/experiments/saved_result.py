@@ -11,6 +11,7 @@ from typing import Any
 from ..config.sections import IN_THE_LOOP, BenchmarkSection
 from ..data.loop import LoopArtifacts, ManifestRow
 from ..data.results import ArmResult, RunResult
+from ..record.checkpoint_files import absolute_row, relative_row
 from ..record.durable import Disk
 from ..record.evals import eval_result
 from ..record.run_folder import decode_numbers, json_text, read_json
@@ -32,7 +33,7 @@ def arm_dict(arm: ArmResult) -> dict[str, Any]:
     run = arm.run_result
     run_content = None
     if run is not None:
-        artifacts = None if run.artifacts is None else run.artifacts.as_dict()
+        artifacts = None if run.artifacts is None else _artifacts_dict(run.artifacts)
         run_content = {**{f.name: getattr(run, f.name) for f in fields(run)}, "artifacts": artifacts}
     return {**kept, "evals": [asdict(result) for result in arm.evals], "run_result": run_content}
 
@@ -51,7 +52,7 @@ def load_arm(run: PlannedRun, benchmarks: Sequence[BenchmarkSection]) -> ArmResu
     if run_content is not None:
         changes = {
             "metrics": decode_numbers(run_content["metrics"]),
-            "artifacts": _load_artifacts(run_content["artifacts"]),
+            "artifacts": _load_artifacts(run_content["artifacts"], run.config.folder),
         }
         result = RunResult(**{**run_content, **changes})
     numbers = {key: decode_numbers(content[key]) for key in ("metrics", "eval_metrics", "eval_breakdowns")}
@@ -69,9 +70,17 @@ def _used_keys(written: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{key: value for key, value in one.items() if key not in IN_THE_LOOP} for one in written]
 
 
-def _load_artifacts(content: dict[str, Any] | None) -> LoopArtifacts | None:
+def _artifacts_dict(artifacts: LoopArtifacts) -> dict[str, Any]:
+    """The artifacts as they are written: paths of checkpoints are relative, as in the manifest, so that an experiment's
+    folder can be moved."""
+    content, folder = artifacts.as_dict(), artifacts.run_dir
+    rows = artifacts.checkpoints if folder is None else [relative_row(row, folder) for row in artifacts.checkpoints]
+    return {**content, "checkpoints": [row.as_dict() for row in rows]}
+
+
+def _load_artifacts(content: dict[str, Any] | None, folder: Path) -> LoopArtifacts | None:
     if content is None:
         return None
     paths = {key: None if content[key] is None else Path(content[key]) for key in ("run_dir", "manifest_path")}
-    rows = [ManifestRow.from_dict(row) for row in content["checkpoints"]]
+    rows = [absolute_row(ManifestRow.from_dict(row), folder.absolute()) for row in content["checkpoints"]]
     return LoopArtifacts(**{**content, **paths, "checkpoints": rows})

@@ -39,6 +39,15 @@ class StepSettings:
     """Compute a prompt once for its group instead of once for each completion."""
 
 
+@dataclass(frozen=True, slots=True)
+class FoundGradients:
+    """What is known of a batch once its gradients are found."""
+
+    loss: float
+    token_means: dict[str, float]
+    """Statistics by name, means over the trained tokens."""
+
+
 class Learner:
     """Trains a policy on batches of experience: credit for each token, gradients of micro-batches, one step.
 
@@ -108,6 +117,10 @@ class Learner:
 
     def step(self, experience: Experience) -> dict[str, float]:
         """One optimizer step; its metrics."""
+        return self.take_step(experience, self.find_gradients(experience))
+
+    def find_gradients(self, experience: Experience) -> FoundGradients:
+        """The first half of a step: the gradients of the whole batch, in the optimizers."""
         experience.to_device(self.policy.device)
         if self._follows_batches:
             self.sampling = experience.sampling or self.sampling
@@ -121,11 +134,15 @@ class Learner:
             own = self._gradients(experience, weights_BA)
         loss, sums = self._over_replicas(*own)
         tokens = max(1, int(mask_BA.sum()))
+        return FoundGradients(loss, {name: value / tokens for name, value in sums.items()})
+
+    def take_step(self, experience: Experience, found: FoundGradients) -> dict[str, float]:
+        """The second half: the optimizers follow the gradients; the step's metrics."""
         return {
-            "loss": loss,
-            **self._optimizer_step(math.isfinite(loss)),
+            "loss": found.loss,
+            **self._optimizer_step(math.isfinite(found.loss)),
             **self._describe(experience),
-            **{name: value / tokens for name, value in sums.items()},
+            **found.token_means,
         }
 
     def expect_steps(self, count: int) -> None:
@@ -133,6 +150,12 @@ class Learner:
         if not self._knows_steps:
             for optimizer in self.optimizers:
                 optimizer.total_steps = optimizer.steps + count
+
+    def gradients(self) -> dict[str, torch.Tensor]:
+        """Between the two halves: by parameter name, those of a critic with a decoder of its own under `critic.`."""
+        critic = self.values.optimizer if self.values is not None else None
+        of_critic = {} if critic is None else {f"critic.{name}": grad for name, grad in critic.gradients().items()}
+        return self.optimizer.gradients() | of_critic
 
     @property
     def optimizers(self) -> list[Optimizer]:

@@ -145,6 +145,11 @@ class Optimizer:
         loss.backward()  # type: ignore[no-untyped-call]
         self._weights.gather_gradients()
 
+    def gradients(self) -> dict[str, torch.Tensor]:
+        """Those that are there, by parameter name, in float32 at least: the optimizer's own, not copies."""
+        self._weights.gather_gradients()
+        return {name: parameter.grad for name, parameter in self._parameters.items() if parameter.grad is not None}
+
     def step(self, loss_is_finite: bool = True) -> StepOutcome:
         """One update from the gradients as they are, or none; either way the schedule advances."""
         learning_rate = learning_rate_at(self.steps, self.settings, self.total_steps)

@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 
-from ..actors.activity import making_metrics
 from ..actors.waiting import ClosedError, LeaseFailedError, StepInterrupted, WaitingRoom
 from ..data.experience import BufferItem
 from ..data.lease import Delivery, Lease, Prompt, sample_seed
@@ -28,6 +27,7 @@ from ..record.journal import JournalEntry
 from ..record.spans import Span
 from .decisions import Decisions
 from .ledger import Ledger, tokens_in
+from .making import Making
 from .open_leases import OpenLeases
 from .plan import GroupFilter, LeasePlan, keep_everything
 
@@ -47,6 +47,8 @@ class LeaseBook:
         self.ledger = Ledger()
         self.made: dict[str, float] = {}
         """What makers spent on the leases that the last `take_step` consumed, as metrics; empty if it consumed none."""
+        self.logged: dict[str, float] = {}
+        """What hooks of makers logged for these leases: means over those that have a value."""
         self.room = WaitingRoom()
         self._prompt = prompt
         self._filter_group = filter_group
@@ -59,9 +61,9 @@ class LeaseBook:
         self._stale_in_flight: set[int] = set()  # with a maker, and too stale to be trained on
         self._next = 0  # the lease that `in_order` consumes next: all before it are consumed
         self._groups: deque[tuple[int, tuple[BufferItem, ...]]] = deque()  # (version, filtered group), not in a batch
-        self._waiting_for_room: set[int] = set()  # made, and held back by a full buffer
         self._dismissed: set[str] = set()
-        self._scored = (0, 0)  # in the step being assembled: samples, and those without a reward
+        self._refilled = 0  # leases that were admitted on top for the step being assembled
+        self._making = Making()  # of the leases consumed for it
         self._in_training = (0, 0)  # samples and tokens of the step being computed
         self._decisions = Decisions()
         self._spans: list[Span] = []
@@ -162,33 +164,38 @@ class LeaseBook:
         """Take in what was made of a lease. Delivering twice is harmless: the second time changes nothing and returns
         False.
 
-        What the lease did not ask for is refused with `GarbageError`, and changes nothing either.
+        What the lease did not ask for is refused with `GarbageError`, and changes nothing either. A delivery that finds
+        no room in time may be tried again; its lease is not overdue meanwhile.
         """
+        lease_id = delivery.lease_id
         with self.room as room:
-            self._waiting_for_room.add(delivery.lease_id)  # so it is not overdue
-            try:
-                room.wait_until(
-                    lambda: bool(self._closed) or self._known(delivery.lease_id) or self._may_enter(delivery.lease_id),
-                    owner=maker,
-                    reason="room in the replay buffer",
-                    timeout=self._wait_timeout if seconds is None else seconds,
-                )
-            finally:
-                self._waiting_for_room.discard(delivery.lease_id)
+            self._open.note_made(lease_id, maker)
+            room.wait_until(
+                lambda: bool(self._closed) or self._known(lease_id) or self._may_enter(lease_id, maker),
+                owner=maker,
+                reason="room in the replay buffer",
+                timeout=self._wait_timeout if seconds is None else seconds,
+            )
             self._check_open()
-            is_stale = delivery.lease_id in self._stale_in_flight
-            if self._known(delivery.lease_id) and not is_stale:
+            is_stale = lease_id in self._stale_in_flight
+            if self._known(lease_id) and not is_stale:
                 return False
             self._open.check(delivery)
-            self._open.close(delivery.lease_id)
+            self._open.close(lease_id)
             self.ledger.deliver(len(delivery.items), tokens=delivery.tokens)
             if is_stale:
-                self._stale_in_flight.remove(delivery.lease_id)
+                self._stale_in_flight.remove(lease_id)
                 self.ledger.drop(len(delivery.items), "stale", tokens=delivery.tokens)
                 return False
-            self._arrived[delivery.lease_id] = delivery
+            self._arrived[lease_id] = delivery
             room.announce()
             return True
+
+    def note_made(self, lease_id: int, maker: str) -> None:
+        """A maker has made a lease, and will deliver it when an earlier one, which is held back, is in."""
+        with self.room as room:
+            if self._open.note_made(lease_id, maker):
+                room.announce()
 
     def release(self, lease_id: int, maker: str) -> None:
         """A maker gives a lease up; the next maker that asks gets it. A late delivery still counts."""
@@ -218,10 +225,9 @@ class LeaseBook:
             return self._open.held_by(maker)
 
     def overdue(self, seconds: float) -> dict[int, str]:
-        """Leases that one maker has had for longer than that, and the maker."""
+        """Leases that one maker has had for longer than that without making them, and the maker."""
         with self.room:
-            late = self._open.overdue(seconds)
-            return {lease_id: maker for lease_id, maker in late.items() if lease_id not in self._waiting_for_room}
+            return self._open.overdue(seconds)
 
     def _lease(self, lease_id: int) -> Lease:
         plan = self.plan
@@ -248,43 +254,44 @@ class LeaseBook:
         """How many leases are consumed."""
         return self._next + len(self._consumed_ahead)
 
-    def _may_enter(self, lease_id: int) -> bool:
-        """Whether a delivery need not wait. The lease that the trainer waits for is always let in; and if no maker has
-        that one, every lease is, because the makers held back here are those that could make it."""
+    def _may_enter(self, lease_id: int, maker: str) -> bool:
+        """Whether a delivery need not wait. The lease that the trainer waits for is always let in, and what its maker
+        has to deliver before it; and if no maker has that one, every lease is, because the makers held back here are
+        those that could make it."""
         limit = self.plan.buffer_limit * self.plan.leases_per_step
         if not limit or len(self._arrived) < limit:
             return True
         awaited = self._next if self._awaited is None else self._awaited
-        return lease_id == awaited or awaited in self._open.unassigned
+        has_what_is_awaited = self._open.is_made_by(awaited, maker)
+        return lease_id == awaited or awaited in self._open.unassigned or has_what_is_awaited
 
     # -- the trainer ---------------------------------------------------------------------------------
 
     def take_step(self, owner: str = "the trainer") -> list[BufferItem]:
         """The items of the next step, whole groups; fewer than a batch if filtering used up what may be refilled.
 
-        They count as buffered until `settle`.
+        They count as buffered until `settle`. Where it is interrupted, the step stays half assembled, and a resumed run
+        continues with it.
         """
         plan = self.plan
-        consumed: list[Delivery] = []
         with self.room as room:
-            self._scored = (0, 0)
-            refill_left = plan.max_refill * plan.leases_per_step
             while (short := plan.prompts_per_step - len(self._groups)) > 0:
                 if self._consumed == self._admitted:
+                    refill_left = plan.max_refill * plan.leases_per_step - self._refilled
                     if not refill_left:
                         break
                     refill = min(refill_left, -(-short // plan.lease_prompts))
-                    refill_left -= refill
+                    self._refilled += refill
                     self._admit(refill)
                     room.announce()
-                consumed.append(self._consume(self._next_to_consume(owner)))
+                self._consume(self._next_to_consume(owner))
                 room.announce()  # another lease is the awaited one now
             taken = min(plan.prompts_per_step, len(self._groups))
             groups = [self._groups.popleft()[1] for _ in range(taken)]
             items = [item for group in groups for item in group]
             self._steps_taken += 1
-            samples, failed = self._scored
-            self.made = making_metrics(consumed) | ({"reward_failed_fraction": failed / samples} if samples else {})
+            self.made, self.logged = self._making.metrics(), self._making.logged()
+            self._refilled, self._making = 0, Making()
             self._in_training = (len(items), tokens_in(items))
             return items
 
@@ -333,8 +340,9 @@ class LeaseBook:
         """The one lease that the trainer waits for; None if any will do."""
         return self._decisions.awaited if self.plan.schedule == "windowed" else self._next
 
-    def _consume(self, lease_id: int) -> Delivery:
+    def _consume(self, lease_id: int) -> None:
         delivery = self._arrived.pop(lease_id)
+        self._making.add(delivery)
         self._mark_consumed(lease_id)
         self._spans += [
             {"actor": delivery.made_by, "kind": kind, "start": start, "seconds": seconds, "lease": lease_id,
@@ -344,14 +352,12 @@ class LeaseBook:
         size = self.plan.group_size
         for first in range(0, len(delivery.items), size):
             group = tuple(map(self._decisions.as_scored, delivery.items[first : first + size]))
-            failed = sum(item.reward is None for item in group)
-            self._scored = (self._scored[0] + len(group), self._scored[1] + failed)
+            self._making.add_scored(len(group), without_reward=sum(item.reward is None for item in group))
             filtered = self._filter_group(group)
             for reason, items in filtered.dropped.items():
                 self.ledger.drop(len(items), reason, tokens=tokens_in(items))
             if filtered.kept:
                 self._groups.append((self._versions[lease_id], filtered.kept))
-        return delivery
 
     def _mark_consumed(self, lease_id: int) -> None:
         self._consumed_ahead.add(lease_id)
@@ -382,7 +388,7 @@ class LeaseBook:
 
     def state_dict(self) -> dict[str, Any]:
         """Between two steps, all that does not follow from the seed: what was admitted with which version, what has
-        been delivered, what is open, and the ledger."""
+        been delivered, what is open, the ledger, and what there is of a step that was being assembled."""
         with self.room:
             self._forget_versions()
             return {
@@ -398,6 +404,10 @@ class LeaseBook:
                 "arrived": [delivery_tree(delivery) for delivery in self._arrived.values()],
                 "groups": [{"version": version, "items": items_tree(group)} for version, group in self._groups],
                 "ledger": self.ledger.as_dict(),
+                "refilled": self._refilled,
+                "making": self._making.state_dict(),
+                "journal": self._decisions.pending(),
+                "spans": list(self._spans),
             }
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
@@ -412,6 +422,10 @@ class LeaseBook:
             self._arrived = {one["lease_id"]: delivery_from(one) for one in saved["arrived"]}
             self._groups = deque((one["version"], items_from(one["items"])) for one in saved["groups"])
             self.ledger.load(saved["ledger"])
+            if "making" in saved:  # version 0.1 did not keep what it had of a step
+                self._refilled, self._making = saved["refilled"], Making.from_saved(saved["making"])
+                self._decisions.continue_from(saved["journal"])
+                self._spans = list(saved["spans"])
             self._open = OpenLeases()
             for lease_id in saved["handed_out"]:
                 self._open.hand_out(self._lease(lease_id), "nobody")

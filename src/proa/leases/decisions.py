@@ -28,6 +28,13 @@ class Decisions:
         decisions, self._decisions = self._decisions, []
         return decisions
 
+    def pending(self) -> list[JournalEntry]:
+        """The same, left where they are: for a checkpoint in the middle of a step."""
+        return list(self._decisions)
+
+    def continue_from(self, pending: Iterable[JournalEntry]) -> None:
+        self._decisions = list(pending)
+
     @property
     def awaited(self) -> int | None:
         """The one lease that may come next; None if any may."""

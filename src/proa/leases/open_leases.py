@@ -24,6 +24,7 @@ class OpenLeases:
     def __init__(self) -> None:
         self.unassigned: set[int] = set()
         self.handed_out: dict[int, Assignment] = {}
+        self._made: set[int] = set()  # by the maker that has it, which is held back with it
 
     @property
     def ids(self) -> set[int]:
@@ -31,22 +32,37 @@ class OpenLeases:
 
     def hand_out(self, lease: Lease, maker: str) -> None:
         self.unassigned.discard(lease.id)
+        self._made.discard(lease.id)
         self.handed_out[lease.id] = Assignment(maker, monotonic(), lease)
+
+    def note_made(self, lease_id: int, maker: str) -> bool:
+        """It is made, by the maker that has it, and waits to be delivered; False if it is another's by now."""
+        is_held = lease_id in self._held() and self.handed_out[lease_id].maker == maker
+        if is_held:
+            self._made.add(lease_id)
+        return is_held
+
+    def is_made_by(self, lease_id: int, maker: str) -> bool:
+        """Whether that maker has it, made."""
+        return lease_id in self._made and self.handed_out[lease_id].maker == maker
 
     def give_up(self, lease_id: int, maker: str) -> bool:
         """Whether it was that maker's to give up."""
         if lease_id not in self._held() or self.handed_out[lease_id].maker != maker:
             return False
         self.unassigned.add(lease_id)
+        self._made.discard(lease_id)
         return True
 
     def close(self, lease_id: int) -> None:
         """It was delivered, or is not expected any more."""
         self.unassigned.discard(lease_id)
+        self._made.discard(lease_id)
         self.handed_out.pop(lease_id, None)
 
     def check(self, delivery: Delivery) -> None:
         """Raise unless it is what was asked for."""
+        self._made.discard(delivery.lease_id)  # garbage is not the lease
         if delivery.lease_id not in self.handed_out:
             raise GarbageError(f"lease {delivery.lease_id} was never handed out")
         check_delivery(self.handed_out[delivery.lease_id].lease, delivery)
@@ -55,9 +71,13 @@ class OpenLeases:
         return [lease_id for lease_id, assignment in self._held().items() if assignment.maker == maker]
 
     def overdue(self, seconds: float) -> dict[int, str]:
-        """Leases that one maker has had for longer than that, and the maker."""
+        """Leases that one maker has had for longer than that, and the maker. Those that are made are not late."""
         now = monotonic()
-        return {id_: assignment.maker for id_, assignment in self._held().items() if now - assignment.since > seconds}
+        return {
+            lease_id: assignment.maker
+            for lease_id, assignment in self._held().items()
+            if now - assignment.since > seconds and lease_id not in self._made
+        }
 
     def whereabouts(self, lease_id: int) -> str:
         if lease_id in self.unassigned:

@@ -1,5 +1,6 @@
 """The lifecycle: moments, the callbacks that hear them, and the manager that fires them."""
 
+from .gradients import fire_gradients_ready
 from .hooks import BaseCallback, Callback, EveryMoment, MakerCallback, TrainerCallback
 from .manager import CallbackManager, Callbacks
 from .moments import EVENT_NAMES, MOMENTS, EventName, Moment, Moments, Scope
@@ -12,5 +13,5 @@ from .spans import Lifecycle
 __all__ = [
     "EVENT_NAMES", "MOMENTS", "BaseCallback", "Callback", "CallbackManager", "CallbackReport", "Callbacks",
     "ErrorPolicy", "EventName", "EveryMoment", "Lifecycle", "MakerCallback", "Moment", "Moments", "Placement",
-    "Priority", "ReportRow", "Role", "Scope", "TrainerCallback", "check_portable",
+    "Priority", "ReportRow", "Role", "Scope", "TrainerCallback", "check_portable", "fire_gradients_ready",
 ]  # fmt: skip

@@ -21,6 +21,9 @@ from .listeners import Function, Listener
 TURN_SECONDS = 0.0005
 TURN_ITERATIONS = 16
 MIN_ITERATIONS = 3  # enough for a task that awaits nothing, however busy the machine
+BEGIN_SECONDS = 0.1
+"""How long tasks that were started when an experiment or a run begins may run before it goes on; the rest of their work
+is done at the boundaries between steps."""
 CANCEL_SECONDS = 1.0
 """How long tasks that missed the deadline may take to clean up after being cancelled."""
 
@@ -54,6 +57,14 @@ class BackgroundTasks:
         if loop is None or not loop.owners:
             return error
         loop.turn()
+        return self._settle(loop, error, subject)
+
+    def begin(self, error: BaseException | None, subject: Any) -> BaseException | None:
+        """Run tasks before something long begins: until they are done, or for `BEGIN_SECONDS` at most."""
+        loop = self._loops.get(get_ident())
+        if loop is None or not loop.owners:
+            return error
+        loop.run_for(BEGIN_SECONDS)
         return self._settle(loop, error, subject)
 
     def drain(self, error: BaseException | None, subject: Any) -> BaseException | None:
@@ -109,6 +120,11 @@ class _ThreadLoop:
                     stop.cancel()  # after an interrupt in a task it would end the next run of the loop
                 if not self.owners or (done >= MIN_ITERATIONS and monotonic() > until):
                     return
+
+    def run_for(self, seconds: float) -> None:
+        self.turn()  # a few rounds at least, however busy the machine
+        with _suspended_loop():
+            self._run_until_idle(seconds)
 
     def drain(self, seconds: float) -> None:
         with _suspended_loop():

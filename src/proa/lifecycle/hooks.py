@@ -7,21 +7,24 @@ because a misspelt hook would never be called.
 from __future__ import annotations
 
 import inspect
+import textwrap
 from abc import ABC
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar
+from types import MappingProxyType
+from typing import Any, ClassVar, NoReturn, Self, TypeVar
 
+# Not for type checkers alone: `typing.get_type_hints` finds these names here.
+from ..data.experience import Experience
+from ..data.gradients import Gradients
+from ..data.loop import LoopArtifacts, ManifestRow, TrainingBatch
+from ..data.results import ArmResult, EvalResult, ExperimentResult, LogContext, RunResult
+from ..data.state import LoopState
 from ..errors import EventError, HookError
 from ..spelling import did_you_mean
+from .current import current_state
 from .moments import MOMENTS, EventName, Moment
 from .policy import ErrorPolicy, Priority
-
-if TYPE_CHECKING:
-    from ..data.experience import Experience
-    from ..data.loop import LoopArtifacts, ManifestRow, TrainingBatch
-    from ..data.results import ArmResult, EvalResult, ExperimentResult, LogContext, RunResult
-    from ..data.state import LoopState
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +52,26 @@ class BaseCallback(ABC):
     """The name its state is saved under, if it has `state_dict`; by default the class's name."""
     uses_asyncio: bool | None = None
     """Whether hooks start asyncio tasks; None looks for asyncio in the modules that define them."""
+    copies: Mapping[str, Self] = MappingProxyType({})
+    """After a run: the callback as it was in each trainer and maker that it lived in, by name (`"maker_0"`). Where it
+    was used without being copied, in a run in one process, that is the instance itself."""
 
     hooks: ClassVar[Mapping[str, Hook]] = {}
+
+    def log(self, name: str, value: Any) -> None:
+        """Log a metric of the current step, in hooks that are not given the `state`: the same as `state.log`."""
+        state = current_state()
+        if state is None:
+            raise HookError(
+                f"{type(self).__name__}.log({name!r}, …): there is no step to log to. It can be called by hooks of a "
+                f"trainer or a maker, in their own thread"
+            )
+        state.log(name, value)
+
+    @property
+    def background_failures(self) -> int:
+        """How often work that it does in a thread of its own failed in this run; counted with those of its hooks."""
+        return 0
 
     def __init_subclass__(cls, *, family: bool = False, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -66,10 +87,18 @@ HookMethod = TypeVar("HookMethod", bound=Callable[..., None])
 
 
 def _hears(event: EventName) -> Callable[[HookMethod], HookMethod]:
-    """Mark a method as the hook of a moment; its parameters are items of the payload."""
+    """Mark a method as the hook of a moment; its parameters are items of the payload. Its docstring is the moment's."""
 
     def mark(method: HookMethod) -> HookMethod:
-        method.__moment__ = MOMENTS[event]  # type: ignore[attr-defined]
+        moment = MOMENTS[event]
+        method.__moment__ = moment  # type: ignore[attr-defined]
+        parameters = list(inspect.signature(method).parameters)[1:]
+        what = f"The hook of `{event}`.{' Arguments:' if parameters else ''}"
+        items = [
+            textwrap.fill(f"{item}: {moment.items[item]}", 100, initial_indent=" " * 4, subsequent_indent=" " * 8)
+            for item in parameters
+        ]
+        method.__doc__ = "\n".join([textwrap.fill(moment.doc, 100), "", what, *items])
         return method
 
     return mark
@@ -107,6 +136,8 @@ class TrainerCallback(BaseCallback, family=True):
     def on_epoch_end(self, epoch: int) -> None: ...
     @_hears("step_start")
     def on_batch_start(self) -> None: ...
+    @_hears("gradients_ready")
+    def on_gradients_ready(self, gradients: Gradients) -> None: ...
     @_hears("step_end")
     def on_batch_end(self, metrics: dict[str, Any], experience: Experience) -> None: ...
     @_hears("update_start")
@@ -122,7 +153,10 @@ class TrainerCallback(BaseCallback, family=True):
 
 
 class MakerCallback(BaseCallback, family=True):
-    """Hooks on an experience maker: one copy lives with every maker."""
+    """Hooks on an experience maker: on Ray one copy lives with every maker; in one process they share the instance, or
+    have a copy each if `per_maker`."""
+
+    per_maker: bool = False
 
     @_hears("maker.loop_start")
     def on_loop_start(self) -> None: ...
@@ -153,6 +187,8 @@ class Callback(BaseCallback, family=True):
     def on_train_end(self, state: LoopState, artifacts: LoopArtifacts) -> None: ...
     @_hears("step_end")
     def on_step_end(self, state: LoopState, step_idx: int, batch: TrainingBatch, metrics: dict[str, float]) -> None: ...
+    @_hears("metrics_logged")
+    def on_metrics(self, state: LoopState, step_idx: int, metrics: dict[str, float]) -> None: ...
     @_hears("checkpoint_saved")
     def on_checkpoint(self, state: LoopState, row: ManifestRow) -> None: ...
     @_hears("eval_end")
@@ -183,8 +219,12 @@ class Callback(BaseCallback, family=True):
 class EveryMoment(BaseCallback, family=True):
     """Hears every moment through one hook: for tracing, recording and forwarding."""
 
+    only_moments: Collection[EventName] | None = None
+    """The moments it hears, when it is registered; None is all of them."""
     forwards: ClassVar[bool] = False
     """Whether it only forwards moments to another manager."""
+    unread: ClassVar[frozenset[str]] = frozenset()
+    """Items of payloads that it never looks at: nobody builds them for it, or sends them to it."""
 
     def on_moment(self, event: EventName, payload: Mapping[str, Any]) -> None:
         """`payload` maps each item's name to its value, in the moment's order."""

@@ -17,7 +17,7 @@ from ..errors import HookError
 from ..spelling import did_you_mean
 from .asyncio_use import mentions_asyncio
 from .hooks import BaseCallback, EveryMoment, Hook, callback_family, check_hook_names
-from .moments import MOMENTS, Moment
+from .moments import MOMENTS, Moment, Scope
 from .policy import ErrorPolicy
 from .unread import unread_items
 
@@ -142,8 +142,9 @@ def callback_listeners(registration: Registration) -> list[Listener]:
     family = callback_family(cls)
     attributes = getattr(callback, "__dict__", {})
     check_hook_names(cls, {name: value for name, value in attributes.items() if name.startswith("on_")})
-    if family is EveryMoment:
-        return [_moment_listener(registration, moment) for moment in MOMENTS.values()]
+    if isinstance(callback, EveryMoment):
+        heard = MOMENTS.keys() if callback.only_moments is None else callback.only_moments
+        return [_moment_listener(registration, moment) for moment in MOMENTS.values() if moment.name in heard]
     overridden = []
     for hook in family.hooks.values():
         method = attributes.get(hook.name) or getattr(cls, hook.name)
@@ -246,7 +247,8 @@ def _hook_listener(registration: Registration, hook: Hook) -> Listener:
         arguments,
         name,
         uses_asyncio=_uses_asyncio(callback, method),
-        unread=unread_items(method, arguments),
+        # Makers' hooks are never called with None in place of experience.
+        unread=unread_items(method, arguments) if hook.moment.scope is not Scope.MAKER else frozenset(),
     )
 
 
@@ -287,6 +289,7 @@ def _moment_listener(registration: Registration, moment: Moment) -> Listener:
         (repr(moment.name), "{" + items + "}"),
         registration.name,
         uses_asyncio=_uses_asyncio(callback, callback.on_moment),
+        unread=callback.unread,
     )
 
 

@@ -262,9 +262,14 @@ class CallbackManager:
 
     @property
     def errors(self) -> dict[str, int]:
-        """How often each callback failed, without those that never did and those that forward moments, whose
-        failures are counted where they forward to."""
-        return {r.name: r.errors for r in self._registrations if r.errors and not getattr(r.owner, "forwards", False)}
+        """How often each callback failed, in its hooks and in threads of its own, without those that never did and
+        those that forward moments, whose failures are counted where they forward to."""
+        counts = {
+            r.name: r.errors + getattr(r.owner, "background_failures", 0)
+            for r in self._registrations
+            if not getattr(r.owner, "forwards", False)
+        }
+        return {name: count for name, count in counts.items() if count}
 
     # -- saving --------------------------------------------------------------------------------------
 
@@ -314,7 +319,10 @@ class CallbackManager:
         with self._change:
             settle: Settle | None = None
             if moment.name in self._boundaries():
-                settle = self._background.turn if moment.name in _TURNED else self._background.drain
+                background = self._background
+                settle = background.drain if moment.name in _DRAINED else background.turn
+                if moment.scope is Scope.EXPERIMENT and moment.name in _TURNED:
+                    settle = background.begin
             function = self._live[moment.name] = compile_moment(
                 moment,
                 self._order(moment),
@@ -390,7 +398,7 @@ def _rebuild_managers(managers: Iterable[CallbackManager]) -> None:
         manager.rebuild()
 
 
-_TURNED = frozenset({"step_end", "maker.batch_end"})
+_TURNED = frozenset({"step_end", "maker.batch_end", "experiment_start", "run_start"})
 _DRAINED = frozenset({"train_end", "maker.loop_end", "run_end", "experiment_end"})
 
 

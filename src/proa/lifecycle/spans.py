@@ -25,8 +25,12 @@ from typing import Any
 from ..data.experience import Experience
 from ..data.loop import LoopArtifacts, ManifestRow, TrainingBatch
 from ..data.state import LoopState, StopTraining
+from .current import logging_to
 from .failures import note_failure
+from .logged import LoggedMetrics
 from .manager import CallbackManager
+
+LOSS = "eval_loss"
 
 
 @dataclass
@@ -53,6 +57,8 @@ class Lifecycle:
         self.manager = manager
         self.state = state
         self._moments = manager.moments
+        self._logged = LoggedMetrics(manager, state)
+        self._loss_evals: set[str] = set()
 
     @contextlib.contextmanager
     def training(self, artifacts: Callable[[], LoopArtifacts | None] = lambda: None) -> Iterator[None]:
@@ -60,6 +66,11 @@ class Lifecycle:
 
         `StopTraining` ends here: it is a request, not an error.
         """
+        with logging_to(self.state), self._logged.attached(), self._training(artifacts):
+            yield
+
+    @contextlib.contextmanager
+    def _training(self, artifacts: Callable[[], LoopArtifacts | None]) -> Iterator[None]:
         self.manager.begin_training()
         self.state.exception = None
         try:
@@ -82,6 +93,7 @@ class Lifecycle:
             made = artifacts()
         finally:
             self._moments.train_end(self.state, made)
+        self._follow()
 
     def _fail(self, failure: BaseException, artifacts: Callable[[], LoopArtifacts | None]) -> BaseException:
         state, moments = self.state, self._moments
@@ -97,14 +109,24 @@ class Lifecycle:
     def episode(self, episode: int) -> Iterator[None]:
         self.state.episode = episode
         moments, state = self._moments, self.state
-        with self._pair(lambda: moments.episode_start(state, episode), lambda: moments.episode_end(state, episode)):
+
+        def end() -> None:
+            moments.episode_end(state, episode)
+            self._follow()
+
+        with self._pair(lambda: moments.episode_start(state, episode), end):
             yield
 
     @contextlib.contextmanager
     def epoch(self, epoch: int, *, first_step: int = 0) -> Iterator[None]:
         self.state.epoch, self.state.step = epoch, first_step
         moments, state = self._moments, self.state
-        with self._pair(lambda: moments.epoch_start(state, epoch), lambda: moments.epoch_end(state, epoch)):
+
+        def end() -> None:
+            moments.epoch_end(state, epoch)
+            self._follow()
+
+        with self._pair(lambda: moments.epoch_start(state, epoch), end):
             yield
 
     @contextlib.contextmanager
@@ -117,8 +139,11 @@ class Lifecycle:
         def end() -> None:
             if done:
                 state.global_step, state.step = step.index + 1, state.step + 1
+                step.metrics = self._logged.join(step.metrics)
                 state.metrics.update(step.metrics)
-            moments.step_end(state, step.index, step.batch, step.metrics if done else {}, step.experience)
+            metrics = step.metrics if done else {}
+            moments.step_end(state, step.index, step.batch, metrics, step.experience)
+            self._logged.follow(state.global_step - 1, metrics if done else None)
 
         with self._pair(lambda: moments.step_start(state), end):
             try:
@@ -134,7 +159,12 @@ class Lifecycle:
     def update(self, version: int) -> Iterator[None]:
         """The push of weights; `state.policy_version` is `version` once it succeeded."""
         moments, state = self._moments, self.state
-        with self._pair(lambda: moments.update_start(state, version), lambda: moments.update_end(state, version)):
+
+        def end() -> None:
+            moments.update_end(state, version)
+            self._follow()
+
+        with self._pair(lambda: moments.update_start(state, version), end):
             yield
             state.policy_version = version
 
@@ -153,7 +183,10 @@ class Lifecycle:
                 for key in [key for key in state.metrics if key.startswith(f"{eval_name}.")]:
                     del state.metrics[key]
             state.metrics.update({f"{eval_name}.{key}": value for key, value in scores.items()})
+            if LOSS in scores:
+                self._name_loss(eval_name, scores[LOSS])
             moments.eval_end(state, step, eval_name, scores)
+            self._logged.follow(step)
 
         with self._pair(lambda: moments.eval_start(state, step, eval_name), end):
             yield evaluation
@@ -169,6 +202,20 @@ class Lifecycle:
 
     def checkpoint_saved(self, row: ManifestRow) -> None:
         self._moments.checkpoint_saved(self.state, row)
+        self._follow()
+
+    def _follow(self) -> None:
+        """Have what hooks logged follow as a further row of the last step."""
+        if self.state.has_logged:
+            self._logged.follow(self.state.global_step - 1)
+
+    def _name_loss(self, eval_name: str, loss: float) -> None:
+        """Where one eval reports a loss, it is `state.metrics["eval_loss"]` as well."""
+        self._loss_evals.add(eval_name)
+        if len(self._loss_evals) == 1:
+            self.state.metrics[LOSS] = loss
+        else:
+            self.state.metrics.pop(LOSS, None)
 
     @contextlib.contextmanager
     def _pair(self, start: Callable[[], None], end: Callable[[], None]) -> Iterator[None]:

@@ -95,7 +95,13 @@ class AfterStep:
         if self._saver is None:
             return
         self._drain()
-        if self._saved_at != self._state.global_step:
+        manager = self._saver.manager
+        removed = manager is not None and all(row.name != self._saved_as for row in manager.rows)  # by a hook
+        if self._saved_at == self._state.global_step and removed and self._state.world_size > 1:
+            # Trainers save together, and the others do not know of it.
+            log.warning("checkpoint %s was removed by a hook: the run has no final checkpoint", self._saved_as)
+            return
+        if self._saved_at != self._state.global_step or removed:
             self._save("final")
             self._drain()
             return

@@ -89,6 +89,7 @@ def load_model(
 
 
 def check_dtype(name: str) -> None:
+    """Raise unless a model can be loaded as that."""
     if name not in _DTYPES:
         raise ModelError(f"no dtype {name!r}; one of {', '.join(_DTYPES)}{did_you_mean(name, _DTYPES)}")
 
@@ -98,7 +99,8 @@ def outline_model(
 ) -> PreTrainedModel:
     """The model that `load_model` would give, without its weights: its configuration, and layers with names and shapes.
 
-    Enough to find most mistakes, at no cost in memory; the weights themselves are not looked at.
+    Enough to find most mistakes, at no cost in memory; the weights themselves are not looked at. Of the dtype it is
+    only checked that there is one of that name.
     """
     check_dtype(dtype)
     if not isinstance(source, Mapping) and is_adapter_folder(Path(source)):

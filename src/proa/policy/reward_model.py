@@ -14,7 +14,6 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrai
 
 from ..errors import SettingError
 from ..private_files import private_writing
-from ..spelling import did_you_mean
 from .decoder_pass import find_decoder, hidden_states
 from .micro_batches import plan_micro_batches
 from .models import (
@@ -22,6 +21,7 @@ from .models import (
     UNREADABLE,
     ModelError,
     _remove_randomness,
+    check_dtype,
     check_weights_files,
     seeded_torch,
     without_progress_bars,
@@ -71,17 +71,9 @@ def load_reward_model(
     trust_remote_code: bool = False,
 ) -> PreTrainedModel:
     """A reward model from a folder of AutoModelForSequenceClassification with one label; its dropout is 0."""
-    if dtype not in _DTYPES:
-        raise ModelError(f"no dtype {dtype!r}; one of {', '.join(_DTYPES)}{did_you_mean(dtype, _DTYPES)}")
-    if not (Path(folder) / "config.json").is_file():
-        raise ModelError(f"no reward model in {folder}: give a folder that save_reward_model wrote, or one like it")
-    check_weights_files(Path(folder), "AutoModelForSequenceClassification")
+    check_dtype(dtype)
     local = {"local_files_only": True, "trust_remote_code": trust_remote_code}
-    try:
-        config = AutoConfig.from_pretrained(folder, **local)
-    except UNREADABLE as error:
-        raise ModelError(f"{folder} does not load as a reward model: {error}") from error
-    _check_one_label(config, folder)
+    config = read_reward_model_config(folder, trust_remote_code=trust_remote_code)
     _remove_randomness(config)
     try:
         with seeded_torch(0), without_progress_bars():  # what is missing would be drawn, and is refused below
@@ -96,6 +88,21 @@ def load_reward_model(
         )
     _checked_head(model)
     return cast(PreTrainedModel, model.to(device).eval())
+
+
+def read_reward_model_config(folder: str | PathLike[str], *, trust_remote_code: bool = False) -> PreTrainedConfig:
+    """The configuration of a reward model in a folder. Raises what can be known to be wrong without its weights."""
+    if not (Path(folder) / "config.json").is_file():
+        raise ModelError(f"no reward model in {folder}: give a folder that save_reward_model wrote, or one like it")
+    check_weights_files(Path(folder), "AutoModelForSequenceClassification")
+    try:
+        config: PreTrainedConfig = AutoConfig.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=trust_remote_code
+        )
+    except UNREADABLE as error:
+        raise ModelError(f"{folder} does not load as a reward model: {error}") from error
+    _check_one_label(config, folder)
+    return config
 
 
 def save_reward_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: str | PathLike[str]) -> None:

@@ -22,6 +22,7 @@ _NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 # A checkpoint that replaces another of the same name is in `<name>~2`; names have no tilde.
 _FOLDER = re.compile(rf"({_NAME_PATTERN})(~[0-9]+)?")
 _ROW_PATH = re.compile(rf"{FOLDER_NAME}/([^/]+)/(state|model)")
+_ABSOLUTE_ROW_PATH = re.compile(rf"(/.*)/({FOLDER_NAME}/[^/]+/(?:state|model))")
 _TEMPORARY_PREFIX = ".new-"
 
 
@@ -69,6 +70,27 @@ def folder_name(row: ManifestRow) -> str:
         what = "two folders" if folders else "no folder"
         raise CheckpointError(f"checkpoint {row.name}: its row names {what}")
     return folders.pop()
+
+
+def absolute_row(row: ManifestRow, run_folder: Path) -> ManifestRow:
+    """The row with absolute paths, as hooks get it; the manifest has relative ones, so that a run can be moved."""
+    paths = (row.state_path, row.sampler_path)
+    state, sampler = (str(run_folder / path) if path and _ROW_PATH.fullmatch(path) else path for path in paths)
+    return replace(row, state_path=state, sampler_path=sampler)
+
+
+def relative_row(row: ManifestRow, run_folder: Path) -> ManifestRow:
+    """The row with paths relative to its run's folder; those of another run stay as they are."""
+    paths = (row.state_path, row.sampler_path)
+    state, sampler = (path if path is None else _relative_path(path, run_folder) for path in paths)
+    return replace(row, state_path=state, sampler_path=sampler)
+
+
+def _relative_path(path: str, run_folder: Path) -> str:
+    found = _ABSOLUTE_ROW_PATH.fullmatch(path)
+    if found is None or os.path.realpath(found[1]) != os.path.realpath(run_folder):
+        return path
+    return found[2]
 
 
 def seal(disk: Disk, folder: Path) -> dict[str, Fingerprint]:

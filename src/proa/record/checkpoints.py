@@ -29,11 +29,13 @@ from ..spelling import did_you_mean
 from .background import BackgroundSaver
 from .checkpoint_files import (
     FOLDER_NAME,
+    absolute_row,
     check_name,
     complete_row,
     folder_name,
     is_checkpoint_folder,
     read_back,
+    relative_row,
     seal,
     temporary_name,
 )
@@ -64,7 +66,10 @@ class UnknownCheckpointError(CheckpointError):
 
 
 class CheckpointManager:
-    """The checkpoints of one run. Reading changes nothing; writing is for the one process that holds the run's lock.
+    """The checkpoints of one run. Reading changes nothing; saving is for the one process that writes the run's
+    checkpoints; `remove` may be called anywhere, also while the run is active.
+
+    Rows have absolute paths; those in the manifest are relative, so that a run's folder can be moved.
 
     `keep_last` is how many of the newest are kept (None keeps all), `keep_best` a metric whose best checkpoint is kept
     as well. Pruning happens only after a save, so a final checkpoint stays until the run continues.
@@ -84,6 +89,7 @@ class CheckpointManager:
             _check_mode(keep_best[1])
         self.run_folder = Path(run_folder)
         self.folder = self.run_folder / FOLDER_NAME
+        self._absolute_folder = self.run_folder.absolute()
         self._keep_last = keep_last
         self._keep_best = keep_best
         self._disk = disk or Disk()
@@ -98,12 +104,12 @@ class CheckpointManager:
     @property
     def rows(self) -> list[ManifestRow]:
         """The existing checkpoints, oldest first."""
-        return self._manifest.rows()
+        return [absolute_row(row, self._absolute_folder) for row in self._manifest.rows()]
 
     @property
     def history(self) -> list[ManifestRow]:
         """The rows of all checkpoints ever written, including removed ones."""
-        return self._manifest.history()
+        return [absolute_row(row, self._absolute_folder) for row in self._manifest.history()]
 
     @property
     def has_unreadable_lines(self) -> bool:
@@ -111,11 +117,15 @@ class CheckpointManager:
         return self._manifest.has_unreadable_lines
 
     def row(self, name: str) -> ManifestRow:
-        rows = {row.name: row for row in self.rows}
-        if name not in rows:
-            known = f" (known: {', '.join(rows)})" if rows else "; it has none"
-            raise UnknownCheckpointError(f"{self.run_folder} has no checkpoint {name}{did_you_mean(name, rows)}{known}")
-        return rows[name]
+        row = next((row for row in self.rows if row.name == name), None)
+        if row is None:
+            raise self._unknown(name)
+        return row
+
+    def _unknown(self, name: str) -> UnknownCheckpointError:
+        names = [row.name for row in self.rows]
+        known = f" (known: {', '.join(names)})" if names else "; it has none"
+        return UnknownCheckpointError(f"{self.run_folder} has no checkpoint {name}{did_you_mean(name, names)}{known}")
 
     def latest(self) -> ManifestRow | None:
         return next(reversed(self.rows), None)
@@ -136,11 +146,11 @@ class CheckpointManager:
 
     def path(self, row: ManifestRow) -> Path:
         """The folder of a checkpoint, with `model/` and `state/` in it."""
-        return self.folder / folder_name(row)
+        return self.folder / folder_name(relative_row(row, self.run_folder))
 
     def verify(self, row: ManifestRow) -> None:
         """Raise `CheckpointError` with the differences unless a checkpoint's files are exactly those of its row."""
-        verify_files(self._disk, self.run_folder, row)
+        verify_files(self._disk, self.run_folder, relative_row(row, self.run_folder))
 
     def newest_good(self) -> tuple[ManifestRow, list[str]]:
         """The newest checkpoint that verifies, and why newer ones were skipped."""
@@ -169,32 +179,73 @@ class CheckpointManager:
                 self._manifest.append([row])
             self._saved_here.add(row.name)
             self._prune()
-            return row
+            return absolute_row(row, self._absolute_folder)
+
+    def remove(self, row: ManifestRow, *, even_newest: bool = False) -> None:
+        """Remove a checkpoint: its line in the manifest first, then its files.
+
+        The newest one is refused, because a run that is interrupted resumes from it, unless `even_newest`. Any hook may
+        call this, also while a checkpoint is being written in the background. A checkpoint that was removed does not
+        count for `keep_last`.
+        """
+        with self._manifest.changing():
+            existing = self._existing(row)
+            resumable = [one.name for one in self._manifest.rows() if one.state_path is not None]
+            if not even_newest and resumable[-1:] == [existing.name]:
+                raise CheckpointError(
+                    f"checkpoint {row.name} is the newest one, which {self.run_folder} would resume from: it is kept. "
+                    f"To remove it all the same, call remove(row, even_newest=True)"
+                )
+            try:
+                self._manifest.append([Removal(existing.name)])
+            except OSError as error:
+                raise explain(error, str(self.manifest_path), "a little", self.run_folder) from error
+        folder = self.folder / folder_name(existing)
+        try:
+            self._disk.remove_tree(folder)
+        except OSError as error:
+            log.warning("%s is not a checkpoint any more and cannot be removed: %s", folder, error)
+
+    def _existing(self, row: ManifestRow) -> ManifestRow:
+        """The manifest's row of a checkpoint that is to be removed."""
+        given = relative_row(row, self.run_folder)
+        try:
+            folder = folder_name(given)
+        except CheckpointError as error:
+            raise UnknownCheckpointError(f"{error}: is it a row of another run than {self.run_folder}?") from error
+        if row.name not in (one.name for one in self._manifest.history()):
+            raise self._unknown(row.name)
+        existing = next((one for one in self._manifest.rows() if one.name == row.name), None)
+        if existing is not None and folder_name(existing) == folder:
+            return existing
+        happened = "was removed already" if existing is None else "was replaced by a newer one of the same name"
+        raise UnknownCheckpointError(f"checkpoint {row.name} of {self.run_folder} {happened}")
 
     def mark_final(self, name: str, metrics: Mapping[str, Any] | None = None) -> ManifestRow:
         """Mark a checkpoint as final, and add metrics measured after it was written."""
         with self._writing:
             self._clean()
-            row = self.row(name)
+            row = relative_row(self.row(name), self.run_folder)
             row = replace(row, final=True, metrics={**row.metrics, **(metrics or {})})
             _check_json(row)
             with self._rollback(str(self.manifest_path)):
                 self._manifest.append([row])
-            return row
+            return absolute_row(row, self._absolute_folder)
 
     def forget_after(self, step: int) -> list[ManifestRow]:
         """Drop the checkpoints of later steps, which a run that resumes from this step will write again."""
         with self._writing:
-            rows = self.rows
-            later = [row for row in rows if row.step > step]
-            # Newest first: a crash between these lines leaves no gap.
-            lines: list[ManifestRow | Removal] = [Removal(row.name) for row in reversed(later)]
-            lines += [replace(row, final=False) for row in rows if row.final and row.step <= step]
-            if lines:
-                with self._rollback(str(self.manifest_path)):
-                    self._manifest.append(lines)
+            with self._manifest.changing():
+                rows = self._manifest.rows()
+                later = [row for row in rows if row.step > step]
+                # Newest first: a crash between these lines leaves no gap.
+                lines: list[ManifestRow | Removal] = [Removal(row.name) for row in reversed(later)]
+                lines += [replace(row, final=False) for row in rows if row.final and row.step <= step]
+                if lines:
+                    with self._rollback(str(self.manifest_path)):
+                        self._manifest.append(lines)
             self._clean()
-            return later
+            return [absolute_row(row, self._absolute_folder) for row in later]
 
     def _check_row(self, row: ManifestRow) -> None:
         """Raise before anything is written if a row cannot be saved."""
@@ -240,9 +291,10 @@ class CheckpointManager:
     def _prune(self) -> None:
         """Drop all but the last and the best. The new checkpoint is safe by now: a failure here only costs space."""
         try:
-            if self._keep_last is not None:
+            with self._manifest.changing():  # a hook may remove others at this moment
                 best = self.best(*self._keep_best) if self._keep_best else None
-                dropped = [Removal(row.name) for row in self.rows[: -self._keep_last] if row != best]
+                old = self.rows[: -self._keep_last] if self._keep_last is not None else []
+                dropped = [Removal(row.name) for row in old if row != best]
                 if dropped:
                     self._manifest.append(dropped)
             self._clean()
@@ -253,10 +305,10 @@ class CheckpointManager:
         """Remove folders that the manifest does not name: left by a crash, pruned or replaced."""
         if self.folder.is_symlink() or not self.folder.is_dir():
             return
-        named = _folder_names(self.rows)
+        named = _folder_names(self._manifest.rows())
         # An unreadable line may name any folder: then only folders that were certainly dropped are removed.
         cautious = self.has_unreadable_lines
-        dropped = _folder_names(self.history) - named if cautious else set()
+        dropped = _folder_names(self._manifest.history()) - named if cautious else set()
         with os.scandir(self.folder) as entries:
             unnamed = [
                 Path(entry.path)

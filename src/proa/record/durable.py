@@ -11,7 +11,7 @@ import re
 import shutil
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..errors import ProaError
@@ -53,7 +53,9 @@ class Disk:
         old.rename(new)
 
     def remove_tree(self, path: Path) -> None:
-        shutil.rmtree(path)
+        while os.path.lexists(path):
+            with suppress(FileNotFoundError):  # another thread or process removes it too
+                shutil.rmtree(path)
 
     def call(self, writer: Callable[[Path], None], path: Path) -> None:
         """Let a library or the caller's own function write there."""

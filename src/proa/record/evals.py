@@ -118,6 +118,16 @@ def rollouts_path(step: int) -> Path:
     return Path(ROLLOUTS_FOLDER) / f"step_{step + 1}.jsonl"
 
 
+def steps_before(file: str) -> float:
+    """The steps after which predictions or completions were written, by the name of their file.
+
+    >>> steps_before("evals/quiz/step_4.jsonl"), steps_before("evals/quiz/final.jsonl")
+    (4, inf)
+    """
+    number = Path(file).stem.removeprefix("step_")
+    return int(number) if number.isdecimal() else math.inf
+
+
 def write_predictions(file: Path, predictions: list[dict[str, Any]]) -> None:
     """Write one line per prediction, without secrets known by value."""
     make_private_folder(file.parent)

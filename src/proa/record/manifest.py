@@ -14,22 +14,27 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable
-from contextlib import suppress
+import os
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from time import monotonic, sleep
 from types import NoneType
 from typing import Any
 
 from ..data.loop import ManifestRow
 from .checkpoint_files import check_name
-from .durable import CheckpointError, Disk
+from .durable import CheckpointError, Disk, open_file
 from .run_folder import encode_numbers
 from .secrets import redact_metrics
 
 log = logging.getLogger("proa.record")
 
 MANIFEST_NAME = "checkpoints.jsonl"
+LOCK_SECONDS = 60.0
+RETRY_SECONDS = 0.01
 _reported: set[tuple[Path, int]] = set()
 """Unreadable lines that this process has logged: a manifest is read many times."""
 
@@ -48,21 +53,36 @@ class Manifest:
     """The manifest in one run's folder, read again whenever another process has changed the file.
 
     A writer reads it once and then keeps track of what it adds: the hundredth checkpoint costs as much as the first.
+    Threads may share one.
     """
 
     def __init__(self, run_folder: Path, disk: Disk) -> None:
         self.path = run_folder / MANIFEST_NAME
         self._disk = disk
+        self._guard = threading.RLock()
+        self._changes = 0  # how many `changing` blocks this process is in
         self._stamp: tuple[int, ...] | None = None
         """Identifies the state of the file that the next three describe."""
         self._live: dict[str, ManifestRow] = {}
         self._length = 0  # of its complete lines
         self._unreadable = False  # whether a line cannot be read
 
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """Inside, nobody else changes the file: no other thread, and no other process."""
+        with self._guard:
+            self._changes += 1
+            try:
+                with nullcontext() if self._changes > 1 else _locked(self.path):
+                    yield
+            finally:
+                self._changes -= 1
+
     def rows(self) -> list[ManifestRow]:
         """The existing checkpoints, oldest first."""
-        self._refresh()
-        return [replace(row) for row in self._live.values()]
+        with self._guard:
+            self._refresh()
+            return [replace(row) for row in self._live.values()]
 
     def history(self) -> list[ManifestRow]:
         """Every checkpoint ever written, including removed ones; the last of each name."""
@@ -70,8 +90,9 @@ class Manifest:
 
     @property
     def has_unreadable_lines(self) -> bool:
-        self._refresh()
-        return self._unreadable
+        with self._guard:
+            self._refresh()
+            return self._unreadable
 
     def _read_rows(self, *, include_removed: bool) -> list[ManifestRow]:
         rows: dict[str, ManifestRow] = {}
@@ -87,26 +108,21 @@ class Manifest:
 
     def append(self, lines: Iterable[ManifestRow | Removal]) -> None:
         """Append lines and sync them. If that fails the file is restored, as far as possible."""
-        contents = [line.as_dict() for line in lines]
-        for content in contents:
-            if metrics := content.get("metrics"):  # only metrics may quote secrets; names and paths must not change
-                content["metrics"] = redact_metrics(metrics)
-        data = b"".join(
-            json.dumps(encode_numbers(content), allow_nan=False).encode("ascii") + b"\n" for content in contents
-        )
-        self._refresh()
-        length, self._stamp = self._length, None  # unknown until the lines are on the disk
-        try:
-            self._disk.append(self.path, data, after=length)
-        except Exception:
-            # If this fails too: half a line is ignored, and a complete one names a complete checkpoint.
-            with suppress(OSError, CheckpointError):
-                self._disk.cut_file(self.path, length)
-            raise
-        for line in data.splitlines():
-            _apply(self._live, _checked(line))
-        self._length += len(data)
-        self._stamp = self._file_stamp()
+        data = manifest_text(lines)
+        with self.changing():
+            self._refresh()
+            length, self._stamp = self._length, None  # unknown until the lines are on the disk
+            try:
+                self._disk.append(self.path, data, after=length)
+            except Exception:
+                # If this fails too: half a line is ignored, and a complete one names a complete checkpoint.
+                with suppress(OSError, CheckpointError):
+                    self._disk.cut_file(self.path, length)
+                raise
+            for line in data.splitlines():
+                _apply(self._live, _checked(line))
+            self._length += len(data)
+            self._stamp = self._file_stamp()
 
     def _refresh(self) -> None:
         stamp = self._file_stamp()
@@ -131,6 +147,49 @@ class Manifest:
             return []
         *lines, _incomplete = data.split(b"\n")
         return [line + b"\n" for line in lines]
+
+
+def manifest_text(lines: Iterable[ManifestRow | Removal]) -> bytes:
+    """Lines of a manifest, without secrets."""
+    contents = [line.as_dict() for line in lines]
+    for content in contents:
+        if metrics := content.get("metrics"):  # only metrics may quote secrets; names and paths must not change
+            content["metrics"] = redact_metrics(metrics)
+    return b"".join(
+        json.dumps(encode_numbers(content), allow_nan=False).encode("ascii") + b"\n" for content in contents
+    )
+
+
+def manifest_rows(text: bytes) -> list[ManifestRow]:
+    """The existing checkpoints that a manifest names, oldest first; unreadable lines are ignored."""
+    rows: dict[str, ManifestRow] = {}
+    for line in text.split(b"\n")[:-1]:
+        content = _parse(line)
+        if not isinstance(content, Exception):
+            _apply(rows, content)
+    return list(rows.values())
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Lock a file, if it exists: hooks in a run's driver may remove checkpoints while a trainer writes one. Before the
+    first line there is nothing to remove, and one process that writes."""
+    import fcntl  # not on every system
+
+    if not path.exists():
+        yield
+        return
+    until = monotonic() + LOCK_SECONDS
+    with open_file(path, os.O_RDWR) as descriptor:
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if monotonic() > until:
+                    raise CheckpointError(f"{path} has been locked by another process for {LOCK_SECONDS:g} s") from None
+            sleep(RETRY_SECONDS)
+        yield
 
 
 def _parse(line: bytes) -> dict[str, Any] | Exception:

@@ -28,6 +28,8 @@ LOCK_NAME = ".lock"
 """Held by the running process; a folder with only this file counts as unused."""
 LIVE_NAME = "live.json"
 """The state of the run while it is running."""
+START_NAME = "base"
+"""The model that a run begins with, if it is needed again and in no other folder."""
 LIBRARIES = ("proa", "torch", "transformers", "tokenizers", "numpy")
 
 
@@ -41,7 +43,7 @@ class BrokenRecordError(ProaError, ValueError):
 
 _FINAL_ENTRIES = (
     "ended", "stop_reason", "stopped_by", "steps_run", "evals", "ledger", "weights_digest", "policy_version",
-    "callback_errors", "reward_failures",
+    "callback_errors", "reward_failures", "performance",
 )  # fmt: skip
 
 
@@ -212,7 +214,7 @@ def encode_numbers(value: Any) -> Any:
     return value if not isinstance(value, float) or math.isfinite(value) else encode_number(value)
 
 
-_SCORES = ("metrics", "breakdowns", "evals", "eval_metrics", "eval_breakdowns", "groups")
+_SCORES = ("metrics", "breakdowns", "evals", "eval_metrics", "eval_breakdowns", "groups", "callback_errors")
 _PLAN = "runs"  # of an experiment; each run has a `key`, its name
 
 

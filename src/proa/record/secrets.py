@@ -19,6 +19,8 @@ from functools import lru_cache
 from typing import Any, TypeAlias, TypeVar, cast
 from urllib.parse import quote, unquote
 
+from ..errors import SettingError
+
 Value = TypeVar("Value")
 
 REDACTED = "REDACTED"
@@ -98,6 +100,25 @@ redact_metrics = _process_redactor.redact_metrics
 redact_values = _process_redactor.redact_values
 
 
+def expand_environment(key: str, value: str) -> str:
+    """A setting with the values of the environment variables that it refers to, as `${NAME}`; `key` is its name.
+
+    >>> os.environ["CHAT_HOST"] = "chat.example.com"
+    >>> expand_environment("address", "https://${CHAT_HOST}/hooks")
+    'https://chat.example.com/hooks'
+    """
+
+    def find(reference: re.Match[str]) -> str:
+        found = os.environ.get(reference[1])
+        if not found:
+            raise SettingError(f"{key} refers to the environment variable {reference[1]}, which is not set")
+        return found
+
+    if not isinstance(value, str):
+        raise SettingError(f"{key} must be text, not {type(value).__name__}")
+    return _REFERENCE.sub(find, value)
+
+
 def redacted_keys(config: Mapping[str, Any]) -> list[str]:
     """The dotted paths of redacted values in a configuration, which must be given again to resume.
 
@@ -153,6 +174,9 @@ def _is_searchable(name: str, value: str) -> bool:
     return _certainly_secret(_words(name)) or not _IDENTIFIER.fullmatch(value)
 
 
+_REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+"""A reference to an environment variable, which is not a secret itself."""
+_ONLY_REFERENCES = re.compile(rf"(?:(?:Bearer|Basic|Token)\s+)?(?:{_REFERENCE.pattern})+", re.IGNORECASE)
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 _NUMBER_SUFFIX = re.compile(r"(?<!@)[_-]?[0-9]+$")
 _IDENTIFIER = re.compile(r"[A-Za-z_]{1,15}")
@@ -267,6 +291,8 @@ def _names_secret(key: object, mapping: Mapping[Any, Any]) -> bool:
     """Whether the value of a key is a secret: by the key, or for `value` by the `name` beside it."""
     if key == "value" and isinstance(name := mapping.get("name", mapping.get("key")), str):
         return is_secret_key(name)
+    if key == "headers" and isinstance(mapping[key], Mapping):  # of HTTP requests: any of them may hold a secret
+        return True
     return is_secret_key(str(key))
 
 
@@ -311,12 +337,15 @@ def _redact_assignment(found: re.Match[str]) -> str:
 
 
 def _masked(value: object) -> object:
-    """The masked value of a secret key. Its structure stays, and so do switches, numbers and empty text."""
+    """The masked value of a secret key. Its structure stays, and so do switches, numbers, empty text and references to
+    environment variables."""
     if isinstance(value, Mapping):
         return {key: _masked(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_masked(inner) for inner in value]
-    is_harmless = value is None or isinstance(value, bool | float) or (isinstance(value, str) and not value)
+    is_harmless = value is None or isinstance(value, bool | float)
+    if isinstance(value, str):
+        is_harmless = not value or _ONLY_REFERENCES.fullmatch(value) is not None
     return value if is_harmless else REDACTED
 
 

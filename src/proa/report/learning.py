@@ -8,6 +8,7 @@ from typing import Any, Literal
 from ..data.results import latest_evals
 from .chart import Chart, Line, line_chart
 from .curves import Curve, Series, curve_of
+from .gradients import is_layer_norm
 from .html import Markup, tag
 from .metrics import IDLE
 from .reading import Arm, Subject
@@ -38,8 +39,9 @@ _UNITS = {
 
 
 def learning_curves(subject: Subject) -> Section | None:
-    """All that training measured but what tells of the pipeline."""
-    names = [name for name in _names(subject.arms, "training") if not _is_of_pipeline(name)]
+    """All that training measured but what tells of the pipeline, and the norms of single layers."""
+    found = _names(subject.arms, "training")
+    names = [name for name in found if not _is_of_pipeline(name) and not is_layer_norm(name)]
     names.sort(key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
     return _section(subject, "learning", "Learning curves", names, "training")
 

@@ -52,6 +52,8 @@ def read_metrics(path: Path, eval_names: Sequence[str] = ()) -> Metrics:
     for name, column in columns.items():
         if len(column.series):
             (metrics.evals if column.of_eval else metrics.training)[name] = column.series
+    if any(name.endswith(".eval_loss") for name in metrics.evals):
+        metrics.training.pop("eval_loss", None)  # the same under a shorter name
     return metrics
 
 

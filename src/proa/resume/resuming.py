@@ -37,7 +37,7 @@ AUTO = "auto"
 FROM_THE_BEGINNING = "the beginning"
 OF_THE_RECORD = (
     "metrics.jsonl", "metrics.csv", "journal.jsonl", "live.json", "evals", "evals.jsonl", "checkpoints",
-    "checkpoints.jsonl", "base", "model", ".model.new", "spans.jsonl", "rollouts",
+    "checkpoints.jsonl", "base", "model", ".model.new", "spans.jsonl", "rollouts", ".uploads",
 )  # fmt: skip
 """What a run writes beside its header; a run that begins again, because it had no checkpoint, begins without."""
 OF_LOGGERS = ("tensorboard", "wandb", "trackio")

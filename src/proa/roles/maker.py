@@ -18,12 +18,14 @@ from ..actors.concurrency import concurrency_group
 from ..actors.finding import find_actor, own_name
 from ..actors.waiting import ClosedError, LeaseFailedError, WaitTimeoutError
 from ..data.experience import BufferItem
-from ..data.experience_changes import as_delivered, shown_to_hooks
+from ..data.experience_changes import as_delivered, nothing_made, shown_to_hooks
 from ..data.lease import Delivery, Lease, Prompt, sample_seed
 from ..data.state import LoopState
 from ..engines.protocol import Engine
 from ..errors import SettingError
 from ..leases.plan import group_by_id
+from ..lifecycle.current import with_own_state
+from ..lifecycle.failures import note_failure
 from ..lifecycle.manager import CallbackManager, Callbacks
 from ..lifecycle.roles import Role
 from ..policy.opening import Lora, ModelSource, TokenizerSource, load_tokenizer
@@ -148,6 +150,7 @@ class ExperienceMakerHolder:
 
     # -- leased work ---------------------------------------------------------------------------------
 
+    @with_own_state
     def work(self, book: Book, store: Store) -> None:
         """Take leases and deliver them until the book closes; a lease on which this raises goes to another maker."""
         moments, state = self.manager.moments, self.state
@@ -188,7 +191,7 @@ class ExperienceMakerHolder:
             items = self.make(lease.prompts, lease.seeds, what)
             self.leases_made += 1
             spent, spans = self.activity.look().spent_since(before), self.activity.take_spans()
-            delivery = Delivery(lease.id, tuple(items), self.name, spent, spans)
+            delivery = Delivery(lease.id, tuple(items), self.name, spent, spans, state.take_logged())
             moments.maker_send_start(state)
             try:
                 with self.activity.doing("send", f"delivering {what}"):
@@ -221,6 +224,7 @@ class ExperienceMakerHolder:
         self._answered = doubt  # one that came after the fetch is still open
 
     @concurrency_group("model_io")
+    @with_own_state
     def update_experience_maker(self, weights: Weights, base: Weights | None = None) -> None:
         """Switch to these weights, all of them or none, after checking them; waits for the batch being generated.
 
@@ -251,6 +255,7 @@ class ExperienceMakerHolder:
     # -- pushed work ---------------------------------------------------------------------------------
 
     @concurrency_group("compute")
+    @with_own_state
     def workingloop(
         self,
         dataloader_fn: Callable[[], Iterable[Any]] | None = None,
@@ -261,7 +266,8 @@ class ExperienceMakerHolder:
 
         Batches are texts, messages, rows, tokens, tensors or `Prompt`s (`read_batch`); without `dataloader_fn` they are
         the task's. `num_steps` limits the batches; 0 is no limit. It ends before that when a trainer's `fit` has ended,
-        and its buffer is full.
+        and its buffer is full. Metrics that hooks log here stay in this maker's `state.metrics`: only leases carry them
+        to a trainer.
         """
         moments, state = self.manager.moments, self.state
         if not self.trainer_names:
@@ -346,17 +352,23 @@ class ExperienceMakerHolder:
         """
         moments, state = self.manager.moments, self.state
         moments.maker_make_experience_start(state)
-        experience = None
         try:
             samples = self.rollout.run(self._versioned_engine, prompts, seeds, Progress(what, self.activity))
             self._report_failed_reward(samples)
             self.tokens_made += sum(sample.tokens for sample in samples)
             items = [row for sample in samples for row in sample.rows(self.rollout.sampling)]
-            if self.manager.wants("maker.make_experience_end", "experience"):
-                experience = shown_to_hooks(items)
-        finally:
-            moments.maker_make_experience_end(state, experience)
-        return items if experience is None else as_delivered(experience)
+        except BaseException as error:
+            try:
+                moments.maker_make_experience_end(state, nothing_made())
+            except Exception as late:  # a hook's: never in place of what went wrong
+                note_failure(error, "while it was ending the batch", late)
+            raise
+        if not self.manager.wants("maker.make_experience_end", "experience"):
+            moments.maker_make_experience_end(state, None)  # nobody looks at it
+            return items
+        experience = shown_to_hooks(items)
+        moments.maker_make_experience_end(state, experience)
+        return as_delivered(experience)
 
     def _report_failed_reward(self, samples: Sequence[Sample]) -> None:
         """Show the first sample without a reward at once, with the reason."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias, TypedDict, Unpack
 
@@ -13,10 +13,11 @@ from transformers import PreTrainedModel
 from ..actors.stop import StopRequest
 from ..algorithms import Algorithm, build_algorithm
 from ..data.experience import BufferItem, Experience
-from ..data.loop import ManifestRow
+from ..data.loop import ManifestRow, TrainingBatch
 from ..data.masks import action_mask_of
 from ..data.sampling import Sampling
 from ..errors import SettingError
+from ..learning.gradients import show_gradients
 from ..learning.group_filter import GroupFilter
 from ..learning.learner import Learner, StepSettings
 from ..learning.optimizer import OptimizerSettings
@@ -85,24 +86,29 @@ class PolicyTrainer(DetachedTrainer):
             patience=trainer.get("wait_timeout", 600.0),
         )
         learner.activity = self.activity
+        settings = fields(learner.algorithm)
+        self._algorithm_settings = {field.name: getattr(learner.algorithm, field.name) for field in settings}
 
     def training_step(self, experience: Experience) -> dict[str, Any]:
         """One optimizer step; the micro-batches inside give the gradient of the whole batch exactly."""
-        metrics = self.learner.step(experience)
+        found = self.learner.find_gradients(experience)
+        show_gradients(self.manager, self.state, self.learner.gradients)
+        metrics = self.learner.take_step(experience, found)
         if experience.versions is not None:
             lag_BA = (self.state.policy_version - experience.versions).masked_fill(~action_mask_of(experience), 0)
             metrics["staleness"] = float(lag_BA.max())
         return metrics
+
+    def _training_batch(self, experience: Experience) -> TrainingBatch:
+        return TrainingBatch(experience, self.learner.algorithm.name, dict(self._algorithm_settings))
 
     def _update_remote_makers(self, fully_update: bool = False, **kwargs: Any) -> None:
         """Publish the policy under `version_to_push`, and push it to the makers that this trainer was given by name.
 
         With `fully_update` they also get what the weights go over, the base of an adapter.
         """
-        tensors, version = (
-            self.policy.published(),
-            self.version_to_push,
-        )  # every rank takes part, and has its own makers
+        tensors = self.policy.published()  # every rank takes part, and has its own makers
+        version = self.version_to_push
         if self.store is not None and self.replicas.rank == 0 and version not in self.store.versions:
             self.store.publish(version, tensors)
             self.store.retire(but=self.source.versions_in_use())

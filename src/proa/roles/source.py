@@ -28,6 +28,10 @@ class Source(Protocol):
     def made(self) -> dict[str, float]:
         """Metrics of how the last step's items were made."""
 
+    @property
+    def logged(self) -> dict[str, float]:
+        """Metrics that hooks of makers logged when they made them."""
+
     def start_episode(self, episode: int) -> None: ...
     def take_step(self, owner: str) -> list[BufferItem]: ...
     def settle(self, items: Sequence[BufferItem], *, dropped: str | None = None) -> None: ...
@@ -80,6 +84,10 @@ class PushedExperience:
 
     @property
     def made(self) -> dict[str, float]:
+        return {}
+
+    @property
+    def logged(self) -> dict[str, float]:
         return {}
 
     def start_episode(self, episode: int) -> None:
@@ -146,6 +154,10 @@ class GatheredExperience:
     def made(self) -> dict[str, float]:
         return self._pushed.made
 
+    @property
+    def logged(self) -> dict[str, float]:
+        return self._pushed.logged
+
     def start_episode(self, episode: int) -> None:
         self._pushed.start_episode(episode)
 
@@ -195,6 +207,10 @@ class SharedSource:
     @property
     def made(self) -> dict[str, float]:
         return self._source.made if self._source is not None else {}
+
+    @property
+    def logged(self) -> dict[str, float]:
+        return self._source.logged if self._source is not None else {}
 
     def start_episode(self, episode: int) -> None:
         if self._source is not None:

@@ -314,7 +314,9 @@ class DetachedTrainer(ABC):
             if self._numerics is not None:
                 self._numerics.restore("a callback or an evaluator")
             self.batch_in_step = step.experience = experience
-            step.batch = TrainingBatch(experience)
+            step.batch = self._training_batch(experience)
+            if settling:
+                self.state.add_logged(self.source.logged)
             step.metrics = self.training_step(experience)
             self._numerics = Numerics()  # what was set before the first step, or by the step itself, is meant
             if isinstance(step.metrics, dict):
@@ -326,6 +328,10 @@ class DetachedTrainer(ABC):
                 self.source.settle(settling, dropped="skipped_step" if step.metrics.get("skipped") else None)
         self._report("step %d: %s", step.index, step.metrics)
         self._end_step(after, step.index)
+
+    def _training_batch(self, experience: Experience) -> TrainingBatch:
+        """What hooks of `step_end` get to know of a batch."""
+        return TrainingBatch(experience)
 
     def _end_step(self, after: AfterStep, index: int) -> None:
         """What comes after a step, at the boundary where a run can be left and resumed."""
@@ -357,6 +363,7 @@ class DetachedTrainer(ABC):
                 raise NothingToTrainOnError(
                     f"{self._empty_in_a_row} steps in a row had nothing to train on{self._why_empty()}"
                 )
+            self.state.add_logged(self.source.logged)
             step.metrics = {"skipped": 1.0, **self.source.made}
         self._end_step(after, step.index)
 

@@ -10,8 +10,12 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..config import RunConfig, change_run_config, load_run_config
+from ..config import ConfigError, DetachedConfig, RunConfig, SupervisedConfig, change_run_config, load_run_config
 from ..config.sections import GIVEN
+from ..spelling import did_you_mean, nearest
+
+RUN_ARGUMENTS = ("callbacks", "resume", "allow_changes")
+"""What whoever starts a run may say beside its configuration."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +39,20 @@ def configured(
     several. (An algorithm that is an object stays in the configuration, which knows what it needs.) `recipe` is the
     algorithm where the configuration names none.
     """
+    _check_keywords(changes)
     given, rest = _take_objects(changes)
     if isinstance(config, RunConfig):
         return change_run_config(config, recipe=recipe, **rest), given
     return load_run_config(config, recipe=recipe, **rest), given
+
+
+def _check_keywords(changes: Mapping[str, Any]) -> None:
+    """Raise for a keyword that is no key of a configuration and is meant to be an argument of the run itself."""
+    keys = {*DetachedConfig.model_fields, *SupervisedConfig.model_fields, "tokenizer"}
+    for name in changes:
+        meant = [] if name.partition(".")[0] in keys else nearest(name, {*RUN_ARGUMENTS, *keys})
+        if set(meant) & set(RUN_ARGUMENTS):
+            raise ConfigError(f"unknown argument {name!r}{did_you_mean(name, meant)}")
 
 
 def _take_objects(changes: Mapping[str, Any]) -> tuple[Given, dict[str, Any]]:

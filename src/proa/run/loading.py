@@ -20,18 +20,16 @@ from ..policy.lora_policy import LoraPolicy, refuse_adapter
 from ..policy.models import ModelError, load_model, outline_model
 from ..policy.opening import check_vocabulary, end_tokens, load_tokenizer
 from ..policy.policy import PlainPolicy, Policy
-from ..policy.reward_model import check_same_tokenizer, load_reward_model
+from ..policy.reward_model import check_same_tokenizer, load_reward_model, read_reward_model_config
 from ..policy.trainable import Trainable
 from ..policy.trained_reward_model import TrainedRewardModel
 from ..record.checkpoint_files import seal
 from ..record.durable import Disk, explain_failures
+from ..record.run_folder import START_NAME
 from ..tasks import Task, load_task
 from ..tasks.builtin import BUILTIN, builtin_task
 from ..tasks.task import check_columns
 from .given import Given
-
-START_NAME = "base"
-"""Where the model lies that a run begins with, if it is needed again and in no other folder."""
 
 
 def load_policy(config: RunConfig, given: Given, *, outline: bool = False) -> Policy:
@@ -75,18 +73,23 @@ def load_matching_reward_model(
     config: RunConfig, tokenizer: PreTrainedTokenizerBase, longest_prompt: int, folder: str
 ) -> PreTrainedModel:
     """A reward model that reads what this policy writes."""
+    check_matching_reward_model(config, tokenizer, longest_prompt, folder)
     own = config.model
-    model = load_reward_model(
-        folder, dtype=own.dtype, device=own.device, trust_remote_code=own.trust_remote_code
-    )  # fmt: skip
-    check_same_tokenizer(tokenizer, load_tokenizer(folder, own.trust_remote_code))
-    context = context_length(model.config)
+    return load_reward_model(folder, dtype=own.dtype, device=own.device, trust_remote_code=own.trust_remote_code)
+
+
+def check_matching_reward_model(
+    config: RunConfig, tokenizer: PreTrainedTokenizerBase, longest_prompt: int, folder: str
+) -> None:
+    """Raise what can be known to be wrong with a reward model without loading its weights."""
+    trust = config.model.trust_remote_code
+    context = context_length(read_reward_model_config(folder, trust_remote_code=trust))
+    check_same_tokenizer(tokenizer, load_tokenizer(folder, trust))
     longest = longest_prompt + config.sampling.max_new_tokens
     if context is not None and longest > context:
         raise ModelError(
             f"the reward model in {folder} reads {context} tokens, and a prompt with its completion may have {longest}"
         )
-    return model
 
 
 def begin_training(
@@ -176,11 +179,16 @@ def _base_folder(config: RunConfig) -> str | None:
     return str(Path(path).resolve())
 
 
-def _check_device(name: str) -> None:
+def read_device(name: str) -> torch.device:
+    """The device of that name; whether it is there is another question, and of another machine perhaps."""
     try:
-        device = torch.device(name)
+        return torch.device(name)
     except RuntimeError:
         raise ModelError(f"unknown model.device {name!r}; use cpu, cuda or cuda:0") from None
+
+
+def _check_device(name: str) -> None:
+    device = read_device(name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         found = torch.cuda.device_count()
         raise ModelError(f"model.device is {name}, and torch finds {found or 'no'} CUDA device{'s' * (found > 1)} here")

@@ -10,7 +10,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from ..config import ConfigError, DetachedConfig
-from ..engines import build_engine
+from ..engines import build_engine, check_engine
 from ..lifecycle.hooks import BaseCallback
 from ..policy.models import weights_digest
 from ..policy.policy import Policy, Receiver
@@ -26,13 +26,15 @@ from .loading import load_matching_reward_model, make_sampling
 
 
 class MakerSide:
-    """What makers of one process share. What is wrong with rewards is found when it is built."""
+    """What makers of one process share. What is wrong with rewards, or with the model for this engine, is found when it
+    is built."""
 
     def __init__(
         self, config: DetachedConfig, given: Given, *, task: Task, policy: Policy, longest_prompt: int = 0
     ) -> None:
         self.config = config
         self.policy = policy
+        check_engine(config.engine.kind, policy.model)
         self.scorer = _scorer(config, given, task)
         self.reward_model = _reward_model(config, policy, longest_prompt)
         self._rewards = select_rewards(config, given, task)

@@ -18,7 +18,7 @@ from ..actors.interruption import Interruption
 from ..config import ConfigError, DetachedConfig
 from ..data.results import EvalResult
 from ..data.state import TrainState
-from ..errors import SettingError
+from ..errors import HookError, SettingError
 from ..lifecycle.hooks import BaseCallback
 from ..lifecycle.manager import CallbackManager
 from ..lifecycle.placement import check_portable
@@ -37,11 +37,13 @@ from ..resume.resuming import (
     restore_process,
     truncate_record,
 )
-from ..roles.maker import ExperienceMakerHolder, Store
+from ..roles.maker import Store
 from ..roles.weights import WeightStore
 from ..runtime.ray.cluster import cluster, pickled
 from ..runtime.ray.driver import RayRuntime, TrainerDiedError
 from ..runtime.ray.link import AskDriver
+from ..runtime.ray.maker_host import MakerParts
+from ..runtime.ray.output import ActorOutputs
 from ..runtime.ray.places import RaySettings, check_options
 from ..runtime.ray.trainer_host import TrainerParts, TrainerTies
 from ..runtime.supervisor import Limits
@@ -49,7 +51,8 @@ from ..tasks.template_date import pin, pinned
 from .checks import check_portable_algorithm
 from .driver_record import DriverRecord
 from .given import Given
-from .loading import load_policy, load_training_task
+from .job import performance_entry
+from .loading import load_policy, load_training_task, read_device
 from .maker_side import MakerSide
 from .placing import Listeners, fresh
 from .trainer_side import Surroundings, TrainerSide
@@ -61,7 +64,12 @@ BASE_VERSION = -1
 
 
 class RayRun:
-    """The driver's part of a run on Ray. What is wrong is found when it is built, here, before anything is started."""
+    """The driver's part of a run on Ray.
+
+    What is wrong with a configuration is found when it is built, before anything is started; but no policy is loaded
+    for it. What only its weights or the actors' machines show (weights that are damaged, a GPU that is not there) an
+    actor finds, before training begins, and then too no folder is left.
+    """
 
     def __init__(
         self, config: DetachedConfig, given: Given, listeners: Listeners, journal: Sequence[Mapping[str, Any]] = ()
@@ -78,10 +86,18 @@ class RayRun:
         self.inputs = replace(makers.complete_inputs(side.inputs), hooks=listeners.experience_hooks())
         travelling = [*self.listeners.makers, *self.listeners.trainer, *self.listeners.every_trainer]
         check_portable(travelling, pickled)
+        _check_gradient_readers(listeners.manager)
         self._runtime: RayRuntime | None = None
         self._record: DriverRecord | None = None
 
     def train(self, folder: RunFolder, resumption: Resumption | None, interruption: Interruption) -> TrainState:
+        try:
+            return self._train(folder, resumption, interruption)
+        finally:
+            if self._runtime is not None:
+                self.listeners.return_copies(self._runtime.copies)
+
+    def _train(self, folder: RunFolder, resumption: Resumption | None, interruption: Interruption) -> TrainState:
         config, manager = self.config, self.listeners.manager
         at_first = manager.state_dict()
         name = f"proa-{config.name}-{uuid.uuid4().hex[:8]}"
@@ -93,9 +109,8 @@ class RayRun:
                 if resumption is not None:
                     restore_process(resumption, manager, partly=True)
                 self._runtime = runtime = self._new_runtime(folder, namespace, resumption, interruption)
-                runtime.state.checkpoint_mgr = CheckpointManager(folder.path)  # to be read; rank 0 writes
+                runtime.state.checkpoint_mgr = CheckpointManager(folder.path)  # to read and remove; rank 0 saves
                 assert self._record is not None, "it is made with the runtime"
-                manager.begin_training()
                 try:
                     with self._record.finishing():
                         runtime.run(config.total_steps, config.update_steps, config.train_epochs)
@@ -164,6 +179,8 @@ class RayRun:
                 "report_eval": record.report_eval,
             },
             interruption=interruption,
+            outputs=ActorOutputs(is_shown=config.ray.log_to_driver),
+            makers_have_copies=any(isinstance(callback, BaseCallback) for callback in listeners.makers),
         )
 
     def summary(self) -> dict[str, Any]:
@@ -172,23 +189,35 @@ class RayRun:
         state = self._runtime.state
         known = self._runtime.summary or ({"steps_run": state.global_step} if state.global_step else {})
         errors = Counter(self.listeners.manager.errors) + Counter(self._runtime.callback_errors)
-        return known | {"callback_errors": dict(errors)}
+        return known | {"callback_errors": dict(errors), **performance_entry(self._runtime.performance)}
 
 
 def _check_devices(config: DetachedConfig) -> None:
-    """Options that Ray knows; and it hides GPUs from actors that did not ask for any."""
+    """A device and options that there are; and Ray hides GPUs from actors that did not ask for any."""
+    device = read_device(config.model.device)
     for role, options in (("trainer", config.ray.trainer), ("maker", config.ray.maker)):
         try:
             check_options(options)
         except SettingError as error:
             raise ConfigError(f"ray.{role}: {error}") from None
-    if config.model.device.partition(":")[0] != "cuda":
+    if device.type != "cuda":
         return
     for role, options in (("trainer", config.ray.trainer), ("maker", config.ray.maker)):
         if not options.get("num_gpus"):
             raise ConfigError(
                 f"model.device is {config.model.device}, and on Ray each actor says what it takes: "
                 f"set ray.{role}, e.g. {{num_gpus: 1}}, or a share of one, {{num_gpus: 0.25}}"
+            )
+
+
+def _check_gradient_readers(manager: CallbackManager) -> None:
+    """Raise for a function in the driver that reads gradients: they stay where they are."""
+    for reader in manager.readers("gradients_ready", "gradients"):
+        if not isinstance(reader, BaseCallback):
+            raise HookError(
+                f"{getattr(reader, '__name__', reader)} listens to 'gradients_ready' in the driver, and gradients stay "
+                f"with the trainer: derive a class from TrainerCallback with on_gradients_ready(gradients), and log "
+                f"what is of interest with self.log(name, value)"
             )
 
 
@@ -257,7 +286,8 @@ class _BuildTrainer:
             self._restore(manager)
             side.policy.published_base()  # every rank takes part; rank 0 publishes it
             other = side.assemble_participant(ties.replicas, manager, self.resumption)
-            return TrainerParts(other, None, None, lambda: {"callback_errors": manager.errors})
+            copies = [callback for callback in self.of_every_rank if isinstance(callback, BaseCallback)]
+            return TrainerParts(other, None, None, lambda: {"callback_errors": manager.errors}, copies)
         return self._first(ties, side, everywhere)
 
     def _first(self, ties: TrainerTies, side: TrainerSide, everywhere: list[BaseCallback]) -> TrainerParts:
@@ -278,7 +308,8 @@ class _BuildTrainer:
         )
         trainer, book = side.assemble_first(around)
         self._restore(manager)
-        return TrainerParts(trainer, book, store, lambda: side.summary(manager.errors))
+        copies = [one for one in (*self.callbacks, *self.of_every_rank) if isinstance(one, BaseCallback)]
+        return TrainerParts(trainer, book, store, lambda: side.summary(manager.errors), copies)
 
     def _restore(self, manager: CallbackManager) -> None:
         if self.resumption is not None:
@@ -302,7 +333,7 @@ class _BuildMaker:
     began: datetime | None
 
     @contextmanager
-    def __call__(self, name: str, store: Store, link: BaseCallback | None) -> Iterator[ExperienceMakerHolder]:
+    def __call__(self, name: str, store: Store, link: BaseCallback | None) -> Iterator[MakerParts]:
         config = self.config
         pin(self.began)
         torch.set_num_threads(config.threads)
@@ -310,7 +341,8 @@ class _BuildMaker:
         side = MakerSide(config, self.given, task=load_training_task(config, self.given), policy=policy)
         callbacks = [*([link] if link is not None else []), *(fresh(callback) for callback in self.callbacks)]
         with side.scorer as scorer:
-            yield side.make(name, scorer, callbacks, _receiver(policy, store, name))
+            maker = side.make(name, scorer, callbacks, _receiver(policy, store, name))
+            yield MakerParts(maker, [one for one in self.callbacks if isinstance(one, BaseCallback)])
 
 
 def _receiver(policy: Policy, store: Store, name: str) -> Receiver:

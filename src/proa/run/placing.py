@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -12,7 +13,8 @@ from ..config import DetachedConfig, ExperimentConfig, RunConfig
 from ..config.sections import TRAINING_PREFIXES
 from ..data.results import LogContext
 from ..data.state import LoopState
-from ..errors import CallbackConfigError
+from ..errors import CallbackConfigError, HookError
+from ..lifecycle.copies import PackedState, return_states
 from ..lifecycle.hooks import (
     BaseCallback,
     Callback,
@@ -28,6 +30,8 @@ from ..lifecycle.policy import Priority
 from ..lifecycle.roles import make_callback
 from ..rewards.identity import identity
 from ..spelling import did_you_mean
+
+FIRST_TRAINER = "trainer_0"
 
 
 class TrainerListeners(Protocol):
@@ -75,6 +79,29 @@ class Listeners:
             (self.every_trainer if callback.all_ranks else self.trainer).append(callback)
         else:
             self.add(callback)
+
+    def return_copies(self, states: Mapping[str, Sequence[PackedState]]) -> None:
+        """Give each instance that was copied the state of its copies, by the actors' names; of trainer rank 0 it is the
+        instance's own."""
+        first = [one for one in (*self.trainer, *self.every_trainer) if isinstance(one, BaseCallback)]
+        others = [one for one in self.every_trainer if isinstance(one, BaseCallback)]
+        makers = [one for one in self.makers if isinstance(one, BaseCallback)]
+        found: dict[int, dict[str, PackedState]] = {id(one): {} for one in (*first, *makers)}
+        for actor, packed in states.items():
+            theirs = first if actor == FIRST_TRAINER else others if actor.startswith("trainer_") else makers
+            for callback, state in zip(theirs, packed, strict=False):  # of an actor that died there are none
+                found[id(callback)][actor] = state
+        for callback in (*first, *makers):
+            return_states(callback, found[id(callback)], own=FIRST_TRAINER)
+
+    def note_shared(self, makers: Mapping[str, Sequence[BaseCallback]]) -> None:
+        """After a run in one process, `copies` are the instances themselves; of a maker, those that it had."""
+        for callback in self.manager.callbacks:
+            if isinstance(callback, TrainerCallback):
+                vars(callback)["copies"] = {FIRST_TRAINER: callback}
+        for place, given in enumerate(self.makers):
+            if isinstance(given, BaseCallback):
+                vars(given)["copies"] = {name: callbacks[place] for name, callbacks in makers.items()}
 
     def experience_hooks(self) -> dict[str, str]:
         """Hooks that may change what makers made, by name, each with a digest of what it says."""
@@ -130,6 +157,9 @@ def place_callbacks(config: RunConfig, callbacks: Callbacks, ctx: LogContext | N
         listeners.add(JsonlMetrics(required=True))
         for callback in configured:
             listeners.place(callback)
+        for callback in [*manager.callbacks, *others]:
+            if isinstance(callback, BaseCallback):
+                vars(callback).pop("copies", None)  # of an earlier run
         on_error.pop_all()
     return listeners
 
@@ -176,6 +206,21 @@ class ToDriver(EveryMoment):
 
 
 def fresh(given: Any) -> BaseCallback:
-    """A maker's own copy of a callback where a factory can make one; an instance is shared, and locked."""
+    """A maker's own callback where a factory can make one; an instance is shared, and locked."""
     made: BaseCallback = given if isinstance(given, BaseCallback) else given()
     return made
+
+
+def fresh_in_process(given: Any) -> BaseCallback:
+    """The same for one of several makers in one process, where an instance may ask to be copied."""
+    made = fresh(given)
+    if made is not given or not isinstance(made, MakerCallback) or not made.per_maker:
+        return made
+    try:
+        return copy.deepcopy(made)
+    except Exception as error:
+        name = type(made).__name__
+        raise HookError(
+            f"{name} has per_maker = True and cannot be copied for each maker ({type(error).__name__}: {error}): open "
+            f"what cannot be copied in the first hook instead, or pass a factory, e.g. functools.partial({name}, ...)"
+        ) from error

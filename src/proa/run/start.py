@@ -15,9 +15,11 @@ from ..actors.interruption import Interruption
 from ..config import ConfigError, DetachedConfig, RunConfig, SupervisedConfig
 from ..data.state import TrainState
 from ..errors import ProaError
+from ..lifecycle.failures import note_failure
 from ..lifecycle.manager import Callbacks
 from ..record.run_folder import LIVE_NAME, LOCK_NAME, RunFolder, check_unused, read_json
 from ..record.run_lock import lock
+from ..resume.fetching import RemoteRun, is_address
 from ..resume.inputs import Inputs
 from ..resume.resuming import (
     AUTO,
@@ -52,17 +54,21 @@ def start(
     /,
     *,
     callbacks: Callbacks = None,
-    resume: str | None = None,
+    resume: str | Path | None = None,
     allow_changes: bool = False,
     **changes: Any,
 ) -> TrainState:
     """Run as configured (a `RunConfig`, a YAML file, or keywords alone) and return the final state.
 
     The run folder `<output_dir>/<name>` holds the record, and the final weights in `model/`. With `resume="auto"` a run
-    that is there continues from its newest checkpoint, and with a checkpoint's name from that one. It is refused if its
-    data, rewards or models have changed since, unless `allow_changes`.
+    that is there continues from its newest checkpoint, and with a checkpoint's name from that one. With an address that
+    checkpoints were uploaded to (a URL or a path), the run is first fetched from there. It is refused if its data,
+    rewards or models have changed since, unless `allow_changes`.
     """
     settled, given = configured(config, algorithm, changes)
+    if resume is not None and is_address(resume):
+        RemoteRun.find(resume).fetch(settled.folder)
+        resume = AUTO
     if resume == AUTO and (done := _complete(settled)) is not None:
         return done
     with place_callbacks(settled, callbacks) as listeners:
@@ -70,7 +76,7 @@ def start(
             settled,
             lambda: build_run(settled, given, listeners),
             StandaloneMoments(listeners, settled),
-            resume=resume,
+            resume=None if resume is None else str(resume),
             allow_changes=allow_changes,
         )
 
@@ -211,6 +217,9 @@ def _reopened(config: RunConfig, resumption: Resumption | None, changes: dict[st
     return RunFolder.reopen(config.folder, config.model_dump(mode="json"), checkpoint=name, changes=told)
 
 
+NOT_SUMMED_UP = "how far it came is not in its header"
+
+
 @contextmanager
 def _ending(job: Job, folder: RunFolder, moments: RunMoments, *, is_new: bool) -> Iterator[None]:
     """Whatever comes of it, the header says so; but what was refused before it began leaves no folder."""
@@ -223,10 +232,20 @@ def _ending(job: Job, folder: RunFolder, moments: RunMoments, *, is_new: bool) -
         interrupted = not isinstance(error, Exception)
         reason = "interrupted" if interrupted else f"{type(error).__name__}: {error}"
         ending = {"status": "cancelled" if interrupted else "failed", "stop_reason": reason}
+        try:
+            summary = job.summary()
+        except BaseException as failure:  # the GPU's error that ended the run, say, ends this too
+            note_failure(error, NOT_SUMMED_UP, failure)
+            summary = {}
         counted = {"callback_errors": moments.callback_errors}  # if it ended before the job had a summary
-        _write_ending(folder, counted | job.summary() | ending | {"ended": round(time.time(), 3)})
+        _write_ending(folder, counted | summary | ending | {"ended": round(time.time(), 3)})
         raise
-    folder.update(**job.summary() | {"status": "completed", "ended": round(time.time(), 3)})
+    try:
+        summary = job.summary()
+    except Exception as failure:
+        log.error("the run is complete; %s: %s: %s", NOT_SUMMED_UP, type(failure).__name__, failure)
+        summary = {}
+    folder.update(**summary | {"status": "completed", "ended": round(time.time(), 3)})
 
 
 def _write_ending(folder: RunFolder, entries: dict[str, Any]) -> None:

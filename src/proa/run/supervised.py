@@ -10,6 +10,7 @@ import torch
 
 from ..actors.interruption import Interruption
 from ..actors.stop import StopRequest
+from ..callbacks.performance import measured_performance
 from ..config import ConfigError, SupervisedConfig
 from ..config.sections import EvalSection
 from ..data.results import EvalResult
@@ -27,9 +28,9 @@ from ..supervised.training import HeldOut
 from ..tasks.task import TaskError
 from .driver_record import DriverRecord
 from .given import Given
-from .job import state_summary
+from .job import performance_entry, state_summary
 from .loading import begin_training, optimizer_settings
-from .placing import Listeners
+from .placing import FIRST_TRAINER, Listeners
 from .step_record import TakeLoopSpans
 from .supervised_kinds import FitOptions, supervised_kind
 
@@ -89,8 +90,11 @@ class SupervisedRun:
             saver=checkpoints,
             output_dir=config.folder,
         )
-        with record.finishing():
-            return self.kind.fit(options, self._held_out())
+        try:
+            with record.finishing():
+                return self.kind.fit(options, self._held_out())
+        finally:
+            self.listeners.note_shared({})
 
     def _row_tokens(self, place: int) -> Any:
         """The tokens of the row at a place; a mistake in it is reported when it is trained on."""
@@ -102,9 +106,11 @@ class SupervisedRun:
     def summary(self) -> dict[str, Any]:
         if self.state is None or self.optimizer is None:
             return {}
+        measured = measured_performance(self.manager.callbacks)
         return {
             **state_summary(self.state, [section.name for section in self.config.eval], self.manager.errors),
             "weights_digest": weights_digest(self.trained.weights() | self.optimizer.masters),
+            **performance_entry({} if measured is None else {FIRST_TRAINER: measured}),
         }
 
     # -- evals ---------------------------------------------------------------------------------------

@@ -41,6 +41,7 @@ from .given import Given
 from .job import state_summary
 from .loading import (
     begin_training,
+    check_matching_reward_model,
     load_matching_reward_model,
     load_policy,
     load_training_task,
@@ -68,8 +69,11 @@ class Surroundings:
 
 
 class TrainerSide:
-    """What trains. What is wrong with model, task or evals is found when it is built; with `outline`, without loading
-    a model, for the process that starts a trainer elsewhere."""
+    """What trains. What is wrong with model, task or evals is found when it is built.
+
+    With `outline` no model is loaded, for the process that starts a trainer elsewhere. What only weights show is found
+    there then: damaged or missing ones, a model that is not causal, one that cannot share prompts.
+    """
 
     def __init__(self, config: DetachedConfig, given: Given, *, outline: bool = False) -> None:
         self.config = config
@@ -90,12 +94,15 @@ class TrainerSide:
         )
         """What checkpoints are bound to; makers have rewards to add."""
         self._critic_start: PreTrainedModel | None = None
+        critic = config.critic.path if config.critic is not None else None
         if not outline:
             self._check_model()
-            if config.critic is not None and config.critic.path is not None:
-                self._critic_start = load_matching_reward_model(
-                    config, self.policy.tokenizer, self.prompts.longest, config.critic.path
-                )
+        if critic is not None and outline:
+            check_matching_reward_model(config, self.policy.tokenizer, self.prompts.longest, critic)
+        elif critic is not None:
+            self._critic_start = load_matching_reward_model(
+                config, self.policy.tokenizer, self.prompts.longest, critic
+            )  # fmt: skip
         self._evaluators = [
             PolicyEvaluator(section, config, self.policy, given.evaluators.get(section.name)) for section in config.eval
         ]

@@ -48,9 +48,10 @@ class LocalRuntime:
         self._book = book
         self._store = store
         self._watch = watch
+        self._maker_threads = MakerThreads(make_maker, book, store)
         self._supervisor = Supervisor(
             makers,
-            MakerThreads(make_maker, book, store),
+            self._maker_threads,
             manager=callbacks or trainer.manager,
             limits=limits or Limits(),
         )
@@ -64,18 +65,20 @@ class LocalRuntime:
         try:
             self._supervisor.start()
             supervision.start()
+            self._trainer.manager.begin_training()
+            self._maker_threads.gate.set()
             self._trainer.fit(total_steps, update_steps, train_epochs)
         except ClosedError as closed:
             cause = self._failure.cause if self._failure is not None else None
             raise RunFailedError(f"the run cannot continue: {closed}") from cause
         except WaitTimeoutError as timeout:
-            waits = [*self._book.room.waits(), *self._store.room.waits()]
-            others = "; ".join(map(str, waits)) or "nobody else was waiting"
-            raise RunFailedError(f"no progress: {timeout}; {others}") from timeout
+            others = "".join(f"; {wait}" for wait in self._store.room.waits())  # it names those at the book itself
+            raise RunFailedError(f"no progress: {timeout}{others}") from timeout
         finally:
             self._over.set()
             self._supervisor.close()
             self._book.close("the run is over")
+            self._maker_threads.gate.set()
             if supervision.ident is not None:
                 supervision.join(GOODBYE_SECONDS)
             self._supervisor.end(GOODBYE_SECONDS)
@@ -135,8 +138,11 @@ class MakerThread:
     """It is never out of touch, so it cannot have missed any."""
     may_have_begun = True
 
-    def __init__(self, name: str, maker: ExperienceMakerHolder, book: LeaseBook, store: WeightStore) -> None:
+    def __init__(
+        self, name: str, maker: ExperienceMakerHolder, book: LeaseBook, store: WeightStore, gate: threading.Event
+    ) -> None:
         self._maker = maker
+        self._gate = gate
         self._end: MakerEnd | None = None
         self._name = name
         self._thread = threading.Thread(target=self._work, args=(book, store), name=name, daemon=True)
@@ -144,6 +150,7 @@ class MakerThread:
 
     def _work(self, book: LeaseBook, store: WeightStore) -> None:
         reason, lease_id, raised = "", None, None
+        self._gate.wait()
         try:
             self._maker.work(book, store)
         except ClosedError:
@@ -192,9 +199,11 @@ class MakerThreads:
         self._make_maker = make_maker
         self._book = book
         self._store = store
+        self.gate = threading.Event()
+        """Opened when the run begins: makers get ready before it, and do nothing that is heard."""
 
     def start(self, name: str) -> MakerThread:
-        return MakerThread(name, self._make_maker(name), self._book, self._store)
+        return MakerThread(name, self._make_maker(name), self._book, self._store, self.gate)
 
     def overdue(self, seconds: float) -> dict[int, str]:
         return self._book.overdue(seconds)

@@ -16,12 +16,14 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Protocol
 
+from ..callbacks.performance import Performance
 from ..errors import ProaError
+from ..lifecycle.copies import PackedState
 from ..lifecycle.manager import CallbackManager
 from ..record.live import ActorView
 from .fleet import Health, Member, Sign, back_off
@@ -76,6 +78,10 @@ class MakerEnd:
     callback_errors: Mapping[str, int] = field(default_factory=dict)
     error: BaseException | None = None
     """What was raised, if it was raised in this process."""
+    copies: Sequence[PackedState] = ()
+    """The state of its copies of callbacks, if it was another process."""
+    performance: Performance | None = None
+    """What an evaluator has measured there."""
 
 
 class Worker(Protocol):

@@ -27,12 +27,12 @@ from .training import (
     PairBatch,
     PairLoss,
     PairOutcome,
+    PairStep,
     SupervisedError,
     check_context,
     held_out_means,
     make_optimizer,
     pair_batch,
-    pair_step,
     run_loop,
     score_pairs,
     tokenise_pairs,
@@ -89,7 +89,7 @@ def fit_dpo(
         "reference_free": settings.reference_free,
     }
     return run_loop(
-        pair_step(make_optimizer(model, optimizer, order), loss_over(tokenised), token_budget),
+        PairStep(make_optimizer(model, optimizer, order), loss_over(tokenised), token_budget),
         lambda places: TrainingBatch(pair_batch(tokenised, places), _LOSS_NAMES[settings.loss], dict(noted)),
         order,
         callbacks=callbacks,

@@ -23,12 +23,12 @@ from .training import (
     PairBatch,
     PairLoss,
     PairOutcome,
+    PairStep,
     SupervisedError,
     check_context,
     held_out_means,
     make_optimizer,
     pair_batch,
-    pair_step,
     run_loop,
     score_pairs,
     tokenise_pairs,
@@ -70,7 +70,7 @@ def fit_reward_model(
         score = held_out_scores(model, pair_batch(others, list(others)), token_budget)
         evaluators = [*evaluators, held_out.evaluator(score)]
     return run_loop(
-        pair_step(make_optimizer(model, optimizer, order), loss_of, token_budget),
+        PairStep(make_optimizer(model, optimizer, order), loss_of, token_budget),
         lambda places: TrainingBatch(pair_batch(tokenised, places), "bradley_terry"),
         order,
         callbacks=callbacks,

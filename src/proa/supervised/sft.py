@@ -18,7 +18,6 @@ from ..data.state import LoopState
 from ..learning.optimizer import Optimizer, OptimizerSettings
 from ..lifecycle.manager import Callbacks
 from ..loop import Evaluator, Saver
-from ..loop.supervised import TrainingStep
 from ..policy.log_probs import action_statistics, check_causal
 from ..policy.measuring import measuring
 from ..policy.micro_batches import plan_micro_batches, take_rows
@@ -26,7 +25,7 @@ from ..policy.packing import check_packing, pack, pack_lengths, packed_log_probs
 from ..spelling import did_you_mean
 from ..tasks.completions import check_fits, completion_tokens, conversation_tokens
 from ..tasks.task import Task, TaskError, TaskRow
-from .training import BatchOrder, HeldOut, check_context, make_optimizer, run_loop, take_step
+from .training import BatchOrder, HeldOut, SupervisedStep, check_context, make_optimizer, run_loop
 
 _COMPLETION = "completion"
 """What TRL calls the column of answers."""
@@ -69,7 +68,7 @@ def fit_sft(
         score = held_out_loss(model, examples.of(held_out.data), token_budget)
         evaluators = [*evaluators, held_out.evaluator(score)]
     return run_loop(
-        sft_step(model, make_optimizer(model, optimizer, order), token_budget, packing=settings.packing),
+        SFTStep(model, make_optimizer(model, optimizer, order), token_budget, packing=settings.packing),
         lambda rows: TrainingBatch(merge([examples[row] for row in rows]), "cross_entropy"),
         order,
         callbacks=callbacks,
@@ -162,23 +161,25 @@ class Examples:
         )
 
 
-def sft_step(model: PreTrainedModel, optimizer: Optimizer, token_budget: int, *, packing: bool) -> TrainingStep:
+class SFTStep(SupervisedStep):
     """A step on the mean loss over a batch's learned tokens."""
-    parts_of = _packed_parts if packing else _padded_parts
 
-    def step(batch: TrainingBatch) -> dict[str, float]:
+    def __init__(self, model: PreTrainedModel, optimizer: Optimizer, token_budget: int, *, packing: bool) -> None:
+        super().__init__(optimizer)
+        self._model = model
+        self._token_budget = token_budget
+        self._parts = _packed_parts if packing else _padded_parts
+
+    def find_gradients(self, batch: TrainingBatch) -> dict[str, float]:
         experience: Experience = batch.data
         assert experience.action_mask is not None
         tokens = int(experience.action_mask.sum())
-        optimizer.zero_grad()
         loss = 0.0
-        for log_probs in parts_of(model, experience, token_budget):
+        for log_probs in self._parts(self._model, experience, self._token_budget):
             part = -log_probs.sum() / tokens
-            optimizer.backward(part)
+            self.optimizer.backward(part)
             loss += float(part.detach())
-        return take_step(optimizer, loss) | {"tokens": float(tokens)}
-
-    return step
+        return {"loss": loss, "tokens": float(tokens)}
 
 
 def held_out_loss(model: PreTrainedModel, examples: Examples, token_budget: int) -> Callable[[], dict[str, float]]:

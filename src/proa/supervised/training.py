@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..data.loop import TrainingBatch
 from ..data.state import LoopState
 from ..errors import SettingError
+from ..learning.gradients import show_gradients
 from ..learning.optimizer import Optimizer, OptimizerSettings
 from ..lifecycle.manager import Callbacks
 from ..loop import Evaluator, Saver, Scoring, SupervisedLoop
@@ -99,11 +101,26 @@ def make_optimizer(model: PreTrainedModel, given: OptimizerSettings | Optimizer 
     return Optimizer(model.named_parameters(), given or OptimizerSettings(), order.total_steps)
 
 
-def take_step(optimizer: Optimizer, loss: float) -> dict[str, float]:
-    """The optimizer's step after the gradient of `loss` is there, and its metrics."""
-    outcome = optimizer.step(math.isfinite(loss))
-    metrics = {"loss": loss, "grad_norm": outcome.grad_norm, "learning_rate": outcome.learning_rate}
-    return metrics | ({"skipped": 1.0} if outcome.skipped else {})
+class SupervisedStep(ABC):
+    """One optimizer step on a batch: its gradients, which hooks of the loop may look at, then the update."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
+        self.loop: SupervisedLoop | None = None
+        """The loop that it is a step of."""
+
+    @abstractmethod
+    def find_gradients(self, batch: TrainingBatch) -> dict[str, float]:
+        """Give the optimizer the gradients of the whole batch; returns metrics, `loss` among them."""
+
+    def __call__(self, batch: TrainingBatch) -> dict[str, float]:
+        self.optimizer.zero_grad()
+        found = self.find_gradients(batch)
+        if self.loop is not None:
+            show_gradients(self.loop.manager, self.loop.state, self.optimizer.gradients)
+        outcome = self.optimizer.step(math.isfinite(found["loss"]))
+        updated = {"grad_norm": outcome.grad_norm, "learning_rate": outcome.learning_rate}
+        return found | updated | ({"skipped": 1.0} if outcome.skipped else {})
 
 
 ReportScores: TypeAlias = Callable[[str, dict[str, float], float], None]
@@ -166,7 +183,7 @@ class HeldOutScoring(Scoring):
 
 
 def run_loop(
-    step: TrainingStep,
+    step: SupervisedStep,
     batch: Callable[[list[int]], TrainingBatch],
     order: BatchOrder,
     *,
@@ -179,6 +196,7 @@ def run_loop(
     loop = SupervisedLoop(
         _guard_numerics(step), callbacks=callbacks, evaluators=evaluators, saver=saver, output_dir=output_dir
     )
+    step.loop = loop
     if saver is not None and saver.resumed is not None:
         saver.restore()
         loop.load_state_dict(saver.resumed.state, saver.resumed.row)
@@ -247,22 +265,23 @@ def pair_batch(tokenised: Mapping[int, TokenisedPair], places: Sequence[int]) ->
     return PairBatch(tuple(places), tuple(tokenised[place] for place in places))
 
 
-def pair_step(optimizer: Optimizer, loss_of: PairLoss, token_budget: int) -> TrainingStep:
+class PairStep(SupervisedStep):
     """A step on the mean loss over a batch's pairs, whatever its micro-batches."""
 
-    def step(batch: TrainingBatch) -> dict[str, float]:
+    def __init__(self, optimizer: Optimizer, loss_of: PairLoss, token_budget: int) -> None:
+        super().__init__(optimizer)
+        self._loss_of = loss_of
+        self._token_budget = token_budget
+
+    def find_gradients(self, batch: TrainingBatch) -> dict[str, float]:
         whole: PairBatch = batch.data
-        optimizer.zero_grad()
         sums: dict[str, float] = {}
-        for micro in whole.micro_batches(token_budget):
-            outcome = loss_of(micro)
-            optimizer.backward(outcome.preference.loss_N.sum() / len(whole.pairs))
+        for micro in whole.micro_batches(self._token_budget):
+            outcome = self._loss_of(micro)
+            self.optimizer.backward(outcome.preference.loss_N.sum() / len(whole.pairs))
             for name, values_N in _described(outcome).items():
                 sums[name] = sums.get(name, 0.0) + float(values_N.sum())
-        means = {name: total / len(whole.pairs) for name, total in sums.items()}
-        return means | take_step(optimizer, means["loss"])
-
-    return step
+        return {name: total / len(whole.pairs) for name, total in sums.items()}
 
 
 def score_pairs(

@@ -36,6 +36,7 @@ class Recorder(EveryMoment):
 
     priority = Priority.METRICS + 1
     uses_asyncio = False
+    unread = frozenset({"batch", "experience", "gradients"})
 
     def __init__(self, *, at: int = -1, act: Callable[[Any], None] | None = None) -> None:
         self.fired: list[Fired] = []

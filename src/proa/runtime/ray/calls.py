@@ -32,9 +32,9 @@ def request(method: Any, *arguments: Any, who: str, seconds: float) -> Any:
     until = monotonic() + seconds
     while True:
         try:
-            return ray.get(method.remote(*arguments), timeout=CALL_SECONDS)
+            return ray.get(method.remote(*arguments), timeout=min(CALL_SECONDS, max(0.0, until - monotonic())))
         except LOST as lost:
-            if monotonic() > until:
+            if monotonic() >= until:
                 raise UnreachableError(f"{who} has not replied for {seconds:g} s") from lost
             time.sleep(0.02)
 

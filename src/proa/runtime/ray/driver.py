@@ -6,7 +6,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic
@@ -17,18 +17,21 @@ from ray.actor import ActorHandle
 
 from ...actors.interruption import Interruption
 from ...actors.waiting import ClosedError, LongWaits, WaitTimeoutError
+from ...callbacks.performance import Performance
 from ...data.state import LoopState
 from ...errors import ProaError
 from ...learning.replicas import ReplicaError
+from ...lifecycle.copies import PackedState
 from ...lifecycle.manager import CallbackManager
 from ...record.live import ActorView, LiveFile, LiveView
 from ..supervisor import START_SECONDS, Limits, RunFailedError, Supervisor
 from ..views import RunSnapshot
 from .calls import LongCall, UnreachableError, Watched, request, summarize
-from .link import Answer, Interests, Key
+from .link import Interests
 from .listening import Listening
 from .maker_host import BuildMaker
 from .makers import MakerActors
+from .output import ActorOutputs
 from .places import Places, RaySettings
 from .probe import check_connected_cluster
 from .replies import Location
@@ -75,6 +78,8 @@ class RayRuntime:
         live: LiveFile | None = None,
         services: Mapping[str, Callable[..., Any]] | None = None,
         interruption: Interruption | None = None,
+        outputs: ActorOutputs | None = None,
+        makers_have_copies: bool = False,
     ) -> None:
         self._build_trainer = build_trainer
         self._build_maker = build_maker
@@ -91,6 +96,9 @@ class RayRuntime:
         self._watched: list[Watched[ActorView]] = []
         self._training: list[LongCall[Outcome]] = []
         self._supervisor: Supervisor | None = None
+        self._makers: MakerActors | None = None
+        self._outputs = outputs or ActorOutputs(is_shown=False)
+        self._makers_have_copies = makers_have_copies
         self._fatal: Exception | None = None
         self._interruption = interruption or Interruption()
         self._is_listened_for = interruption is not None
@@ -98,6 +106,10 @@ class RayRuntime:
         self._long_waits = LongWaits("the trainer" if trainers == 1 else "trainer_0")
         self.summary: dict[str, Any] = {}
         """How far the run came, for its header."""
+        self.copies: dict[str, Sequence[PackedState]] = {}
+        """At the end, the state of callbacks' copies in each actor, as far as it is known."""
+        self.performance: dict[str, Performance] = {}
+        """At the end, what evaluators measured in each actor."""
         self._trainer_errors: Counter[str] = Counter()
 
     @property
@@ -115,7 +127,8 @@ class RayRuntime:
         """Train to the end. Whatever happens, every moment that began has ended, and no actor is left."""
         # Polled by the loop: an exception in the middle of a call to Ray would corrupt it.
         self._interruption.polled = True
-        with contextlib.nullcontext() if self._is_listened_for else self._interruption.listening():
+        listening = contextlib.nullcontext() if self._is_listened_for else self._interruption.listening()
+        with listening, self._listening.attached():
             places = Places(self._settings, **self._counts)
             try:
                 self._start(places)
@@ -128,11 +141,15 @@ class RayRuntime:
                 self._listening.end_open_moments(error)
                 raise
             finally:
+                with contextlib.suppress(Exception):  # the cluster may be gone
+                    self._collect_copies()
                 if self._supervisor is not None:
                     self._supervisor.end(KILL_SECONDS)
                 for trainer in self._trainers:
                     with contextlib.suppress(Exception):
                         ray.kill(trainer)
+                with contextlib.suppress(Exception):
+                    self._outputs.finish()
                 places.release()
 
     # -- starting ------------------------------------------------------------------------------------
@@ -141,19 +158,27 @@ class RayRuntime:
         """Start everyone at once: makers get ready while trainers do."""
         reserved = places.reserve()
         if reserved is not None:
-            self._wait_for(lambda: bool(ray.wait([reserved], timeout=0)[0]), "the placement", START_SECONDS)
+            self._wait_for(
+                lambda: bool(ray.wait([reserved], timeout=0)[0]), lambda: "the placement", START_SECONDS
+            )  # fmt: skip
         interests = self._listening.interests()
         self._trainers = self._start_trainers(places, interests)
-        self._supervisor = Supervisor(
-            self._counts["makers"],
-            MakerActors(
-                self._build_maker, self._trainers[0], places=places, interests=interests, patience=self._patience
-            ),
-            manager=self._manager,
-            limits=self._limits,
+        self._makers = MakerActors(
+            self._build_maker,
+            self._trainers[0],
+            places=places,
+            interests=interests,
+            patience=self._patience,
+            outputs=self._outputs,
+            has_copies=self._makers_have_copies,
         )
+        self._supervisor = Supervisor(
+            self._counts["makers"], self._makers, manager=self._manager, limits=self._limits
+        )  # fmt: skip
         self._supervisor.start()
         self._locations = self._call_trainers("ready", START_SECONDS)
+        for rank, location in enumerate(self._locations):
+            self._outputs.follow(f"trainer_{rank}", location)
         first, *others = self._trainers
         self._watched = [Watched("a trainer", self._patience, other.view) for other in others]
         address = request(first.address, who="trainer_0", seconds=START_SECONDS) if others else None
@@ -163,7 +188,7 @@ class RayRuntime:
         first = _remote(concurrency_groups=TrainerHost.GROUPS)(TrainerHost)
         other = _remote(concurrency_groups=RankHost.GROUPS)(RankHost)
         size = self._counts["trainers"]
-        common = (size, self._backend, self._patience)
+        common = (size, self._backend, self._patience, self._outputs.is_shown)
         return [
             first.options(**places.trainer_options(0)).remote(self._build_trainer, interests, *common),
             *(
@@ -178,16 +203,11 @@ class RayRuntime:
             LongCall(f"trainer_{rank}", self._patience, getattr(trainer, method), *arguments)
             for rank, trainer in enumerate(self._trainers)
         ]
-        for call in calls:
-            try:
-                self._wait_for(call.ended, call.who, seconds)
-            except ray.exceptions.RayTaskError as error:
-                raise error.cause if isinstance(error.cause, ProaError) else RunFailedError(summarize(error)) from error
-            except ray.exceptions.RayError as error:
-                raise TrainerDiedError(f"{call.who} died before it was ready: {summarize(error)}") from error
+        replies = _Replies(calls)
+        self._wait_for(replies.are_complete, lambda: replies.awaited, seconds)
         return [call.value for call in calls]
 
-    def _wait_for(self, ready: Callable[[], bool], who: str, seconds: float | None) -> None:
+    def _wait_for(self, ready: Callable[[], bool], who: Callable[[], str], seconds: float | None) -> None:
         until = None if seconds is None else monotonic() + seconds
         look_at = monotonic() + RAYLET_SECONDS
         while not ready():
@@ -196,26 +216,33 @@ class RayRuntime:
                 check_connected_cluster()  # with a dead raylet nothing ever starts
                 look_at = monotonic() + RAYLET_SECONDS
             if until is not None and monotonic() > until:
-                raise RunFailedError(f"{who} did not start within {seconds:g} s: are there resources for it?")
+                raise RunFailedError(f"{who()} did not start within {seconds:g} s: are there resources for it?")
+            self._outputs.show()
             time.sleep(0.05)
 
     # -- while it runs -------------------------------------------------------------------------------
 
     def _drive(self) -> Outcome:
         """Answer questions and check on everyone until rank 0 has ended."""
-        is_forwarded, leave_at = False, float("inf")
+        forwarding: LongCall[None] | None = None
+        leave_at = float("inf")
         while True:
             anything_asked = self._exchange(CHECK_SECONDS)
+            self._outputs.show()
             try:
                 if not anything_asked and self._training[0].ended():
                     return self._training[0].value
+                if self._interruption.reason and forwarding is None:  # the others hear it from rank 0
+                    first, reason = self._trainers[0], self._interruption.reason
+                    forwarding = LongCall("trainer_0", self._patience, first.interrupt, reason)
+                if forwarding is not None:
+                    forwarding.ended()  # until then it is sent again whenever it is lost
+            except UnreachableError as error:
+                raise RunFailedError(str(error)) from error
             except ray.exceptions.RayError as error:
                 raise self._trainer_death(0, error) from error
             if monotonic() - self._checked_at > CHECK_SECONDS:
                 self._check()
-            if self._interruption.reason and not is_forwarded:
-                is_forwarded = True
-                self._trainers[0].interrupt.remote(self._interruption.reason)  # the others hear it from rank 0
             if self._interruption.at_once and leave_at == float("inf"):
                 leave_at = monotonic() + INTERRUPT_SECONDS
                 for trainer in self._trainers:
@@ -226,15 +253,13 @@ class RayRuntime:
     def _exchange(self, seconds: float) -> bool:
         """Send the last answers, and answer what is asked meanwhile; whether anything was."""
         try:
-            questions = request(
-                self._trainers[0].exchange, self._listening.answers, seconds, who="trainer_0", seconds=self._patience
-            )
+            first, answers = self._trainers[0], self._listening.answers
+            questions = request(first.exchange, answers, seconds, who="trainer_0", seconds=seconds + self._patience)
         except UnreachableError as error:
             raise RunFailedError(str(error)) from error
         except ray.exceptions.RayError as error:
             raise self._trainer_death(0, error) from error
-        answers: dict[Key, Answer] = {question.key: self._listening.answer(question) for question in questions}
-        self._listening.answers = answers
+        self._listening.answers = {question.key: self._listening.answer(question) for question in questions}
         for name in self._listening.interrupts():
             self._interruption.ask(name)
         return bool(questions)
@@ -248,6 +273,8 @@ class RayRuntime:
             self._check_other_trainers()
             if self._fatal is None:
                 anybody_lost = supervisor.check()
+        except UnreachableError as error:
+            raise RunFailedError(str(error)) from error
         except ray.exceptions.RayError as error:
             raise self._trainer_death(0, error) from error
         waits = [(wait.owner, wait.reason, wait.seconds) for wait in snapshot.waits]
@@ -284,7 +311,7 @@ class RayRuntime:
         if self._fatal is not None or isinstance(error, ReplicaError):  # which follows from another trainer's failure
             return
         self._fatal = error
-        with contextlib.suppress(ray.exceptions.RayError):
+        with contextlib.suppress(UnreachableError, ray.exceptions.RayError):
             request(self._trainers[0].close, str(error), who="trainer_0", seconds=self._patience)
 
     def _view(self, snapshot: RunSnapshot) -> LiveView:
@@ -303,21 +330,35 @@ class RayRuntime:
             with contextlib.suppress(ray.exceptions.RayError):
                 if call.ended():
                     self._trainer_errors.update(call.value.summary.get("callback_errors", {}))
-        self._raise_interrupt()
-        if outcome.error is not None:
+        if outcome.error is not None:  # else an interrupt came too late to change anything
+            self._raise_interrupt()
             self._check_other_trainers()  # one of them may be the cause
             raise self._listening.raised or self._fatal or self._trainer_error(0, outcome)
 
     def _await_ends(self) -> None:
         until, others, supervisor = monotonic() + END_SECONDS, self._training[1:], self._started_supervisor
         supervisor.collect_ends()
-        with contextlib.suppress(RunFailedError, ray.exceptions.RayError):
+        with contextlib.suppress(RunFailedError, UnreachableError, ray.exceptions.RayError):
             while monotonic() < until and (supervisor.is_unfinished or not all(call.ended() for call in others)):
                 self._exchange(0.05)
+                self._outputs.show()
                 supervisor.collect_ends()
             snapshot = self._snapshot(END_SECONDS)
             if self._live is not None:
                 self._live.look(lambda: self._view(snapshot))
+
+    def _collect_copies(self) -> None:
+        """Note what actors reported at their end, or before it, of what became of callbacks there."""
+        for call in self._training:
+            with contextlib.suppress(ray.exceptions.RayError, UnreachableError):
+                if call.ended():
+                    self.copies[call.who] = call.value.copies
+                    if call.value.performance is not None:
+                        self.performance[call.who] = call.value.performance
+        for maker in self._makers.started if self._makers is not None else ():
+            self.copies[maker.name] = maker.copies
+            if maker.performance is not None:
+                self.performance[maker.name] = maker.performance
 
     def _trainer_error(self, rank: int, outcome: Outcome) -> Exception:
         """A trainer's error, as it would be raised if the trainer ran in this process."""
@@ -345,3 +386,38 @@ class RayRuntime:
     def _raise_interrupt(self) -> None:
         if self._interruption.reason:
             raise KeyboardInterrupt(self._interruption.reason)
+
+
+class _Replies:
+    """What all trainers reply to one call, before the run begins. What one raised is raised as if it were here."""
+
+    def __init__(self, calls: Sequence[LongCall[Any]]) -> None:
+        self._unfinished = list(calls)
+        self._follow_up: ReplicaError | None = None
+        self._give_up_at = float("inf")
+
+    @property
+    def awaited(self) -> str:
+        """Who has not replied; the first of them."""
+        return self._unfinished[0].who
+
+    def are_complete(self) -> bool:
+        for call in list(self._unfinished):
+            try:
+                if self._has_ended(call):
+                    self._unfinished.remove(call)
+            except ReplicaError as error:  # which follows from another trainer's failure, and that is known in a moment
+                self._unfinished.remove(call)
+                if self._follow_up is None:
+                    self._follow_up, self._give_up_at = error, monotonic() + END_SECONDS
+        if self._follow_up is not None and (not self._unfinished or monotonic() > self._give_up_at):
+            raise self._follow_up
+        return not self._unfinished
+
+    def _has_ended(self, call: LongCall[Any]) -> bool:
+        try:
+            return call.ended()
+        except ray.exceptions.RayTaskError as error:
+            raise error.cause if isinstance(error.cause, ProaError) else RunFailedError(summarize(error)) from error
+        except ray.exceptions.RayError as error:
+            raise TrainerDiedError(f"{call.who} died before it was ready: {summarize(error)}") from error

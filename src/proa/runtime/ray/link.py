@@ -10,15 +10,18 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
 from ...actors.waiting import WaitTimeoutError
+from ...data.experience import Experience
+from ...data.loop import TrainingBatch
 from ...data.state import LoopState
 from ...lifecycle.hooks import EveryMoment
 from ...lifecycle.moments import MOMENTS, EventName, Scope
+from ...lifecycle.policy import Priority
 from .calls import portable
 
 Key: TypeAlias = tuple[str, int]
@@ -50,42 +53,62 @@ class Answer:
     stopped_by: str | None = None
     metrics: dict[str, Any] = field(default_factory=dict)
     """Entries of `state.metrics` that they changed."""
+    step_metrics: dict[str, Any] = field(default_factory=dict)
+    """Entries of the step's own metrics that they changed."""
+    logged: dict[str, Any] = field(default_factory=dict)
+    """What they logged: of a trainer, which is written already; or of a maker, to go with its next delivery."""
     error: BaseException | None = None
     value: Any = None
     """What the service returned; or `Changes`."""
 
 
 class Mailbox:
-    """Questions to the driver, and its answers; lives with trainer rank 0."""
+    """Questions to the driver, and its answers; lives with trainer rank 0. Everyone asks one question at a time."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
         self._open: dict[Key, Question] = {}
         self._answered: dict[str, tuple[int, Answer]] = {}  # the last of each who asks
+        self._dismissed: set[str] = set()
 
     def ask(self, question: Question, seconds: float) -> Answer | None:
-        """The driver's answer, if it comes in that time. Asking twice with the same key is asking once."""
+        """The driver's answer, if it comes in that time. Asking twice with the same key is asking once.
+
+        A call may be repeated so late that the answer was received and the next question asked: that asks nothing.
+        """
         asker, ticket = question.key
         with self._condition:
-            if self._answer(asker, ticket) is None and question.key not in self._open:
-                self._open[question.key] = question
+            if ticket > self._last_answered(asker) and asker not in self._dismissed:
+                self._open.setdefault(question.key, question)
                 self._condition.notify_all()
-            self._condition.wait_for(lambda: self._answer(asker, ticket) is not None, seconds)
-            return self._answer(asker, ticket)
+            self._condition.wait_for(
+                lambda: ticket <= self._last_answered(asker) or asker in self._dismissed, seconds
+            )  # fmt: skip
+            if asker in self._dismissed:
+                return Answer()  # nobody listens to it any more
+            return self._answered[asker][1] if ticket == self._last_answered(asker) else None
 
     def exchange(self, answers: Mapping[Key, Answer], seconds: float) -> list[Question]:
         """Take the driver's answers and return the open questions, waiting that long for the first."""
         with self._condition:
-            for key, answer in answers.items():
-                if self._open.pop(key, None) is not None:
-                    self._answered[key[0]] = (key[1], answer)
+            for (asker, ticket), answer in answers.items():
+                if self._open.pop((asker, ticket), None) is not None and ticket > self._last_answered(asker):
+                    self._answered[asker] = (ticket, answer)
             self._condition.notify_all()
             self._condition.wait_for(lambda: bool(self._open), seconds)
             return list(self._open.values())
 
-    def _answer(self, asker: str, ticket: int) -> Answer | None:
-        last, answer = self._answered.get(asker, (0, None))
-        return answer if last == ticket else None
+    def dismiss(self, asker: str) -> None:
+        """It is gone: drop what it asked, and what it was answered, which may hold a batch."""
+        with self._condition:
+            self._dismissed.add(asker)
+            self._answered.pop(asker, None)
+            self._open = {key: question for key, question in self._open.items() if key[0] != asker}
+            self._condition.notify_all()
+
+    def _last_answered(self, asker: str) -> int:
+        """The number of the last question that it was given an answer to."""
+        return self._answered[asker][0] if asker in self._answered else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +125,14 @@ class Interests:
     def lighten(self, event: str, payload: Mapping[str, Any]) -> dict[str, Any]:
         """The payload as it is sent: the state as plain values, and nothing large that nobody reads."""
         sent = dict(payload)
+        moved: dict[int, Experience] = {}  # batch and experience share one, which is sent once
         for name, value in payload.items():
-            if name in COSTLY and (event, name) not in self.costly:
+            if name == "gradients" or (name in COSTLY and (event, name) not in self.costly):
                 sent[name] = None
+            elif isinstance(value, Experience):
+                sent[name] = moved.setdefault(id(value), value.on_cpu())
+            elif isinstance(value, TrainingBatch) and isinstance(value.data, Experience):
+                sent[name] = replace(value, data=moved.setdefault(id(value.data), value.data.on_cpu()))
             elif isinstance(value, BaseException):
                 sent[name] = portable(value)
             elif isinstance(value, LoopState):
@@ -118,9 +146,11 @@ COSTLY = ("experience", "batch")
 class DriverLink(EveryMoment):
     """Sends the moments of one actor to the driver, if somebody listens there."""
 
+    priority = Priority.RECORD  # the run's record is at its other end
     uses_asyncio = False
     thread_safe = True
     forwards = True
+    unread = frozenset({"gradients"})
 
     def __init__(
         self, asker: str, interests: Interests, ask: Callable[[Question, float], Answer | None], patience: float
@@ -130,17 +160,24 @@ class DriverLink(EveryMoment):
         self._ask = ask
         self._patience = patience
         self._tickets = itertools.count(1)
+        self._asking = threading.Lock()
 
     def on_moment(self, event: EventName, payload: Mapping[str, Any]) -> None:
         if event not in self._interests.events:
             return
-        key = (self._asker, next(self._tickets))
-        answer = self._ask(Question(key, event, self._interests.lighten(event, payload)), self._patience)
+        with self._asking:
+            key = (self._asker, next(self._tickets))
+            answer = self._ask(Question(key, event, self._interests.lighten(event, payload)), self._patience)
         if answer is None:
             raise WaitTimeoutError(f"the driver did not answer to {event!r} within {self._patience:g} s")
         state = payload.get("state")
         if isinstance(state, LoopState):
             state.metrics.update(answer.metrics)
+            state.logged.update(answer.logged)
+            if MOMENTS[event].scope is Scope.MAKER:
+                state.add_logged(answer.logged)
+            if answer.step_metrics:
+                payload["metrics"].update(answer.step_metrics)
             if answer.stop_reason is not None:
                 state.stop_training(answer.stop_reason, by=answer.stopped_by)
         if isinstance(answer.value, Changes) and payload.get("experience") is not None:
@@ -157,10 +194,12 @@ class AskDriver:
         self._ask = ask
         self._patience = patience
         self._tickets = itertools.count(1)
+        self._asking = threading.Lock()
 
     def __call__(self, service: str, *arguments: Any) -> Any:
-        key = (self._asker, next(self._tickets))
-        answer = self._ask(Question(key, service, {"arguments": arguments}), self._patience)
+        with self._asking:
+            key = (self._asker, next(self._tickets))
+            answer = self._ask(Question(key, service, {"arguments": arguments}), self._patience)
         if answer is None:
             raise WaitTimeoutError(f"the driver did not answer to {service!r} within {self._patience:g} s")
         if answer.error is not None:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, cast
 
 from ...data.state import LoopState
+from ...lifecycle.current import logging_to
 from ...lifecycle.failures import note_failure
+from ...lifecycle.logged import LoggedMetrics, changed_entries
 from ...lifecycle.manager import CallbackManager
 from ...lifecycle.moments import MOMENTS, EventName, Scope
 from .calls import portable
 from .link import COSTLY, Answer, Changes, Interests, Key, Question
+
+FOLLOWED = ("step_end", "eval_end", "checkpoint_saved", "update_end", "epoch_end", "episode_end", "train_end")
+"""Moments after which what was logged follows as a further row; what is logged at others is in the next step's row."""
 
 
 class Listening:
@@ -25,10 +31,16 @@ class Listening:
         """To the last questions: sent when the driver fetches the next ones."""
         self.raised: BaseException | None = None
         """What a listener raised, so that the caller gets that very exception."""
+        self._has_begun = False
         self._manager = manager
+        self._logged = LoggedMetrics(manager, state)
         self._makers: dict[str, LoopState] = {}
         self._open_moments: list[tuple[str, dict[str, Any]]] = []
         self._interrupts: list[str] = []
+
+    def attached(self) -> AbstractContextManager[None]:
+        """While inside, what hooks log reaches the record and loggers."""
+        return self._logged.attached()
 
     def interests(self) -> Interests:
         """What actors need to send to the driver. That training began and ended is always sent."""
@@ -59,20 +71,38 @@ class Listening:
             _mirror(payload["state"], state)
             payload["state"] = state
         self._track(question.event, payload)
-        before = dict(state.metrics)
+        before, logged_before = dict(state.metrics), dict(state.logged)
+        metrics: dict[str, Any] | None = None
+        if question.event == "step_end" and payload["metrics"]:  # else the step was cut short
+            payload["metrics"] = metrics = self._logged.join(payload["metrics"])
         error: BaseException | None = None
         try:
-            self._manager.fire(cast("EventName", question.event), *payload.values())
+            if not self._has_begun:
+                self._has_begun = True
+                self._manager.begin_training()
+            with logging_to(state):
+                self._manager.fire(cast("EventName", question.event), *payload.values())
+                if question.event in FOLLOWED:
+                    self._logged.follow(payload.get("step_idx", state.global_step - 1), metrics)
         except Exception as raised:
             self.raised = error = raised
         except BaseException as raised:  # an interrupt in a callback is an interrupt of the run
             self._interrupts.append(type(raised).__name__)
-        new = {name: value for name, value in state.metrics.items() if name not in before or before[name] is not value}
+        logged = changed_entries(logged_before, state.logged)
+        if MOMENTS[question.event].scope is Scope.MAKER:
+            logged = state.take_logged()  # they go with the maker's next delivery
         stop = (state.stop_reason, state.stopped_by) if state.should_stop else (None, None)
         changes: Changes | None = None
         if question.event == "maker.make_experience_end" and (experience := payload.get("experience")) is not None:
             changes = Changes(experience.reward, experience.action_mask)
-        return Answer(*stop, metrics=new, error=None if error is None else portable(error), value=changes)
+        return Answer(
+            *stop,
+            metrics=changed_entries(before, state.metrics),
+            step_metrics={} if metrics is None else changed_entries(question.payload["metrics"], metrics),
+            logged=logged,
+            error=None if error is None else portable(error),
+            value=changes,
+        )
 
     def _serve(self, question: Question) -> Answer:
         try:

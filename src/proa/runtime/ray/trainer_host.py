@@ -12,7 +12,7 @@ import sys
 import threading
 import traceback
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -22,23 +22,26 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from ...actors.concurrency import concurrency_group
 from ...actors.waiting import ClosedError, WaitTimeoutError
+from ...callbacks.performance import Performance, measured_performance
 from ...data.lease import Delivery
 from ...data.packed_items import PackedItems
 from ...learning.process_group import ProcessGroup, serve_store
-from ...learning.replicas import Alone, Replicas
+from ...learning.replicas import Alone, Replicas, leaving_on_error
 from ...leases.book import LeaseBook
+from ...lifecycle.copies import PackedState
 from ...lifecycle.hooks import BaseCallback
 from ...lifecycle.moments import Scope
 from ...record.live import ActorView
-from ...record.secrets import redact_values
 from ...roles.parcel import Parcel, unwrap, wrap
 from ...roles.trainer import DetachedTrainer
 from ...roles.weights import Keep, Recall, WeightStore
+from ..output import print_hidden_traceback
 from ..views import RunSnapshot, view_trainer
 from .calls import Once, portable
 from .link import Answer, AskDriver, DriverLink, Interests, Key, Mailbox, Question
+from .output import keep_output
 from .replies import POLL_SECONDS, Location, Reply, this_node
-from .transport import unwrap_delivery
+from .transport import pack_states, unwrap_delivery
 
 
 @dataclass
@@ -50,6 +53,8 @@ class TrainerParts:
     store: WeightStore | None
     summary: Callable[[], dict[str, Any]]
     """What the run's header says of how far it came."""
+    copies: Sequence[BaseCallback] = ()
+    """Copies of callbacks of which the driver has the originals, in its order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +79,10 @@ class Outcome:
     summary: dict[str, Any]
     error: BaseException | None = None
     traceback: str = ""
+    copies: Sequence[PackedState] = ()
+    """The state of its copies of callbacks."""
+    performance: Performance | None = None
+    """What an evaluator has measured there."""
 
 
 class RankHost:
@@ -81,7 +90,11 @@ class RankHost:
 
     GROUPS: ClassVar = {"compute": 1, "look": 4}
 
-    def __init__(self, build: BuildTrainer, rank: int, size: int, backend: str, patience: float) -> None:
+    def __init__(
+        self, build: BuildTrainer, rank: int, size: int, backend: str, patience: float, keeps_output: bool = False
+    ) -> None:
+        if keeps_output:
+            keep_output(f"trainer_{rank}")
         self._build = build
         self._rank, self._size = rank, size
         self._backend = backend
@@ -96,6 +109,9 @@ class RankHost:
         self._thread: threading.Thread | None = None
         self._has_ended = False
         self._store: TCPStore | None = None
+
+    def __repr__(self) -> str:
+        return f"trainer_{self._rank}"  # Ray writes it to its logs
 
     @concurrency_group("look")
     def ready(self) -> Location:
@@ -119,9 +135,9 @@ class RankHost:
             self._replicas = ProcessGroup(self._store, rank, size, backend=backend, patience=patience)
         elif address is not None:
             self._replicas = ProcessGroup.connect(address, rank, size, backend=backend, patience=patience)
-        self._parts = self._build(
-            TrainerTies(self._replicas, store_weights, load_weights, self._link, self._ask_driver)
-        )
+        ties = TrainerTies(self._replicas, store_weights, load_weights, self._link, self._ask_driver)
+        with leaving_on_error(self._replicas):
+            self._parts = self._build(ties)
         self._is_prepared.set()
 
     @concurrency_group("compute")
@@ -133,18 +149,30 @@ class RankHost:
         parts = self._built
         self._thread = threading.current_thread()
         error: BaseException | None = None
-        text = ""
+        text, summary = "", dict[str, Any]()
         try:
             parts.trainer.fit(*counts)
         except BaseException as raised:
             error, text = portable(raised), traceback.format_exc()
-            print(redact_values(text), file=sys.stderr, flush=True)  # into this actor's log
+            print_hidden_traceback()  # the driver gets it, and shows it once
         finally:
             self._thread = None
             self._has_ended = True
             if parts.book is not None:
                 parts.book.close("the run is over")
-        return Outcome(parts.trainer.state.to_dict(), parts.summary(), error, text)
+        try:
+            summary = parts.summary()
+        except Exception:  # the GPU's error that ended the training, say, ends this too: it must not hide that one
+            print_hidden_traceback()
+        sys.stdout.flush()  # a last line without an end
+        return Outcome(
+            parts.trainer.state.to_dict(),
+            summary,
+            error,
+            text,
+            pack_states(parts.copies),
+            measured_performance(parts.trainer.manager.callbacks),
+        )
 
     @concurrency_group("look")
     def interrupt(self, reason: str) -> None:
@@ -185,12 +213,21 @@ class RankHost:
 class TrainerHost(RankHost):
     """Trainer rank 0 with the lease book, the weights and the driver's mailbox."""
 
-    GROUPS: ClassVar = {"compute": 1, "leases": 64, "weights": 64, "driver": 4, "moments": 64, "look": 4}
+    # Idle makers, each of which holds a thread while it waits for a lease, leave room for those that deliver.
+    GROUPS: ClassVar = {
+        "compute": 1, "leases": 64, "deliveries": 64, "weights": 64, "driver": 4, "moments": 64, "look": 4,
+    }  # fmt: skip
 
     def __init__(
-        self, build: BuildTrainer, interests: Interests, size: int, backend: str, patience: float
-    ) -> None:  # fmt: skip
-        super().__init__(build, 0, size, backend, patience)
+        self,
+        build: BuildTrainer,
+        interests: Interests,
+        size: int,
+        backend: str,
+        patience: float,
+        keeps_output: bool = False,
+    ) -> None:
+        super().__init__(build, 0, size, backend, patience, keeps_output)
         self._mailbox = Mailbox()
         self._link = DriverLink("trainer_0", interests.within(Scope.TRAINER), self._mailbox.ask, patience)
         self._ask_driver = AskDriver("trainer_0", self._mailbox.ask, patience)
@@ -206,11 +243,14 @@ class TrainerHost(RankHost):
 
     @concurrency_group("leases")
     def next_lease(self, maker: str, ticket: int, has_version: int) -> Reply:
-        """Work for a maker. Repeated with the same ticket, because the reply was lost, it is the same lease."""
+        """Work for a maker. Repeated with the same ticket, because the reply was lost, it is the same lease.
+
+        A call may also be repeated so late that the maker has asked for the next one since: that gets nothing.
+        """
         with self._asking[maker]:
             last, reply = self._given.get(maker, (0, Reply()))
-            if last == ticket:
-                return reply
+            if ticket <= last:
+                return reply if ticket == last else Reply()
             try:
                 lease = self._book.next_lease(maker, seconds=POLL_SECONDS)
                 reply = Reply(
@@ -223,7 +263,7 @@ class TrainerHost(RankHost):
             self._given[maker] = (ticket, reply)
             return reply
 
-    @concurrency_group("leases")
+    @concurrency_group("deliveries")
     def deliver(self, packed: PackedItems, rest: Delivery, maker: str) -> Reply:
         try:
             return Reply(self._book.deliver(unwrap_delivery(packed, rest), maker, seconds=POLL_SECONDS))
@@ -232,7 +272,12 @@ class TrainerHost(RankHost):
         except ClosedError as over:
             return Reply(closed=str(over))
 
-    @concurrency_group("leases")
+    @concurrency_group("deliveries")
+    def note_made(self, lease_id: int, maker: str) -> Reply:
+        self._book.note_made(lease_id, maker)
+        return Reply()
+
+    @concurrency_group("deliveries")
     def release(self, lease_id: int, maker: str) -> None:
         self._book.release(lease_id, maker)
 
@@ -259,7 +304,12 @@ class TrainerHost(RankHost):
     @concurrency_group("look")
     def dismiss(self, maker: str) -> list[int]:
         """Asked again, because the answer was lost, it says that the maker had nothing: that blames no lease."""
-        return self._book.dismiss(maker)
+        held = self._book.dismiss(maker)
+        self._mailbox.dismiss(maker)
+        with self._asking[maker]:  # one that asks at this moment is refused by the book, and then there is no more
+            self._given.pop(maker, None)  # it holds weights
+        self._asking.pop(maker, None)
+        return held
 
     @concurrency_group("look")
     def overdue(self, seconds: float) -> dict[int, str]:

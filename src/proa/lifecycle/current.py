@@ -1,0 +1,48 @@
+"""The state of the trainer or maker whose hooks this thread runs: what a hook without a `state` logs to.
+
+The moments of one trainer, and those of one maker, are fired by one thread. So the state is set once, for as long as
+it trains or makes, and a moment costs nothing for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+from ..data.state import TrainState
+
+_thread = threading.local()
+
+
+def current_state() -> TrainState | None:
+    """The state of the trainer or maker that this thread is; None outside of one."""
+    state: TrainState | None = getattr(_thread, "state", None)
+    return state
+
+
+@contextlib.contextmanager
+def logging_to(state: TrainState) -> Iterator[None]:
+    """Inside, this is the state of the current thread; afterwards it is again the one before."""
+    before = current_state()
+    _thread.state = state
+    try:
+        yield
+    finally:
+        _thread.state = before
+
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def with_own_state(method: Method) -> Method:
+    """Have a method of an object with a `state` run its hooks with that state as the thread's."""
+
+    @functools.wraps(method)
+    def within(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with logging_to(self.state):
+            return method(self, *args, **kwargs)
+
+    return within  # type: ignore[return-value]
