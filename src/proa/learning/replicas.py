@@ -77,7 +77,7 @@ class Alone:
         """There is nothing to add."""
 
     def copy_first_(self, tensors: Sequence[torch.Tensor]) -> None:
-        """They are."""
+        """There is nobody to copy from."""
 
     def leave(self, error: BaseException) -> None:
         """There is nobody to tell."""
@@ -98,8 +98,8 @@ def leaving_on_error(replicas: Replicas) -> Iterator[None]:
         raise
 
 
-def farewell(rank: int, error: BaseException) -> dict[str, Any]:
-    """What a trainer that leaves tells the others, in plain values."""
+def leaving_message(rank: int, error: BaseException) -> dict[str, Any]:
+    """Why a trainer leaves, for the others, in plain values."""
     if isinstance(error, StopTraining):
         return {"stop": True, "reason": error.reason}
     return {"stop": False, "reason": f"trainer_{rank} failed: {type(error).__name__}: {error}"}

@@ -25,8 +25,6 @@ class Trainable(ABC):
 
     keeps_start = False
     """Whether the run needs what it starts with again and it is in no folder yet: it is then saved beside the run."""
-    saves_in_place = False
-    """Whether a saved folder is only right where it lies, so that it is saved again rather than copied."""
 
     def __init__(
         self,
@@ -91,6 +89,9 @@ class Trainable(ABC):
     @abstractmethod
     def save(self, folder: Path) -> None:
         """Write a folder that Hugging Face's libraries load."""
+
+    def mend_copy(self, folder: Path) -> None:  # noqa: B027 - most are right wherever they lie
+        """Make true what a copy of a saved folder says of its place. Its files may be links, and are not written to."""
 
     @abstractmethod
     def load(self, folder: Path) -> None:

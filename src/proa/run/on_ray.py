@@ -283,6 +283,7 @@ class _BuildTrainer:
         if ties.replicas.rank:
             manager = CallbackManager(everywhere)
             self._restore(manager)
+            side.policy.published_base()  # every rank takes part; rank 0 publishes it
             other = side.assemble_participant(ties.replicas, manager, self.resumption)
             copies = [callback for callback in self.every_rank if isinstance(callback, BaseCallback)]
             return TrainerParts(other, None, None, lambda: {"callback_errors": manager.errors}, copies)

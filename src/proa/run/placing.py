@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from ..callbacks import EarlyStopping, JsonlMetrics, build_callback
 from ..config import DetachedConfig, ExperimentConfig, RunConfig
+from ..config.sections import TRAINING_PREFIXES
 from ..data.results import LogContext
 from ..data.state import LoopState
 from ..errors import CallbackConfigError, HookError
@@ -176,7 +177,7 @@ def standalone_context(config: RunConfig) -> LogContext:
 def _check_watched(metric: str, evals: Sequence[str]) -> None:
     """Raise if it is an eval's metric and the eval's name is misspelt; which others there will be is not known yet."""
     name, point, _ = metric.partition(".")
-    if point and name not in (*evals, "reward", "maker", "trainer") and (near := did_you_mean(name, evals)):
+    if point and name not in (*evals, *TRAINING_PREFIXES) and (near := did_you_mean(name, evals)):
         raise CallbackConfigError(f"early stopping watches {metric!r}, and no eval is named {name!r}{near}")
 
 
