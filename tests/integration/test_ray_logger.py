@@ -1,5 +1,6 @@
 """The logger of `tests/ancestors`, unchanged, on Ray."""
 
+import pytest
 from tests.ancestors.service_logger import ServiceLogger, calls_in, check_calls, runs_in
 from tests.small import DETACHED
 
@@ -13,23 +14,27 @@ RUN = {
 STEP = ["step", "eval", "benchmark", "checkpoint"]
 
 
-def test_a_plain_run_and_an_experiment_with_repeats_and_stages_say_the_same(ray_cluster, tmp_path):
-    plain, experiment = tmp_path / "plain.jsonl", tmp_path / "experiment.jsonl"
-    grpo(name="mine", output_dir=tmp_path, callbacks=[ServiceLogger(plain)], **RUN)
+def check(path, runs, steps, after):
+    calls = calls_in(path)
+    check_calls(calls)
+    assert list(runs_in(calls)) == runs
+    for run in runs_in(calls).values():
+        said = [call["call"] for call in run]
+        assert said == ["run_start", "train_start", *STEP * steps, "train_end", *after, "run_end"]
+        assert (run[-1]["status"], run[-1]["steps"]) == ("completed", steps)
+        assert run[-1]["metrics"]["loss"] == [call["loss"] for call in run if call["call"] == "step"][-1]
+
+
+def test_in_a_plain_run(ray_cluster, tmp_path):
+    grpo(name="mine", output_dir=tmp_path, callbacks=[ServiceLogger(tmp_path / "calls.jsonl")], **RUN)
+    check(tmp_path / "calls.jsonl", ["mine"], 2, [])
+
+
+@pytest.mark.prove
+def test_in_an_experiment_with_repeats_and_stages(ray_cluster, tmp_path):
     config = {
         "name": "e", "output_dir": str(tmp_path), "run": {**RUN, "total_steps": 1}, "n_repeats": 2,
         "continual": {"datasets": ["sort_digits"]}, "metadata": {"benchmark": [{"name": "held_out", "count": 4}]},
     }  # fmt: skip
-    Experiment(config, [ServiceLogger(experiment)]).run()
-    for path, runs, steps, after in (
-        (plain, ["mine"], 2, []),
-        (experiment, ["e_stage0__s0", "e_stage0__s1"], 1, ["benchmark_after"]),
-    ):
-        calls = calls_in(path)
-        check_calls(calls)
-        assert list(runs_in(calls)) == runs
-        for run in runs_in(calls).values():
-            said = [call["call"] for call in run]
-            assert said == ["run_start", "train_start", *STEP * steps, "train_end", *after, "run_end"]
-            assert (run[-1]["status"], run[-1]["steps"]) == ("completed", steps)
-            assert run[-1]["metrics"]["loss"] == [call["loss"] for call in run if call["call"] == "step"][-1]
+    Experiment(config, [ServiceLogger(tmp_path / "calls.jsonl")]).run()
+    check(tmp_path / "calls.jsonl", ["e_stage0__s0", "e_stage0__s1"], 1, ["benchmark_after"])

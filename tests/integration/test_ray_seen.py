@@ -130,6 +130,7 @@ class FailsLater(Counts):
             raise OSError("the disk is full")
 
 
+@pytest.mark.prove
 def test_a_run_that_fails_gives_the_state_back_and_a_key_turns_the_lines_off(ray_cluster, tmp_path, capsys):
     callback, evaluator = FailsLater(), TrainerPerformanceEvaluator(3000)
     with pytest.raises(OSError, match="the disk is full"):
