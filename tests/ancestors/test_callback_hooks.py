@@ -10,6 +10,7 @@ import pytest
 from tests.ancestors.listeners import FromCallbackPage, Heard
 from tests.ancestors.runs import SFT
 from tests.ancestors.signatures import differences
+from tests.small import DETACHED
 
 from proa import (
     ArmResult,
@@ -243,6 +244,27 @@ def test_the_batch_of_a_step_is_what_it_was_taken_on(grpo_run, sft_run):
     assert all(batch.data is experience for batch, experience in zip(batches, trained, strict=True))
     assert {batch.loss_fn for batch in batches} == {"grpo"}
     assert {call.given["batch"].loss_fn for call in sft_run.hooks.named("on_step_end")} == {"cross_entropy"}
+
+
+def test_a_step_without_data_has_no_batch(tmp_path):
+    """DAPO leaves out groups whose samples all have one reward, as here after the first step."""
+    heard, is_first = Heard(), [True]
+
+    class FirstStep(Callback):
+        def on_step_end(self, state, step_idx, batch, metrics):
+            is_first.clear()
+
+    def reward(completions):
+        return [float(place) if is_first else 1.0 for place in range(len(completions))]
+
+    recipes.dapo(
+        **{**DETACHED, "reward": {"workers": 0, "functions": reward}, "total_steps": 2, "max_staleness": 0},
+        name="run", output_dir=tmp_path, callbacks=[FirstStep(), FromCallbackPage(heard)],
+    )  # fmt: skip
+    first, second = heard.named("on_step_end")
+    assert isinstance(first.given["batch"], TrainingBatch)
+    assert second.given["batch"] is None
+    assert second.given["metrics"]["skipped"] == 1.0
 
 
 class Derives(Callback):

@@ -167,6 +167,18 @@ def test_setting_should_stop_ends_it_too(tmp_path):
     assert (state.global_step, state.should_stop) == (1, True)
 
 
+def test_what_is_due_after_the_last_step_is_still_done(tmp_path):
+    heard = Heard()
+    manager = event_functions(heard)
+    manager.on("step_end")(lambda state: state.stop_training())
+    loss = {"name": "loss", "kind": "loss", "count": 4, "run_every": 1, "baseline": False}
+    recipes.sft(
+        **{**SFT, "eval": [loss]}, checkpoint={"save_every": 1}, name="run", output_dir=tmp_path, callbacks=manager
+    )
+    ends = ["eval_start", "eval_end", "checkpoint_saved", "epoch_end", "train_end"]
+    assert heard.names == ["train_start", "epoch_start", "step_start", "step_end", *ends]
+
+
 # -- the manager ---------------------------------------------------------------------------------------------------
 
 
@@ -254,6 +266,17 @@ def test_error_fires_once_when_training_fails(failed_run, sft_run, grpo_run):
     (error,) = failed_run.events.named("error")
     assert error.state.metrics["error"] == "RuntimeError: out of luck"
     assert "error" not in sft_run.events.names + grpo_run.events.names
+
+
+def test_an_interrupt_is_no_error():
+    heard = Heard()
+
+    def step(batch):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        SupervisedLoop(step, callbacks=event_functions(heard)).fit(batches)
+    assert heard.names == ["train_start", "epoch_start", "step_start", "step_end", "epoch_end", "train_end"]
 
 
 def test_any_code_may_be_run_at_an_event(tmp_path):

@@ -1,13 +1,16 @@
 """ColossalChat's page about `TrainerCallback` and `MakerCallback`, statement by statement."""
 
 from abc import ABC
+from types import SimpleNamespace
 
 import pytest
 from tests.ancestors.listeners import FromMakerPage, FromTrainerPage, Heard
+from tests.ancestors.runs import OwnTrainer, numbered
 from tests.ancestors.signatures import differences
+from tests.small import MODEL
 
 import proa
-from proa import CallbackManager, Experience, MakerCallback, TrainerCallback
+from proa import CallbackManager, Experience, ExperienceMakerHolder, MakerCallback, TrainerCallback
 from proa.lifecycle import MOMENTS
 
 TRAINER_HOOKS = {
@@ -141,6 +144,38 @@ def test_the_end_of_making_has_the_experience_that_was_made(grpo_run):
     used = {uid for experience in trained for uid in experience.uids}
     assert len(used) == 4 * 8
     assert used <= {uid for experience in made for uid in experience.uids}
+
+
+def test_a_maker_callback_serves_a_holder():
+    heard = Heard()
+    sent = []
+    trainer = SimpleNamespace(buffer_extend=sent.extend)
+    maker = ExperienceMakerHolder(
+        ["trainer_0"], MODEL, task="sort_digits", prompts_per_batch=2, group_size=2, max_new_tokens=4,
+        callbacks=[FromMakerPage(heard)], find_trainer=lambda name: trainer,
+    )  # fmt: skip
+    maker.workingloop(num_steps=2)
+    batch = ["on_make_experience_start", "on_make_experience_end", "on_send_start", "on_send_end"]
+    assert heard.names == ["on_loop_start", *["on_batch_start", *batch, "on_batch_end"] * 2, "on_loop_end"]
+    made = [call.given["experience"] for call in heard.named("on_make_experience_end")]
+    assert [f"maker_0/{uid}" for experience in made for uid in experience.uids] == [item.uid for item in sent]
+    assert len(sent) == 8
+
+
+def test_a_step_that_fails_ends_without_metrics():
+    class Fails(OwnTrainer):
+        def training_step(self, experience):
+            raise RuntimeError("out of memory")
+
+    heard = Heard()
+    trainer = Fails([], train_batch_size=2, callbacks=[FromTrainerPage(heard)])
+    trainer.buffer_append(numbered(2))
+    with pytest.raises(RuntimeError, match="out of memory"):
+        trainer.fit(1, 1)
+    (end,) = heard.named("on_batch_end")
+    assert end.given["metrics"] == {}
+    assert len(end.given["experience"]) == 2
+    assert heard.names[-4:] == ["on_batch_end", "on_epoch_end", "on_episode_end", "on_fit_end"]
 
 
 @pytest.mark.parametrize("base", BASES)
