@@ -67,7 +67,7 @@ def experiment(tmp_path_factory):
     config = {
         "name": "e", "output_dir": str(tmp_path_factory.mktemp("experiment")), "n_repeats": 2, "base_seed": 7,
         "run": {**RUN, "eval": [{**GENERATE, "run_every": 1}], "checkpoint": {"save_every": 2}},
-        "continual": {"datasets": ["sort_digits", "reverse_digits"]},
+        "continual": {"datasets": [{"source": "sort_digits", "count": 32}, {"source": "reverse_digits", "count": 32}]},
         "metadata": {
             "benchmark": [BENCHMARK, {**BENCHMARK, "name": "again", "tags": []}], "success_metric": "again.exact",
         },

@@ -277,7 +277,7 @@ CALLBACK_HOOKS = [
     ("on_experiment_end(ctx, result: ExperimentResult) -> None", "test_the_signature_of[on_experiment_end]"),
     ("on_train_start fires once, before the first step", "test_train_start_fires_once_before_the_first_step"),
     (
-        "a resumed run starts training once more",
+        "a run has one on_train_start, and a checkpoint one on_checkpoint",
         f"{LOGGER}test_named_by_a_file_in_one_instance_for_training_and_for_resuming",
         "Resumed runs",
     ),
@@ -352,7 +352,7 @@ CALLBACK_HOOKS = [
     ),
     ("on_experiment_start fires once, before any arm", "test_experiment_start_fires_once_before_any_run"),
     (
-        "an experiment is what was configured as one",
+        "the hooks of experiments fire in experiments",
         f"{LOGGER}test_in_a_plain_run",
         "A plain run is an experiment of one",
     ),
@@ -414,7 +414,7 @@ CALLBACK_HOOKS = [
 
 EVENTS_AND_STATE = [
     (
-        "callbacks can log metrics of their own, send notifications and run any code",
+        "callbacks can run any code at an event",
         "test_any_code_may_be_run_at_an_event",
     ),
     (
@@ -424,6 +424,14 @@ EVENTS_AND_STATE = [
     (
         "callbacks can stop early",
         "tests/callbacks/test_early_stopping.py::test_patience_counts_looks_without_improvement",
+    ),
+    (
+        "callbacks can log metrics of their own",
+        "tests/run/test_own_metrics.py::test_every_hook_s_metrics_are_in_the_record_at_their_step",
+    ),
+    (
+        "ten events are supported",
+        "tests/lifecycle/test_golden.py::test_the_ten_events_of_the_event_style_are_there",
     ),
     ("TrainState is a dataclass, and mutable", "test_it_is_a_dataclass_that_can_be_changed"),
     ("every callback is passed it", "test_every_callback_is_given_the_state_of_the_run"),
