@@ -91,7 +91,7 @@ class FromTrainerPage(TrainerCallback):
     def on_batch_start(self) -> None:
         self.heard.append(Call("on_batch_start", {}))
 
-    def on_batch_end(self, metrics: dict, experience: Experience) -> None:  # type: ignore[type-arg]
+    def on_batch_end(self, metrics: dict, experience: Experience) -> None:
         self.heard.append(Call("on_batch_end", {"metrics": metrics, "experience": experience}))
 
     def on_update_start(self) -> None:
@@ -165,7 +165,7 @@ class FromCallbackPage(Callback):
         self,
         ctx: LogContext,
         eval_result: EvalResult,
-        predictions: list[dict],  # type: ignore[type-arg]
+        predictions: list[dict],
         *,
         step: int | None = None,
     ) -> None:
@@ -189,7 +189,7 @@ def event_functions(heard: Heard, *events: str) -> CallbackManager:
     manager = CallbackManager()
     for event in events or EVENTS:
 
-        @manager.on(event)  # type: ignore[arg-type]
+        @manager.on(event)
         def listen(state: LoopState, *, event: str = event) -> None:
             heard.append(Call(event, {"state": state}, _copy(state)))
 
