@@ -198,11 +198,19 @@ Play = Callable[[Case], list[float]]
 """Runs a case and returns when each step was over."""
 
 
+@dataclass(frozen=True)
+class Makers:
+    """Builds the makers of a case, in this process."""
+
+    case: Case
+
+    def make(self, name: str) -> ExperienceMakerHolder:
+        return build_maker(self.case, name)
+
+
 def play_local(case: Case) -> list[float]:
     trainer, book, store = build_trainer(case)
-    LocalRuntime(trainer, lambda name: build_maker(case, name), makers=case.makers, book=book, store=store).run(
-        case.steps, 1
-    )
+    LocalRuntime(trainer, Makers(case), makers=case.makers, book=book, store=store).run(case.steps, 1)
     return trainer.ends
 
 

@@ -6,7 +6,8 @@
 
     Mine(clip=3)  # SettingError: clip must be a number, more than 0 and at most 1, not 3
 
-Nothing is converted: a configuration that says "0.1", a text, is told so.
+Nothing is converted: a configuration that says "0.1", a text, is refused. Only lists become the tuples or sets that an
+annotation wants, because YAML has no others.
 """
 
 from __future__ import annotations

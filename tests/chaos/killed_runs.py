@@ -11,6 +11,7 @@ from proa import Callback
 from proa.lifecycle.hooks import EveryMoment
 from proa.lifecycle.moments import MOMENTS, Scope
 from proa.lifecycle.policy import Priority
+from proa.record.checkpoint_files import relative_row
 from proa.record.checkpoints import CheckpointManager
 
 DETACHED = small.DETACHED | {
@@ -164,7 +165,7 @@ def outcome_of(run_folder):
         "predictions": {
             str(path.relative_to(run_folder)): path.read_text() for path in sorted(run_folder.glob("evals/*/*.jsonl"))
         },
-        "checkpoints": [_described(row) for row in CheckpointManager(run_folder).rows],
+        "checkpoints": [_described(relative_row(row, run_folder)) for row in CheckpointManager(run_folder).rows],
         "model": {path.name: path.read_bytes() for path in sorted((run_folder / "model").rglob("*.safetensors"))},
     }
 

@@ -3,16 +3,17 @@
 import contextlib
 import os
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
 from tests.chaos.kill_scenarios import ADAPTIVE_KL, LORA, OF_PAIRS, StopAfter, inline, often_the_same
 from tests.chaos.killed_runs import DETACHED, SUPERVISED
 from tests.chaos.left_out_runs import SECONDS, Gate, NotesSent, Story, emptied, paths_in, put
-from tests.leases.honest_makers import fulfil, plan, prompt
+from tests.leases.honest_makers import fulfil, plan, prompt, with_item
 
 from proa import Callback
-from proa.actors.waiting import LeaseFailedError, WaitTimeoutError
+from proa.actors.waiting import LeaseFailedError, StepInterrupted, WaitTimeoutError
 from proa.leases.book import LeaseBook
 from proa.leases.plan import FilteredGroup
 from proa.recipes import dapo, dr_grpo, grpo, ppo, reward_model, sft
@@ -198,6 +199,7 @@ INFORMATIONAL = {
     "run.threads": "says with how many threads it was computed; what the run goes on with is its configuration's",
     "run.libraries": "says by which versions it was computed",
     "run.random.cuda": "of a device that is not here; streams are set where as many devices are",
+    "trainer.loop.logged": "what hooks logged last, for the console; the rows have it, and nothing is decided by it",
     "trainer.loop.output_dir": "where the run lay; it may have been moved",
     "trainer.loop.rank": "each trainer is the one it is",
     "trainer.loop.world_size": "is how many trainers there are now",
@@ -323,6 +325,38 @@ def a_windowed_book():
     return book, 3
 
 
+def an_interrupted_book():
+    """In the middle of a step that used up what it may ask for on top; the next leases leave it short."""
+    few = {"total_steps": 2, "max_staleness": 0, "max_refill": 1, "schedule": "windowed"}
+    book = LeaseBook(plan(**PLAN | few), prompt, filter_group=drop_the_first_six)
+    book.start_episode(0)
+
+    def work():
+        for _ in range(6):
+            lease = book.next_lease("m", seconds=60.0)
+            spent = {
+                "made_by": "m",
+                "seconds": {"generate": 1.0},
+                "spans": (("generate", 1.0, 1.0),),
+                "logged": {"x": 2.0},
+            }
+            book.deliver(replace(with_item(fulfil(lease), 0, reward=None), **spent), "m")
+        with book.room as room:
+            assert room._condition.wait_for(lambda: not book._arrived, 60.0)
+        book.interrupt()
+
+    maker = threading.Thread(target=work)
+    maker.start()
+    with pytest.raises(StepInterrupted):
+        book.take_step()
+    maker.join()
+    return book, 0
+
+
+def drop_the_first_six(group):
+    return FilteredGroup((), {"unlucky": group}) if int(group[0].group_id) < 6 else FilteredGroup(group, {})
+
+
 def leases_there_are(book):
     with contextlib.suppress(WaitTimeoutError):
         while True:
@@ -334,7 +368,7 @@ def drop_the_third(group):
 
 
 def rest_of(book, first, again):
-    """All that a book does from there: batches, versions, and where every sample is in the end."""
+    """All that a book does from there: batches, versions, what it says of them, where every sample is at the end."""
     over, batches = threading.Event(), []
 
     def work():
@@ -350,7 +384,8 @@ def rest_of(book, first, again):
             again.start_episode(step // book.plan.update_steps)
             items = again.take_step()
             again.settle(items)
-            batches.append([(item.uid, item.versions.tolist()) for item in items])
+            said = (again.made, again.logged, again.take_journal(), again.take_spans())
+            batches.append((said, [(item.uid, item.versions.tolist()) for item in items]))
     finally:
         over.set()
         maker.join()
@@ -363,15 +398,19 @@ BOOK_PARTS = [
     "arrived", "groups",
     *(f"ledger.{count}" for count in ("leased", "trained", "buffered", "in_flight", "dropped")),
     *(f"ledger.tokens.{count}" for count in ("made", "buffered", "trained", "dropped")),
+    "refilled", "journal", "spans",
+    *(f"making.{part}" for part in ("seconds", "tokens", "makers", "samples", "without_reward", "values")),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("part", BOOK_PARTS)
 def test_without_any_part_a_lease_book_does_something_else(part):
     seen = []
-    for make in (a_book_in_order, a_windowed_book):
+    for make in (a_book_in_order, a_windowed_book, an_interrupted_book):
         book, first = make()
-        assert set(paths_in(book.state_dict())) <= {*BOOK_PARTS, "ledger.dropped.unlucky", "ledger.dropped.stale"}
+        kinds = {f"making.seconds.{kind}" for kind in ("generate", "score", "load", "wait")}
+        dropped = {f"ledger.dropped.{reason}" for reason in ("unlucky", "stale")}
+        assert set(paths_in(book.state_dict())) <= {*BOOK_PARTS, *dropped, *kinds, "making.values.x"}
         outcomes = []
         for change in (lambda saved: saved, emptied):
             again = LeaseBook(book.plan, prompt, filter_group=book._filter_group, wait_timeout=0.5)

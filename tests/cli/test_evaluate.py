@@ -7,7 +7,7 @@ from tests.experiments.small_experiment import MODEL
 
 from proa.cli.main import main
 from proa.data.results import EvalResult
-from proa.evals.benchmark import Scored
+from proa.evals.scoring import Scored
 from proa.recipes import grpo, sft
 from proa.run.start import template_start
 from proa.tasks import Task, template_date

@@ -48,6 +48,8 @@ def change(path, **entries):
         ("run.json", {"steps_run": "3"}, "steps_run cannot be '3'"),
         ("run.json", {"resumed": 5}, "resumed cannot be 5"),
         ("run.json", {"evals": {"sorting": 3}}, "the scores of eval sorting cannot be 3"),
+        ("run.json", {"performance": {"maker_0": 3}}, "the performance of maker_0 cannot be 3"),
+        ("run.json", {"performance": {"maker_0": {"shares": 3}}}, "the performance of maker_0 cannot be {'shares': 3}"),
         ("config.json", {"total_steps": 2.5}, "total_steps cannot be 2.5"),
         ("live.json", {"time": float("nan")}, "time cannot be nan"),
         ("live.json", {"time": 5.0, "step": "x" * 400}, "step must be of type int, not 'xxx"),

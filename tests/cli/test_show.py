@@ -85,6 +85,21 @@ def test_a_finished_run_says_how_it_ended_and_what_came_of_it(tmp_path, capsys):
     assert "sign of life" not in out
 
 
+def test_what_evaluators_measured_is_shown_for_each_actor(tmp_path, capsys):
+    rates = {"samples_per_second": 22.19, "tokens_per_second": 288.51, "tflops": 5.2e-06, "samples": 24}
+    measured = {
+        "trainer_0": {**rates, "shares": {"training": 0.25, "other": 0.75}},
+        "maker_0": {"samples": 0, "shares": {"other": 1.0}},
+    }
+    run = make_run(tmp_path, status="completed", steps_run=1, performance=measured)
+    lines = shown(capsys, run.path).out.splitlines()
+    assert (
+        "performance of trainer_0: 22.19 samples/s, 288.5 tokens/s, 5.2e-06 TFLOP/s; time training 25.0 %, other 75.0 %"
+    ) in lines
+    assert "performance of maker_0: nothing measured after the warm-up" in lines
+    assert json.loads(shown(capsys, run.path, "--json").out)["header"]["performance"] == measured
+
+
 def test_a_failed_run_says_why(tmp_path, capsys):
     run = make_run(tmp_path, status="failed", stop_reason="ValueError: [my] bug", steps_run=1)
     assert "demo: failed, 1 of 20 steps\nValueError: [my] bug\n" in shown(capsys, run.path).out

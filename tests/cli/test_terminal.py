@@ -22,6 +22,7 @@ from proa.cli.exit_codes import exit_code
 from proa.cli.main import main
 from proa.data.state import LoopState
 from proa.terminal import Console
+from proa.visible import _LOGGERS
 
 NASTY = "\x1b]0;mine\x07\x1b[2J\x9b1m\u202eabc\u200b\rx [red]y[/red] [link=http://z]z[/link] :smile:"
 NASTY_NAME = "r\x1b[31m\u202e\u200b[red]"
@@ -245,3 +246,14 @@ def test_every_log_message_is_made_visible_with_its_traceback():
             logger.removeHandler(handler)
     assert out.getvalue().count("Traceback") == len(names)
     assert not unseen(out.getvalue())
+
+
+def test_every_logger_of_the_package_is_made_visible(repository):
+    package = repository / "src" / "proa"
+    named = {
+        name
+        for file in package.rglob("*.py")
+        for name in re.findall(r'^_?log = logging\.getLogger\("?([\w.]+)"?\)', file.read_text(), re.MULTILINE)
+        for name in [name.replace("__name__", ".".join(file.relative_to(package.parent).with_suffix("").parts))]
+    }
+    assert named == set(_LOGGERS)

@@ -44,10 +44,10 @@ def test_loggers_get_conversations_as_text():
 
 
 def test_a_run_ends_with_samples_that_read_as_conversations(tmp_path):
-    (tmp_path / "e").mkdir()
+    (tmp_path / "evals" / "e").mkdir(parents=True)
     for steps in (0, 1):
-        (tmp_path / "e" / f"step_{steps}.jsonl").write_text(json.dumps(PREDICTION) + "\n")
+        (tmp_path / "evals" / "e" / f"step_{steps}.jsonl").write_text(json.dumps(PREDICTION) + "\n")
     out = io.StringIO()
-    show_samples(Console(file=out, width=120), tmp_path / "e")
+    show_samples(Console(file=out, width=120), tmp_path, "e")
     assert "│ user: 2+2= " in out.getvalue()
     assert "{'role'" not in out.getvalue()

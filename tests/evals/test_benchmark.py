@@ -14,9 +14,10 @@ from proa.config.sections import EvalSection
 from proa.data.lease import sample_seed
 from proa.errors import ProaError
 from proa.evals.benchmark import Benchmark
-from proa.evals.evaluation import At, eval_task, scoring, weights_version
+from proa.evals.evaluation import build_eval, eval_task, weights_version
 from proa.evals.generation import EvalEngine
 from proa.evals.own_evaluator import EvaluatedPolicy
+from proa.evals.scoring import At
 from proa.run.evaluate import evaluate_folder
 from proa.run.given import Given
 from proa.run.loading import begin_training, load_policy
@@ -58,7 +59,7 @@ def benchmark(config, policy, rows=ROWS, max_new_tokens=5, **section):
 
 def test_a_prediction_says_all_that_is_known_of_a_completion(config, policy):
     section = {"samples": 2, "correct_at": 0.5, "tags": ["x"], "breakdown": ["kind"]}
-    scored = benchmark(config, policy, **section).score(version=4, step=9)
+    scored = benchmark(config, policy, **section).score(At(10, 4))
     first, second = scored.predictions[0], scored.predictions[2]
     assert [(row["task_id"], row["sample"]) for row in scored.predictions] == [
         (name, sample) for name in ("first", "second", "third") for sample in (0, 1)
@@ -87,14 +88,14 @@ def said_by(prompts, completions, **_):
 def test_a_metric_gets_messages_where_the_prompts_are_messages_as_rewards_do(config, policy):
     policy.tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}>"
     rows = [TaskRow([{"role": "user", "content": "12"}], {})]
-    scored = benchmark(config, policy, rows, metric=f"{__name__}:said_by").score(version=0, step=None)
+    scored = benchmark(config, policy, rows, metric=f"{__name__}:said_by").score(At(0, 0))
     (row,) = scored.predictions
     assert (row["reward"], row["error"], type(row["completion"])) == (1.0, None, str)
     assert row["prompt"] == rows[0].prompt
 
 
 def test_just_below_what_counts_as_correct_is_not(config, policy):
-    predictions = benchmark(config, policy, correct_at=0.6).score(version=0, step=None).predictions
+    predictions = benchmark(config, policy, correct_at=0.6).score(At(0, 0)).predictions
     assert [row["correct"] for row in predictions] == [None, False, False]
 
 
@@ -110,7 +111,7 @@ def greedy(policy, prompt, count):
 
 
 def test_a_completion_is_the_greedy_one_and_its_tokens_are_counted_as_tokens(config, policy):
-    for row, given in zip(benchmark(config, policy).score(version=0, step=None).predictions, ROWS, strict=True):
+    for row, given in zip(benchmark(config, policy).score(At(0, 0)).predictions, ROWS, strict=True):
         expected = greedy(policy, given.prompt, 5)
         assert row["completion"] == policy.tokenizer.decode(expected, skip_special_tokens=True)
         assert row["tokens"] == len(expected)
@@ -118,18 +119,18 @@ def test_a_completion_is_the_greedy_one_and_its_tokens_are_counted_as_tokens(con
 
 def test_it_scores_the_weights_as_they_are_now(config, policy):
     one = benchmark(config, policy)
-    before = one.score(version=0, step=None).predictions
+    before = one.score(At(0, 0)).predictions
     with torch.no_grad():
         for parameter in policy.model.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(3)))
-    after = one.score(version=1, step=None).predictions
+    after = one.score(At(0, 1)).predictions
     assert [row["completion"] for row in before] != [row["completion"] for row in after]
-    fresh = benchmark(config, copy.deepcopy(policy)).score(version=1, step=None).predictions
+    fresh = benchmark(config, copy.deepcopy(policy)).score(At(0, 1)).predictions
     assert after == fresh
 
 
 def test_its_seeds_are_its_own_and_differ_by_task_and_sample(config, policy):
-    predictions = benchmark(config, policy, samples=2).score(version=0, step=None).predictions
+    predictions = benchmark(config, policy, samples=2).score(At(0, 0)).predictions
     seeds = [row["seed"] for row in predictions]
     assert len(set(seeds)) == 6
     training = {sample_seed(7, ordinal, sample) for ordinal in range(100) for sample in range(8)}
@@ -138,11 +139,11 @@ def test_its_seeds_are_its_own_and_differ_by_task_and_sample(config, policy):
         EvalSection(name="b", metric=f"{__name__}:by_kind", samples=2), Task("t", ROWS), policy,
         engine=config.engine, max_new_tokens=5, seed=8,
     )  # fmt: skip
-    assert not set(seeds) & {row["seed"] for row in other.score(version=0, step=None).predictions}
+    assert not set(seeds) & {row["seed"] for row in other.score(At(0, 0)).predictions}
 
 
 def test_it_takes_so_many_rows_and_no_prompt_without_room(config, policy):
-    assert len(benchmark(config, policy, count=2).score(version=0, step=None).predictions) == 2
+    assert len(benchmark(config, policy, count=2).score(At(0, 0)).predictions) == 2
     benchmark(config, policy, max_new_tokens=20)  # 4 + 20 is the context
     with pytest.raises(ConfigError, match="25 tokens, and the model's context is 24"):
         benchmark(config, policy, max_new_tokens=21)
@@ -150,13 +151,13 @@ def test_it_takes_so_many_rows_and_no_prompt_without_room(config, policy):
 
 def test_without_an_id_of_its_own_a_task_is_its_place(config, policy):
     rows = [TaskRow("1>", {"kind": "x"}), TaskRow("2>", {"kind": "x"})]
-    predictions = benchmark(config, policy, rows=rows).score(version=0, step=None).predictions
+    predictions = benchmark(config, policy, rows=rows).score(At(0, 0)).predictions
     assert [row["task_id"] for row in predictions] == ["0", "1"]
 
 
 def test_an_eval_in_the_loop_says_which_step_and_version_it_is_of(config, policy):
     section = EvalSection(name="held", count=2)
-    scored = scoring(section, config, policy, lambda: At(6, 5))()()
+    scored = build_eval(section, config, policy).score(At(6, 5))
     assert (scored.result.step, scored.predictions[0]["policy_version"]) == (5, 5)
     prompts = {row.prompt for row in builtin_task("sort_digits", "train", 2000).rows}
     assert not prompts & {row["prompt"] for row in scored.predictions}
@@ -171,18 +172,18 @@ def test_an_evaluator_of_ones_own_is_given_the_policy_as_it_is(config, policy):
         return {"score": 1, "predictions": [{"reward": 1.0}]}
 
     section = EvalSection(name="own", evaluator="theirs:own", tags=["t"])
-    scored = scoring(section, config, policy, lambda: At(6, 5), own)()()
+    scored = build_eval(section, config, policy, own).score(At(6, 5))
     ((step, version, ((*texts,),)),) = seen
     assert (step, version, len(texts)) == (6, 5, 3)
     assert len(set(texts)) > 1  # each sample has a seed of its own
     assert (scored.result.metrics, scored.result.step, scored.result.tags) == ({"score": 1.0}, 5, ["t"])
     assert scored.predictions == [{"reward": 1.0}]
     with pytest.raises(ConfigError, match="returns numbers by name"):
-        scoring(section, config, policy, lambda: At(0, 0), lambda policy: {"score": 1.0, "note": "fine"})()()
+        build_eval(section, config, policy, lambda policy: {"score": 1.0, "note": "fine"}).score(At(0, 0))
 
 
 def evaluated(config, policy):
-    return EvaluatedPolicy(policy.model, policy.tokenizer, 0, 0, EvalEngine(policy, config.engine), config)
+    return EvaluatedPolicy(policy.model, policy.tokenizer, 0, 0, policy, EvalEngine(config.engine), config)
 
 
 def test_each_prompt_that_the_policy_completes_has_seeds_of_its_own(config, policy):
@@ -205,7 +206,7 @@ def test_a_folder_is_scored_with_its_own_tokenizer_and_as_after_training(config,
     policy.model.save_pretrained(tmp_path / "model")
     policy.tokenizer.save_pretrained(tmp_path / "model")
     scored = evaluate_folder(tmp_path / "model", EvalSection(name="e", count=2), config, version=3, steps=9)
-    direct = scoring(EvalSection(name="e", count=2), config, policy, lambda: At(9, 0))()()
+    direct = build_eval(EvalSection(name="e", count=2), config, policy).score(At(9, 0))
     assert scored.result.step is None
     assert scored.predictions[0]["policy_version"] == 3
     assert [row["completion"] for row in scored.predictions] == [row["completion"] for row in direct.predictions]
@@ -217,7 +218,7 @@ def never_both(completions, **_):
 
 
 def test_where_no_task_has_all_of_its_samples_judged_pass_at_k_is_no_number_and_nothing_fails(config, policy):
-    scored = benchmark(config, policy, metric=f"{__name__}:never_both", samples=2).score(version=0, step=None)
+    scored = benchmark(config, policy, metric=f"{__name__}:never_both", samples=2).score(At(0, 0))
     assert math.isnan(scored.result.metrics["pass@2"])
     assert scored.result.metrics["errors"] == 3
 
@@ -228,7 +229,7 @@ def test_an_async_evaluator_works_where_an_event_loop_runs_already(config, polic
         return {"score": 2.0}
 
     async def notebook():
-        return scoring(EvalSection(name="own", evaluator="theirs:own"), config, policy, lambda: At(0, 0), own)()()
+        return build_eval(EvalSection(name="own", evaluator="theirs:own"), config, policy, own).score(At(0, 0))
 
     assert asyncio.run(notebook()).result.metrics == {"score": 2.0}
 
@@ -253,7 +254,7 @@ def test_rows_that_are_not_scored_may_have_other_columns(config, policy):
 
 
 def test_scores_are_broken_down_by_what_every_row_has_too(config, policy):
-    scored = benchmark(config, policy, breakdown=["finish_reason"]).score(version=0, step=None)
+    scored = benchmark(config, policy, breakdown=["finish_reason"]).score(At(0, 0))
     assert sum(one["n"] for one in scored.result.breakdowns["finish_reason"].values()) == 2
 
 
@@ -262,24 +263,19 @@ def all_but_one(completions, **_):
 
 
 def test_pass_at_k_says_over_how_many_tasks_it_is_if_not_all(config, policy):
-    metrics = (
-        benchmark(config, policy, samples=2, metric=f"{__name__}:all_but_one").score(version=0, step=0).result.metrics
-    )
+    metrics = benchmark(config, policy, samples=2, metric=f"{__name__}:all_but_one").score(At(0, 0)).result.metrics
     assert (metrics["pass@2"], metrics["pass@2_tasks"]) == (1.0, 2)
-    assert (
-        "pass@2_tasks"
-        not in benchmark(config, policy, rows=ROWS[1:], samples=2).score(version=0, step=0).result.metrics
-    )
+    assert "pass@2_tasks" not in benchmark(config, policy, rows=ROWS[1:], samples=2).score(At(0, 0)).result.metrics
 
 
 def test_what_was_begun_scores_the_weights_as_they_were_then(config, policy):
     one = benchmark(config, policy)
-    expected = one.score(version=0, step=None)
-    score = one.begin(version=0, step=None)
+    expected = one.score(At(0, 0))
+    begun = one.begin(At(0, 0))
     with torch.no_grad():
         for parameter in policy.model.parameters():
             parameter.zero_()
-    assert score().predictions == expected.predictions
+    assert begun.score().predictions == expected.predictions
 
 
 def test_an_evaluator_that_is_called_apart_sees_the_model_as_it_was_when_the_eval_began(config, policy):
@@ -289,14 +285,14 @@ def test_an_evaluator_that_is_called_apart_sees_the_model_as_it_was_when_the_eva
             "text": len(policy.generate(["1>"])[0][0]),
         }
 
-    begin = scoring(EvalSection(name="own", evaluator="theirs:own", apart=True), config, policy, lambda: At(0, 0), own)
-    expected = begin()().result.metrics
-    score = begin()
+    one = build_eval(EvalSection(name="own", evaluator="theirs:own", apart=True), config, policy, own)
+    expected = one.score(At(0, 0)).result.metrics
+    begun = one.begin(At(0, 0))
     with torch.no_grad():
         for parameter in policy.model.parameters():
             parameter.zero_()
-    assert score().result.metrics == expected
-    assert begin()().result.metrics["norm"] == 0
+    assert begun.score().result.metrics == expected
+    assert one.score(At(0, 0)).result.metrics["norm"] == 0
 
 
 @pytest.mark.parametrize(
@@ -333,7 +329,7 @@ def test_with_an_adapter_the_policy_and_a_benchmark_complete_as_the_two_together
     assert expected != plain
     text = policy.tokenizer.decode(expected, skip_special_tokens=True)
     assert evaluated(config, policy).generate(["345>"]) == [[text]]
-    assert benchmark(config, policy, rows=ROWS[1:2]).score(version=0, step=None).predictions[0]["completion"] == text
+    assert benchmark(config, policy, rows=ROWS[1:2]).score(At(0, 0)).predictions[0]["completion"] == text
 
 
 def test_an_adapters_folder_is_scored_over_its_base(config, policy, tmp_path):
@@ -341,7 +337,7 @@ def test_an_adapters_folder_is_scored_over_its_base(config, policy, tmp_path):
     policy.save(tmp_path / "adapter")
     section = EvalSection(name="e", count=3)
     scored = evaluate_folder(tmp_path / "adapter", section, config)
-    direct = scoring(section, config, policy, lambda: At(0, 0))()()
+    direct = build_eval(section, config, policy).score(At(0, 0))
     assert [row["completion"] for row in scored.predictions] == [row["completion"] for row in direct.predictions]
     plain = evaluate_folder(tmp_path / "base", section, config)
     assert [row["completion"] for row in scored.predictions] != [row["completion"] for row in plain.predictions]
@@ -352,7 +348,6 @@ def test_a_supervised_runs_eval_generates_as_long_as_the_context_allows(tmp_path
         None, name="r", output_dir=tmp_path, total_steps=1, train_batch_size=4, model={"config": MODEL},
         task="sort_digits", algorithm="sft",
     )  # fmt: skip
-    scored = scoring(
-        EvalSection(name="e", kind="generate", count=2), config, load_policy(config, Given()), lambda: At(0, 0)
-    )
-    assert all(row["tokens"] > 5 or row["finish_reason"] == "stop" for row in scored()().predictions)
+    section = EvalSection(name="e", kind="generate", count=2)
+    scored = build_eval(section, config, load_policy(config, Given())).score(At(0, 0))
+    assert all(row["tokens"] > 5 or row["finish_reason"] == "stop" for row in scored.predictions)

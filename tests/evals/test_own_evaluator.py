@@ -9,16 +9,18 @@ import torch
 
 from proa.config import ConfigError
 from proa.config.sections import EvalSection
-from proa.evals.evaluation import At, scoring
+from proa.evals.evaluation import build_eval
 from proa.evals.own_evaluator import EvaluatorError
+from proa.evals.scoring import At
+from proa.policy.policy import PlainPolicy
 
 SECTION = EvalSection(name="own", evaluator="theirs:function")
 
 
 def built(function):
-    material = SimpleNamespace(model=torch.nn.Linear(1, 1), tokenizer=None)
-    begin = scoring(SECTION, SimpleNamespace(engine=None), material, lambda: At(3, 2), function)
-    return lambda: begin()()
+    policy = PlainPolicy(torch.nn.Linear(1, 1), tokenizer=object())
+    one = build_eval(SECTION, SimpleNamespace(engine=None), policy, function)
+    return lambda: one.score(At(3, 2))
 
 
 def takes_two(policy, other):

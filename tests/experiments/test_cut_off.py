@@ -17,7 +17,7 @@ from proa.cli.main import main
 from proa.config import ConfigError
 from proa.experiments import Experiment
 from proa.record.run_lock import RunLockedError, lock
-from proa.resume.resuming import _moved_along
+from proa.resume.resuming import _follow_moved_paths
 
 CONFIG = {
     "name": "e", "runs": {"a": RUN, "b": {**RUN, "optimizer": {"learning_rate": 1e-2}}}, "n_repeats": 2, "base_seed": 0,
@@ -124,7 +124,7 @@ def test_stages_whose_folder_was_moved_are_still_of_this_experiment(tmp_path, lo
     ],
 )
 def test_only_what_lies_in_the_folder_is_moved_with_it(saved, planned, same):
-    found = _moved_along({"model": {"path": saved}}, {"model": {"path": planned}}, "old/e", "new/e")
+    found = _follow_moved_paths({"model": {"path": saved}}, {"model": {"path": planned}}, "old/e", "new/e")
     assert (found == {"model": {"path": planned}}) == same
 
 

@@ -17,6 +17,7 @@ from proa.roles.maker import ExperienceMakerHolder
 from proa.roles.weights import WeightStore
 from proa.rollouts import SingleTurn
 from proa.runtime.ray.driver import RayRuntime
+from proa.runtime.ray.maker_host import MakerParts
 from proa.runtime.ray.places import RaySettings
 from proa.runtime.ray.trainer_host import TrainerParts
 from proa.runtime.supervisor import Limits
@@ -86,12 +87,12 @@ class Heavy:
 
     @contextmanager
     def maker(self, name, store, link):
-        yield ExperienceMakerHolder(
+        yield MakerParts(ExperienceMakerHolder(
             engine=HeavyEngine(), name=name,
             rollout=SingleTurn(
                 tokenizer(), Sampling(group_size=2, max_new_tokens=TOKENS), scorer=InlineRewards([half])
             ),
-        )  # fmt: skip
+        ))  # fmt: skip
 
     def run(self, *, makers=3):
         """What the trainer noted."""

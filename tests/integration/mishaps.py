@@ -42,6 +42,7 @@ class IsKilled(AtVersion):
     """As if its machine had died."""
 
     def mishap(self):
+        print("farewell", end="")
         os.kill(os.getpid(), signal.SIGKILL)
 
 

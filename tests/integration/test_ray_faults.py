@@ -44,7 +44,7 @@ def is_there(pid):
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_a_maker_that_comes_to_grief_is_replaced_and_changes_nothing(ray_cluster, tmp_path, mishap, reason):
+def test_a_maker_that_comes_to_grief_is_replaced_and_changes_nothing(ray_cluster, tmp_path, capsys, mishap, reason):
     local = digest(tmp_path, "local")
     watching, marker = Watching(), tmp_path / "happened"
     # Only for those that hang: on a busy machine the others might exceed it before they come to grief.
@@ -56,6 +56,8 @@ def test_a_maker_that_comes_to_grief_is_replaced_and_changes_nothing(ray_cluster
     assert reason in watching.lost[0]
     assert watching.recreated == ["maker_0+1"]
     assert not is_there(int(marker.read_text()))
+    if mishap is IsKilled:
+        assert "[maker_0] farewell\n" in capsys.readouterr().out, "its last line"
 
 
 @pytest.mark.prove

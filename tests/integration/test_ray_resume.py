@@ -14,7 +14,7 @@ from tests.chaos.killed_runs import outcome_of
 from tests.integration.mishaps import TrainerAtStep, first_time
 from tests.integration.small_run import digest, header
 
-from proa import Callback, CheckpointManager
+from proa import Callback, CheckpointManager, TrainerCallback
 from proa.callbacks import CheckpointUpload
 from proa.runtime.ray.driver import TrainerDiedError
 
@@ -44,7 +44,13 @@ class CountsSteps(Callback):
     state_key = "steps"
 
     def __init__(self):
-        self.heard, self.starts = [], []
+        self.heard, self.starts, self.runs = [], [], []
+
+    def on_run_start(self, ctx):
+        self.runs.append("start")
+
+    def on_run_end(self, ctx, run_result, arm):
+        self.runs.append((run_result.status, run_result.artifacts.steps_run))
 
     def on_train_start(self, state):
         self.starts.append(state.resumed_from)
@@ -93,6 +99,7 @@ def test_a_trainer_that_is_killed_is_started_again_and_changes_nothing(
     assert "trainer_0 died" in once["reason"]
     assert steps.starts == [None, None if went_on_from == "the beginning" else went_on_from]
     assert steps.heard == [0, 1, 2, 3]
+    assert steps.runs == ["start", ("completed", 4)]  # one run, whatever became of its trainer
 
 
 @pytest.mark.prove
@@ -127,15 +134,27 @@ class Interrupts(Callback):
             os.kill(os.getpid(), signal.SIGINT)
 
 
+class InTrainer(TrainerCallback):
+    """Counts steps where the trainer is."""
+
+    steps = 0
+
+    def on_batch_end(self, metrics, experience):
+        self.steps += 1
+
+
 def test_an_interrupt_saves_at_a_boundary_and_the_run_goes_on_without_ray(ray_cluster, tmp_path):
+    counting = InTrainer()
     with pytest.raises(KeyboardInterrupt):
-        digest(tmp_path, "run", runtime="ray", callbacks=[Interrupts()])
+        digest(tmp_path, "run", runtime="ray", callbacks=[Interrupts(), counting])
     told = header(tmp_path, "run")
     saved, _ = CheckpointManager(tmp_path / "run").newest_good()
     assert (told["status"], told["steps_run"]) == ("cancelled", saved.step)
     assert saved.step in (2, 3)  # the driver may hear of the signal when the next step has begun
+    assert counting.steps == saved.step
     digest(tmp_path, "local")
-    digest(tmp_path, "run", resume="auto")
+    digest(tmp_path, "run", resume="auto", callbacks=[counting])
+    assert counting.steps == 4
     assert came_to(tmp_path, "run") == came_to(tmp_path, "local")
 
 

@@ -139,9 +139,10 @@ class AndI(MakerCallback):
 
 def test_callbacks_in_the_driver_hear_the_documented_order(recorded):
     events = [event for event, _ in recorded.heard if not event.startswith(("wait_", "maker."))]
-    episode = ["episode_start", "epoch_start", "step_start", "step_end", "epoch_end", "update_start", "update_end",
-               "episode_end"]  # fmt: skip
-    assert events == ["train_start", *episode * 4, "checkpoint_saved", "train_end"]
+    episode = ["episode_start", "epoch_start", "step_start", "gradients_ready", "step_end", "epoch_end", "update_start",
+               "update_end", "episode_end"]  # fmt: skip
+    training = ["train_start", *episode * 4, "checkpoint_saved", "train_end"]
+    assert events == ["experiment_start", "run_start", *training, "run_end", "experiment_end"]
     assert [step for event, step in recorded.heard if event == "step_end"] == [1, 2, 3, 4]
     lines = (recorded.folder / "ray" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [0, 1, 2, 3]

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from proa.learning.replicas import farewell, remote_error
+from proa.learning.replicas import leaving_message, remote_error
 
 
 class Table:
@@ -45,7 +45,7 @@ class Seat:
                 tensor.copy_(first)
 
     def leave(self, error):
-        self.table.left = farewell(self.rank, error)
+        self.table.left = leaving_message(self.rank, error)
         self.table.barrier.abort()
 
     def _meet(self, value):

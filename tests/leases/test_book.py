@@ -420,7 +420,7 @@ def test_a_step_that_goes_on_while_the_book_closes_settles_what_it_has():
     for _ in range(3):
         book.deliver(fulfil(book.next_lease("m")), "m")
     items = book.take_step()
-    book.close("a lease failed", step_goes_on=True)
+    book.close("a lease failed", step_continues=True)
     assert (book.ledger.buffered, book.ledger.closes) == (4, True)
     book.settle(items)
     book.close("over")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from proa.maths.importance import probability_ratio, sequence_ratio, truncated_importance
 from proa.maths.kl import ESTIMATORS, k1, k2, k3
-from proa.maths.losses import clipped_surrogate, clipped_weight_loss
+from proa.maths.losses import clipped_ratio_loss, clipped_weight_loss
 from proa.maths.reductions import constant_divisor, sequence_mean, token_mean
 from proa.maths.shaping import overlong_penalty
 
@@ -31,7 +31,8 @@ def tokens(draw):
 
 
 def surrogate(log_probs_BT, old_BT, advantages_BT, mask_BT):
-    return clipped_surrogate(log_probs_BT, old_BT, advantages_BT, mask_BT, clip_low=0.2, clip_high=0.28)
+    ratio_BT = probability_ratio(log_probs_BT, old_BT, mask_BT)
+    return clipped_ratio_loss(ratio_BT, advantages_BT, mask_BT, clip_low=0.2, clip_high=0.28)
 
 
 def weight_loss(log_probs_BT, old_BT, advantages_BT, mask_BT):

@@ -1,6 +1,7 @@
 """Adapter folders: PEFT reads them, training goes on from them, and none is put over a base that it is not for."""
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from proa.policy import models
-from proa.policy.adapter_folder import load_adapter, merge_adapter_folder, save_adapter
+from proa.policy.adapter_folder import load_adapter, merge_adapter_folder, point_to_base, save_adapter
 from proa.policy.adapter_layout import AdapterError
 from proa.policy.lora import LoraSettings, adapter_weights, add_lora, base_weights, has_lora
 from proa.policy.lora_policy import as_policy
@@ -400,3 +401,15 @@ def test_neither_the_adapter_nor_its_base_is_overwritten(saved):
     for taken in (base, folder, Path(folder, "..", "base")):
         with pytest.raises(AdapterError, match="merge into another folder than"):
             merge_adapter_folder(folder, taken)
+
+
+def test_a_copy_of_links_is_pointed_to_its_base_without_touching_what_it_links_to(tmp_path):
+    first, copy = tmp_path / "first", tmp_path / "copy"
+    for folder in (first, copy):
+        folder.mkdir()
+    written = json.dumps({"base_model_name_or_path": "../../base", "r": 2})
+    (first / "adapter_config.json").write_text(written)
+    os.link(first / "adapter_config.json", copy / "adapter_config.json")
+    point_to_base(copy, "../base")
+    assert json.loads((copy / "adapter_config.json").read_text()) == {"base_model_name_or_path": "../base", "r": 2}
+    assert (first / "adapter_config.json").read_text() == written

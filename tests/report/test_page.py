@@ -39,6 +39,26 @@ def test_a_whole_run_has_every_section(tmp_path):
     ]  # fmt: skip
 
 
+def test_what_evaluators_measured_is_a_table_with_a_row_for_each_actor(tmp_path):
+    run = records.write_run(tmp_path / "run")
+    header = json.loads((run / "run.json").read_text())
+    rates = {"samples_per_second": 22.19, "tokens_per_second": 288.5, "tflops": 5e-06, "seconds": 1.5, "samples": 24}
+    header["performance"] = {
+        "trainer_0": {**rates, "role": "trainer", "shares": {"training": 0.25, "waiting": 0.75}},
+        "<maker_0>": {**rates, "role": "maker", "shares": {"making": 1.0}},
+    }
+    records.write_json(run / "run.json", header)
+    text = page(run)
+    assert "Performance" in titles(text)
+    (section,) = re.findall(r"<section id=\"performance\">(.*?)</section>", text)
+    cells = [re.findall(r"<t[hd].*?>(.*?)</t[hd]>", row) for row in section.split("<tr>")[1:]]
+    assert cells == [
+        ["run", "actor", "samples/s", "tokens/s", "TFLOP/s", "seconds", "training, %", "waiting, %", "making, %"],
+        ["run", "trainer_0", "22.19", "288.5", "5e−06", "1.5", "25.0", "75.0", ""],
+        ["run", "&lt;maker_0&gt;", "22.19", "288.5", "5e−06", "1.5", "", "", "100.0"],
+    ]
+
+
 def test_a_run_that_has_only_begun_has_no_section_without_content(tmp_path):
     records.write_json(
         tmp_path / "run" / "run.json", {"status": "running", "host": "elsewhere", "pid": 1, "started": 1.0}

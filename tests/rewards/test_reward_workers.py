@@ -51,6 +51,14 @@ def test_a_bad_sample_is_marked_and_spoils_no_other(moody, bad):
     assert BAD[bad] in middle.error
 
 
+def test_what_a_function_prints_is_there_with_its_scores(capfd, monkeypatch):
+    """Workers are killed when the run ends: what they have not written by then is lost."""
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    with RewardWorkers("tests.rewards.judges:talkative", timeout=20) as rewards:
+        assert values(rewards, ["a", "b"]) == [1.0, 1.0]
+        assert capfd.readouterr().out == "scoring a b\n"
+
+
 def test_a_wrong_count_is_told_on_every_sample_from_a_worker_too():
     with RewardWorkers("tests.rewards.judges:one_value_for_all", timeout=20) as rewards:
         scores = rewards.score(["p"] * 4, ["a"] * 4)

@@ -8,6 +8,7 @@ from tests.small import Numbers
 
 from proa.actors.waiting import WaitTimeoutError
 from proa.data.sampling import Sampling
+from proa.data.versions import BASE_VERSION
 from proa.engines.weights import WeightPlaces
 from proa.roles.maker import ExperienceMakerHolder
 from proa.roles.weights import Weights, WeightsError, WeightStore, transport_digest
@@ -73,11 +74,11 @@ def test_the_digest_depends_on_names_shapes_types_and_bytes_alone():
 
 def test_what_adapters_go_over_is_never_retired():
     store = WeightStore()
-    store.publish(-1, {"base": torch.zeros(1)})
+    store.publish(BASE_VERSION, {"base": torch.zeros(1)})
     for version in range(3):
         store.publish(version, {"adapter": torch.ones(1)})
     store.retire(but=set())
-    assert store.versions == [-1, 2]
+    assert store.versions == [BASE_VERSION, 2]
 
 
 # -- in pieces ---------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -120,7 +121,9 @@ class SmallRun:
             disturb(maker)
             return maker
 
-        runtime = LocalRuntime(self.trainer, make, makers=makers, book=self.book, store=self.store, limits=limits)
+        runtime = LocalRuntime(
+            self.trainer, SimpleNamespace(make=make), makers=makers, book=self.book, store=self.store, limits=limits
+        )  # fmt: skip
         runtime.run(self.plan.total_steps, self.plan.update_steps, self.epochs)
         return self.digest
 

@@ -46,15 +46,15 @@ def test_replacements_are_counted_and_come_later_each_time():
     assert waits[-1] == 30.0
 
 
-def test_only_those_lost_before_they_made_anything_count_in_vain():
+def test_only_those_lost_before_they_made_anything_count_idle_losses():
     member = Member("maker_0")
     for _ in range(3):
         member = member.after(Sign.LOST).after(Sign.LOST).after(Sign.REPLACED)  # that it is lost is said twice
-    assert member.in_vain == 3
+    assert member.idle_losses == 3
     member = member.after(Sign.STARTED).after(Sign.LOADED).after(Sign.MADE).after(Sign.LOST).after(Sign.REPLACED)
-    assert (member.in_vain, member.restarts) == (1, 4)
+    assert (member.idle_losses, member.restarts) == (1, 4)
 
 
 def test_failing_on_a_lease_is_not_counted_against_the_slot():
     member = Member("maker_0").after(Sign.LOST).after(Sign.REPLACED).after(Sign.FAILED, "bad lease")
-    assert (member.health, member.in_vain, member.reason) == (Health.DEAD, 1, "bad lease")
+    assert (member.health, member.idle_losses, member.reason) == (Health.DEAD, 1, "bad lease")

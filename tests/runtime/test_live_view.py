@@ -3,6 +3,7 @@
 import errno
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from tests.runtime.small_run import SmallRun, failing_once, hanging_once
@@ -47,7 +48,15 @@ def watched(run, watch, makers=1, disturb=lambda maker: None, limits=None):
         disturb(maker)
         return maker
 
-    runtime = LocalRuntime(run.trainer, make, makers=makers, book=run.book, store=run.store, limits=limits, watch=watch)
+    runtime = LocalRuntime(
+        run.trainer,
+        SimpleNamespace(make=make),
+        makers=makers,
+        book=run.book,
+        store=run.store,
+        limits=limits,
+        watch=watch,
+    )
     runtime.run(run.plan.total_steps, run.plan.update_steps)
     return runtime
 

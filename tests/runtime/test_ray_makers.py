@@ -6,9 +6,11 @@ import pytest
 
 pytest.importorskip("ray", reason="needs ray: pip install 'proa[ray]'")
 
-from proa import CallbackManager
+from proa import CallbackManager, LoopState, MakerCallback
+from proa.lifecycle.copies import PackedState, return_states
 from proa.record.live import ActorView
-from proa.runtime.ray import makers
+from proa.runtime.ray import maker_host, makers
+from proa.runtime.ray.maker_host import MakerHost
 from proa.runtime.ray.replies import Location
 from proa.runtime.supervisor import Limits, MakerEnd, Supervisor
 
@@ -53,6 +55,9 @@ class Actor:
     def look(self, watched):
         self.watched = watched
 
+    def copies(self, watched):
+        self.watched_copies = watched
+
 
 @pytest.fixture
 def actor(monkeypatch):
@@ -68,7 +73,7 @@ def maker(actor):
 
 @pytest.fixture
 def supervisor(maker):
-    workplace = SimpleNamespace(start=lambda name: maker, slots_differ=True)
+    workplace = SimpleNamespace(start=lambda name, slot: maker, slots_differ=True)
     supervisor = Supervisor(1, workplace, manager=CallbackManager(), limits=Limits())
     supervisor.start()
     return supervisor
@@ -137,3 +142,47 @@ def test_a_process_on_another_machine_is_left_to_ray(actor, maker, monkeypatch):
     assert maker.wait(0.0)
     assert maker.kill()
     assert maker.describe_log() == " (what it printed is in /logs/maker.err on elsewhere)"
+
+
+def test_the_state_of_copies_is_fetched_from_time_to_time_in_case_the_maker_is_killed(actor, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(makers, "monotonic", lambda: now[0])
+    maker = makers.MakerActor("maker_0", actor, 1.0, has_copies=True)
+    first, second, last = (PackedState(text) for text in (b"first", b"second", b"last"))
+    actor.watched_copies.view = (first,)
+    maker.look()
+    actor.watched_copies.view = (second,)
+    maker.look()
+    assert maker.copies == (first,), "not at every look: packing costs the maker time"
+    now[0] += makers.COPY_SECONDS + 1
+    maker.look()
+    assert maker.copies == (second,)
+    actor.working.error = MemoryError("the node ran out of memory")
+    assert maker.ended().copies == ()
+    assert maker.copies == (second,), "it was killed: the last one known"
+    alive = makers.MakerActor("maker_1", actor, 1.0, has_copies=True)
+    actor.working.end(MakerEnd(copies=(last,)))
+    alive.ended()
+    assert alive.copies == (last,)
+
+
+def test_a_maker_packs_its_copies_between_batches_and_only_if_somebody_asked():
+    class Counting(MakerCallback):
+        made = 0
+
+        def on_make_experience_end(self, experience):
+            self.made += 1
+
+    counting = Counting()
+    host = MakerHost(None, "maker_0", None, None, 1.0)
+    assert host.copies() == ()
+    host.snapshot = maker_host.SnapshotOfCopies([counting])
+    manager, state = CallbackManager([host.snapshot, counting]), LoopState()
+    found = []
+    for _ in range(3):
+        manager.fire("maker.make_experience_end", state, None)
+        manager.fire("maker.batch_end", state)
+        found.append(host.copies())
+    assert found[0] == (), "nobody had asked"
+    return_states(counting, {str(place): packed[0] for place, packed in enumerate(found) if packed})
+    assert {place: copy.made for place, copy in counting.actor_copies.items()} == {"1": 2, "2": 3}

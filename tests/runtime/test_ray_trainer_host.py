@@ -8,10 +8,12 @@ from tests.leases.honest_makers import plan, prompt
 
 pytest.importorskip("ray", reason="needs ray: pip install 'proa[ray]'")
 
+from proa import CallbackManager
+from proa.data.versions import NO_VERSION
 from proa.leases.book import LeaseBook
 from proa.roles.weights import WeightStore
 from proa.runtime.ray.link import Interests
-from proa.runtime.ray.replies import NO_VERSION, Reply
+from proa.runtime.ray.replies import Reply
 from proa.runtime.ray.trainer_host import RankHost, TrainerHost, TrainerParts
 
 
@@ -34,7 +36,7 @@ def failing_host(error, summary=dict):
     def fit(*_):
         raise error
 
-    trainer = SimpleNamespace(fit=fit, state=SimpleNamespace(to_dict=dict))
+    trainer = SimpleNamespace(fit=fit, state=SimpleNamespace(to_dict=dict), manager=CallbackManager())
     made = RankHost(lambda ties: TrainerParts(trainer, None, None, summary), 0, 1, "gloo", 60.0)
     made.prepare(None)
     return made

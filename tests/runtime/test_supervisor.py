@@ -78,7 +78,8 @@ class Fleet:
         self.supervisor = Supervisor(makers, self, manager=manager, limits=limits, clock=lambda: self.time)
         self.supervisor.start()
 
-    def start(self, name):
+    def start(self, name, slot):
+        assert name.split("+")[0] == f"maker_{slot}"  # a replacement is where the one before it was
         self.started.append(Maker(name))
         return self.started[-1]
 

@@ -20,6 +20,7 @@ from proa.maths.preferences import bradley_terry, brier_score, calibration_error
 from proa.policy.log_probs import action_statistics
 from proa.policy.micro_batches import plan_micro_batches, take_rows
 from proa.policy.models import load_model, model_weights
+from proa.policy.policy import Reference
 from proa.policy.reward_model import build_reward_model
 from proa.supervised.dpo import ReferenceLogProbs, fit_dpo
 from proa.supervised.reward_model import fit_reward_model
@@ -481,18 +482,27 @@ def test_the_reference_is_the_model_as_it_was_at_the_start():
     assert same_bits(frozen, make_model())
 
 
+class UnderContext(Reference):
+    """The model itself, changed for as long as it is the reference."""
+
+    def __init__(self, model, changed):
+        self.model, self.changed = model, changed
+
+    @contextmanager
+    def active(self):
+        with self.changed(self.model):
+            yield self.model
+
+
 def test_the_model_itself_can_be_the_reference_under_a_context():
     other = make_model(seed=1)
 
-    def another_head(model, gives):
-        @contextmanager
-        def context():
-            own = model.lm_head.weight.data
-            model.lm_head.weight.data = other.lm_head.weight.data
-            yield gives(model)
-            model.lm_head.weight.data = own
-
-        return context
+    @contextmanager
+    def another_head(model):
+        own = model.lm_head.weight.data
+        model.lm_head.weight.data = other.lm_head.weight.data
+        yield
+        model.lm_head.weight.data = own
 
     # Only the trunk's output matters to what the reference says, so the trunk is frozen for this comparison.
     def fresh():
@@ -503,9 +513,8 @@ def test_the_model_itself_can_be_the_reference_under_a_context():
     frozen = fresh()
     frozen.lm_head.weight.data = other.lm_head.weight.data
     expected = train_dpo(fresh(), reference=frozen)
-    for gives in (lambda model: None, lambda model: model):
-        model = fresh()
-        assert train_dpo(model, reference=another_head(model, gives)) == pytest.approx(expected, rel=1e-12)
+    model = fresh()
+    assert train_dpo(model, reference=UnderContext(model, another_head)) == pytest.approx(expected, rel=1e-12)
 
 
 def test_the_reference_is_asked_once_for_each_pair():
@@ -542,18 +551,19 @@ def test_an_adapter_is_trained_against_its_base():
         model.add_adapter(peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False))
 
     @contextmanager
-    def adapter_off():
+    def adapter_off(model):
         model.disable_adapters()
         yield
         model.enable_adapters()
 
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    losses = train_dpo(model, reference=adapter_off)
+    reference = UnderContext(model, adapter_off)
+    losses = train_dpo(model, reference=reference)
     assert losses[0] != pytest.approx(math.log(2), rel=1e-6)  # the adapter is not the base from the start
     changed = {name for name, parameter in model.named_parameters() if not torch.equal(parameter, before[name])}
     assert changed
     assert all("lora_" in name for name in changed)
-    known = ReferenceLogProbs(model, adapter_off, tokenise_pairs(PAIRS, range(5), TOKENIZER, None), 0)
+    known = ReferenceLogProbs(model, reference, tokenise_pairs(PAIRS, range(5), TOKENIZER, None), 0)
     torch.testing.assert_close(known.of(range(5)), torch.stack(log_probs_alone(base)).detach(), **EXACT)
 
 

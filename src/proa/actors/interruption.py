@@ -25,7 +25,7 @@ from .stop import StopRequest
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))
 LOOK_SECONDS = 0.05
-HOLD_ON = b"\ninterrupted: saving a checkpoint after this step; once more to leave at once\n"
+SAVING_NOTICE = b"\ninterrupted: saving a checkpoint after this step; once more to leave at once\n"
 
 
 class Interruption:
@@ -78,12 +78,12 @@ class Interruption:
 
     @contextmanager
     def polling(self) -> Iterator[None]:
-        """Inside, whoever runs looks at `at_once`: an exception in the middle of a call to Ray spoils it."""
-        self.polled = True
+        """Inside, whoever runs looks at `at_once`: an exception in the middle of a call to Ray would corrupt it."""
+        before, self.polled = self.polled, True
         try:
             yield
         finally:
-            self.polled = False
+            self.polled = before
 
     def listen_again(self) -> None:
         """Take the signals back from a library that took them: Ray takes SIGTERM when a driver connects."""
@@ -95,7 +95,7 @@ class Interruption:
         name = signal.Signals(number).name
         if not self.reason:
             self.ask(name)
-            _print_in_handler(HOLD_ON)
+            _print_in_handler(SAVING_NOTICE)
         elif name != "SIGHUP":
             self.at_once = True
             if not self.polled:

@@ -78,8 +78,8 @@ class WaitingRoom:
         """Wait, holding the lock before and after, until `ready()`; raise when `timeout` seconds have passed."""
         if ready():
             return
-        told = reason if callable(reason) else lambda: str(reason)
-        with self._listed(Wait(owner, told, monotonic())) as wait:
+        describe = reason if callable(reason) else lambda: str(reason)
+        with self._listed(Wait(owner, describe, monotonic())) as wait:
             if not self._condition.wait_for(ready, timeout):
                 others = "".join(f"; {other}" for other in self.waits() if other is not wait)
                 raise WaitTimeoutError(f"{wait}, longer than wait_timeout={timeout:g} s{others}")

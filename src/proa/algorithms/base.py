@@ -150,7 +150,7 @@ class Algorithm(Settings, ABC):
 
     @abstractmethod
     def token_weights(self, mask_BT: Tensor, max_new_tokens: int, *, dtype: torch.dtype = torch.float32) -> Tensor:
-        """The weight of each token of the whole batch in the loss; zero where masked."""
+        """The weight of each token of the whole batch in the loss, in the loss's dtype; zero where masked."""
 
     def token_loss(self, inputs: TokenLossInputs) -> TokenLoss:
         """Clipped surrogate × importance + kl_coefficient · KL − entropy_coefficient · entropy, per token."""

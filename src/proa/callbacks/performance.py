@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -35,6 +36,19 @@ class Performance:
         """10¹² floating-point operations per second over the whole time, including waits."""
         return self.flop / self.seconds / 1e12 if self.seconds else 0.0
 
+    def to_dict(self) -> dict[str, Any]:
+        """For the run's header."""
+        return {
+            "role": self.role,
+            "seconds": self.seconds,
+            "samples": self.samples,
+            "tokens": self.tokens,
+            "samples_per_second": self.samples_per_second,
+            "tokens_per_second": self.tokens_per_second,
+            "tflops": self.tflops,
+            "shares": dict(self.shares),
+        }
+
     def __str__(self) -> str:
         if not self.samples:
             return f"{self.role} performance: nothing measured (warm-up is left out)"
@@ -43,6 +57,13 @@ class Performance:
             f"{self.role} performance over {self.seconds:.1f} s: {self.samples_per_second:.1f} samples/s, "
             f"{self.tokens_per_second:.0f} tokens/s, {self.tflops:.3g} TFLOP/s; time {shares}"
         )
+
+
+def measured_performance(callbacks: Iterable[object]) -> Performance | None:
+    """What an evaluator among the callbacks of one actor has measured; of several, the last one."""
+    kinds = (TrainerPerformanceEvaluator, ExperienceMakerPerformanceEvaluator)
+    evaluators = [callback for callback in callbacks if isinstance(callback, kinds)]
+    return next((one.performance for one in reversed(evaluators) if one.performance is not None), None)
 
 
 class TrainerPerformanceEvaluator(TrainerCallback):
@@ -70,8 +91,11 @@ class TrainerPerformanceEvaluator(TrainerCallback):
         self._ignored = ignore_first_episodes
         self._verbose = verbose
         self._watch = _Stopwatch("training", "updating", "waiting")
+        self.performance: Performance | None = None
+        """Of the whole run, once it has ended."""
 
     def on_fit_start(self) -> None:
+        self.performance = None
         self._watch.reset()
 
     def on_episode_end(self, episode: int) -> None:
@@ -113,6 +137,7 @@ class ExperienceMakerPerformanceEvaluator(MakerCallback):
 
     priority = Priority.METRICS
     error_policy = ErrorPolicy.DISABLE
+    per_maker = True
 
     def __init__(
         self,
@@ -131,8 +156,11 @@ class ExperienceMakerPerformanceEvaluator(MakerCallback):
         self._verbose = verbose
         self._batches = 0
         self._watch = _Stopwatch("making", "sending")
+        self.performance: Performance | None = None
+        """Of one maker; in a run, `actor_copies` has each of them."""
 
     def on_loop_start(self) -> None:
+        self.performance = None
         self._batches = 0
         self._watch.reset()
 

@@ -17,8 +17,8 @@ from transformers.utils import logging as transformers_logging
 
 from ..config import ConfigError, RunConfig, load_run_config
 from ..config.sections import GIVEN, EvalSection
-from ..evals.benchmark import Scored
 from ..evals.evaluation import weights_version
+from ..evals.scoring import Scored
 from ..private_files import make_private_folder
 from ..record.checkpoints import CheckpointManager
 from ..record.evals import AFTER_TRAINING, write_predictions

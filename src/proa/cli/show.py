@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,20 @@ from ..terminal import Console
 from ..visible import print_visible, single_line
 from .exit_codes import exit_code
 from .show_experiment import show_experiment
-from .text import STYLES, count, curve, day, duration, json_text, ledger_line, metrics_line, number, progress, ran
+from .text import (
+    STYLES,
+    count,
+    curve,
+    day,
+    duration,
+    json_text,
+    ledger_line,
+    metrics_line,
+    number,
+    percent,
+    progress,
+    ran,
+)
 
 FOLLOW_SECONDS = 0.5
 
@@ -102,6 +115,7 @@ def _parts(record: RunSummary) -> list[RenderableType]:
     if ledger:
         parts.append(Text(ledger_line(ledger)))
     parts += [Text(f"eval {single_line(name)}: {metrics_line(scores)}") for name, scores in record.evals.items()]
+    parts += [Text(single_line(line)) for line in _performance(header)]
     checkpoints = [row.name + (" (final)" if row.final else "") for row in CheckpointManager(record.folder).rows]
     if checkpoints:
         parts.append(Text(single_line(f"checkpoints: {', '.join(checkpoints)}")))
@@ -113,6 +127,18 @@ def _parts(record: RunSummary) -> list[RenderableType]:
     if header.get("callback_errors"):
         parts.append(Text(f"callback errors: {metrics_line(header['callback_errors'])}", style="red"))
     return [*parts, *_metrics(record)]
+
+
+def _performance(header: Mapping[str, Any]) -> Iterator[str]:
+    """What evaluators measured, a line for each actor."""
+    for actor, measured in header.get("performance", {}).items():
+        rates = {"samples/s": "samples_per_second", "tokens/s": "tokens_per_second", "TFLOP/s": "tflops"}
+        words = [f"{number(measured.get(key, 0.0))} {unit}" for unit, key in rates.items()]
+        shares = ", ".join(f"{name} {percent(share)}" for name, share in measured["shares"].items())
+        found = (
+            f"{', '.join(words)}; time {shares}" if measured.get("samples") else "nothing measured after the warm-up"
+        )
+        yield f"performance of {actor}: {found}"
 
 
 def _follow(record: RunSummary) -> Iterator[RunSummary]:

@@ -11,12 +11,12 @@ from typing import Any
 from ..callbacks.console import sparkline
 from ..record.run_folder import encode_numbers
 from ..report.metrics import number_in
-from ..report.text import duration, ran
+from ..report.text import duration, percent, ran
 from ..visible import single_line
 
 __all__ = [
     "STYLES", "count", "curve", "day", "duration", "interval", "json_text", "ledger_line", "metric_values",
-    "metrics_line", "number", "progress", "ran",
+    "metrics_line", "number", "percent", "progress", "ran",
 ]  # fmt: skip
 
 STYLES = {

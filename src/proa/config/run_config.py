@@ -197,6 +197,11 @@ class DetachedConfig(RunConfig):
                 f"lease_prompts={self.lease_prompts} does not divide the {self.prompts_per_step} prompts of a batch"
             )
 
+    @property
+    def lease_seconds(self) -> float:
+        """How long a maker may hold a lease: `lease_timeout`, or half of `wait_timeout`."""
+        return self.lease_timeout or self.wait_timeout / 2
+
     def _check_trainers(self) -> None:
         if self.trainers > 1 and self.runtime != "ray":
             raise ValueError(f"trainers={self.trainers} needs a process for each: set runtime: ray")

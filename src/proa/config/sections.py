@@ -398,6 +398,9 @@ class RaySection(Section):
         10, ge=1, description="restarts of a maker in a row without any result, before its slot stays empty"
     )
     trainer_restarts: int = Field(2, ge=0, description="how often a trainer that died is restarted from its checkpoint")
+    log_to_driver: bool = Field(
+        True, description="show what actors print in the driver's output, each line with the actor's name"
+    )
 
 
 class CallbackSection(Section):

@@ -5,8 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
@@ -17,28 +16,21 @@ from ..data.sampling import Sampling
 from ..model_shape import context_length
 from ..policy.trainable import Trainable
 from ..rewards import InlineRewards
-from ..rollouts import Progress, Sample, SingleTurn
+from ..rollouts import Progress, Sample, SingleTurn, VersionedEngine
 from ..spelling import did_you_mean
 from ..statistics import summarise
 from ..tasks import Task
 from ..tasks.builtin import BUILTIN
 from ..tasks.task import check_columns
 from .generation import EvalEngine, eval_prompts, eval_seeds
+from .scoring import At, Eval, Scored, WeightsScoring
 
 DEFAULT_NEW_TOKENS = 256
 _PREDICTION_KEYS = ("task_id", "sample", "correct", "error", "finish_reason")
 """What scores may be broken down by besides the task's columns."""
 
 
-@dataclass(frozen=True)
-class Scored:
-    """The outcome of an eval: its scores, and a row for every completion."""
-
-    result: EvalResult
-    predictions: list[dict[str, Any]]
-
-
-class Benchmark:
+class Benchmark(Eval):
     """Scores a model's completions of a task. Mistakes in the task or the settings are found when it is built."""
 
     def __init__(
@@ -66,7 +58,7 @@ class Benchmark:
         _check_room(section, policy, longest + most)
         sampling = Sampling(section.samples, most, temperature=section.sampling_temperature)
         self._rollout = SingleTurn(policy.tokenizer, sampling, scorer=scorer)
-        self._engine = EvalEngine(policy, engine)
+        self._engine = EvalEngine(engine)
 
     def _check(self, task: Task) -> None:
         section = self.section
@@ -79,28 +71,21 @@ class Benchmark:
                 hint = did_you_mean(key, known) or f": its rows have {', '.join(known)}"
                 raise ConfigError(f"eval {section.name}: there is no {key!r} to break down by{hint}")
 
-    def begin(self, *, version: int, step: int | None) -> Callable[[], Scored]:
-        """Take the model's weights as they are; what is returned scores them, now or later, in any thread."""
+    def begin(self, at: At) -> BenchmarkScoring:
         began = perf_counter()
-        engine = self._engine.load(self._policy.model, version)
-        spent = perf_counter() - began
+        engine = self._engine.load(self._policy.gathered(), at.version)
+        return BenchmarkScoring(self, engine, at, perf_counter() - began)
 
-        def score() -> Scored:
-            began = perf_counter()
-            samples = self._rollout.run(engine, self._prompts, self._seeds, Progress(f"eval {self.section.name}"))
-            predictions = [self._prediction(sample) for sample in samples]
-            metrics, breakdowns = self._summary(predictions)
-            seconds = spent + perf_counter() - began
-            result = EvalResult(
-                self.section.name, self._id, metrics, breakdowns, seconds, step, list(self.section.tags)
-            )
-            return Scored(result, predictions)
-
-        return score
-
-    def score(self, *, version: int, step: int | None) -> Scored:
-        """The scores of the model's weights as they are."""
-        return self.begin(version=version, step=step)()
+    def measure(self, engine: VersionedEngine, at: At) -> Scored:
+        """The scores of the weights that an engine has."""
+        began = perf_counter()
+        samples = self._rollout.run(engine, self._prompts, self._seeds, Progress(f"eval {self.section.name}"))
+        predictions = [self._prediction(sample) for sample in samples]
+        metrics, breakdowns = self._summary(predictions)
+        seconds = perf_counter() - began
+        tags = list(self.section.tags)
+        result = EvalResult(self.section.name, self._id, metrics, breakdowns, seconds, at.steps - 1, tags)
+        return Scored(result, predictions)
 
     def _summary(
         self, predictions: list[dict[str, Any]]
@@ -136,6 +121,21 @@ class Benchmark:
             "seed": sample.seed,
             "columns": prompt.columns,
         }
+
+
+class BenchmarkScoring(WeightsScoring):
+    """A benchmark of the weights that its engine has loaded."""
+
+    def __init__(self, benchmark: Benchmark, engine: VersionedEngine, at: At, loading_seconds: float) -> None:
+        self._benchmark = benchmark
+        self._engine = engine
+        self._at = at
+        self._loading_seconds = loading_seconds
+
+    def score(self) -> Scored:
+        scored = self._benchmark.measure(self._engine, self._at)
+        seconds = scored.result.eval_seconds + self._loading_seconds
+        return replace(scored, result=replace(scored.result, eval_seconds=seconds))
 
 
 def _room(policy: Trainable, longest: int) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from ..config import ConfigError, DetachedConfig, RunConfig
@@ -11,40 +10,29 @@ from ..config.sections import BenchmarkSection
 from ..policy.trainable import Trainable
 from ..tasks import Task, load_task
 from ..tasks.builtin import BUILTIN, builtin_task
-from .benchmark import Benchmark, Scored
+from .benchmark import Benchmark
 from .own_evaluator import OwnEvaluator
-
-Scoring = Callable[[], Callable[[], Scored]]
-"""Takes the weights as they are, and returns a function that scores them, now or later."""
+from .scoring import Eval
 
 
-@dataclass(frozen=True, slots=True)
-class At:
-    """Where training stands: optimizer steps done, and the version of the weights."""
-
-    steps: int
-    version: int
-
-
-def scoring(
+def build_eval(
     section: BenchmarkSection,
     config: RunConfig,
     policy: Trainable,
-    now: Callable[[], At],
     called: Callable[..., Any] | None = None,
     *,
     any_length: bool = False,
-) -> Scoring:
-    """Scores the model as it is `now`, each time it is called. Mistakes in the eval's settings are found at once.
+) -> Eval:
+    """The eval that a section describes; mistakes in its settings are found at once. `called` is its function, if that
+    was given in Python.
 
     With `any_length`, completions may be as long as the model's context allows, unless the eval limits them; so may
     those of a supervised run, which has no setting for their length.
     """
     if section.evaluator is not None:
-        own = OwnEvaluator(section, config, policy, called)
-        return lambda: own.begin(version=now().version, steps=now().steps)
+        return OwnEvaluator(section, config, policy, called)
     most = config.sampling.max_new_tokens if isinstance(config, DetachedConfig) and not any_length else None
-    benchmark = Benchmark(
+    return Benchmark(
         section,
         eval_task(section, config),
         policy,
@@ -52,7 +40,6 @@ def scoring(
         max_new_tokens=section.max_new_tokens or most,
         seed=config.seed,
     )
-    return lambda: benchmark.begin(version=now().version, step=now().steps - 1)
 
 
 def weights_version(config: RunConfig, steps: int) -> int:

@@ -12,8 +12,8 @@ from ..loop import Evaluator, Scoring
 from ..loop.evaluators import Participant
 from ..policy.trainable import Trainable
 from ..record.run_record import RunRecord
-from .benchmark import Scored
-from .evaluation import At, scoring, weights_version
+from .evaluation import build_eval, weights_version
+from .scoring import At, Scored, WeightsScoring
 
 
 class PolicyEvaluator(Evaluator):
@@ -27,29 +27,25 @@ class PolicyEvaluator(Evaluator):
     ) -> None:
         super().__init__(section.name, section.run_every, baseline=section.baseline, apart=section.apart)
         self._config = config
-        self._policy = policy
-        self._at = At(0, 0)
-        self._take = scoring(section, config, policy, lambda: self._at, called)
+        self._eval = build_eval(section, config, policy, called)
         self.record: RunRecord | None = None
 
-    def begin(self, state: LoopState) -> Scoring:
+    def begin(self, state: LoopState) -> RecordedScoring:
         steps = state.global_step
-        self._at = At(steps, weights_version(self._config, steps))
-        self._policy.gathered()
         assert self.record is not None, "evals come while it trains"
-        return PolicyScoring(self._take(), self.record)
+        return RecordedScoring(self._eval.begin(At(steps, weights_version(self._config, steps))), self.record)
 
 
-class PolicyScoring(Scoring):
-    """One eval of weights that were taken."""
+class RecordedScoring(Scoring):
+    """One eval of weights that were taken, which goes to the run's record."""
 
-    def __init__(self, score: Callable[[], Scored], record: RunRecord) -> None:
-        self._score = score
+    def __init__(self, scoring: WeightsScoring, record: RunRecord) -> None:
+        self._scoring = scoring
         self._record = record
         self._scored: Scored | None = None
 
     def score(self) -> dict[str, float]:
-        self._scored = self._score()
+        self._scored = self._scoring.score()
         return self._scored.result.metrics
 
     def report(self) -> None:

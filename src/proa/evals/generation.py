@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from ..config.sections import EngineSection
 from ..data.lease import Prompt, sample_seed
 from ..engines import build_engine
-from ..policy.lora_policy import as_policy
 from ..policy.trainable import Trainable
 from ..rollouts import VersionedEngine
 from ..tasks.prompts import tokenise
@@ -19,18 +18,18 @@ from ..tasks.task import TaskRow
 class EvalEngine:
     """An eval's own engine: built at the first use and kept, with the weights as they were when they were loaded."""
 
-    def __init__(self, policy: Trainable, section: EngineSection) -> None:
-        self._policy = policy
+    def __init__(self, section: EngineSection) -> None:
         self._section = section
         self._engine: VersionedEngine | None = None
 
-    def load(self, model: PreTrainedModel, version: int) -> VersionedEngine:
-        """Take the model's weights as they are now."""
+    def load(self, policy: Trainable, version: int) -> VersionedEngine:
+        """Take the policy's weights as they are now; all of them are in this process."""
+        weights = policy.whole()
         if self._engine is None:
-            end_ids = self._policy.end_ids
-            engine = build_engine(self._section.kind, model, end_ids=end_ids, slots=self._section.slots)
+            section = self._section
+            engine = build_engine(section.kind, policy.model, end_ids=policy.end_ids, slots=section.slots)
             self._engine = VersionedEngine(engine)
-        self._engine.load(as_policy(model).whole(), version)
+        self._engine.load(weights, version)
         return self._engine
 
 

@@ -24,8 +24,8 @@ from ..policy.trainable import Trainable
 from ..rewards.calling import await_result
 from ..rollouts import Progress, SingleTurn, VersionedEngine
 from ..tasks.task import TaskRow
-from .benchmark import Scored
 from .generation import EvalEngine, eval_prompts, eval_seeds
+from .scoring import At, Eval, Scored, WeightsScoring
 
 
 class EvaluatorError(ProaError, RuntimeError):
@@ -41,6 +41,7 @@ class EvaluatedPolicy:
     step: int
     """Optimizer steps done."""
     version: int
+    _policy: Trainable
     _engine: EvalEngine
     _config: RunConfig
 
@@ -71,10 +72,10 @@ class EvaluatedPolicy:
 
     @functools.cached_property
     def _loaded_engine(self) -> VersionedEngine:
-        return self._engine.load(self.model, self.version)  # only if it generates, and then once
+        return self._engine.load(self._policy, self.version)  # only if it generates, and then once
 
 
-class OwnEvaluator:
+class OwnEvaluator(Eval):
     """A function of the user's own as an eval. One that cannot be called with the policy is refused here."""
 
     def __init__(
@@ -89,27 +90,32 @@ class OwnEvaluator:
         self._policy = policy
         self._function: Any = function or resolve(str(section.evaluator))
         self._check_signature()
-        self._engine = EvalEngine(policy, config.engine)
+        self._engine = EvalEngine(config.engine)
         self._copy: PreTrainedModel | None = None  # which training does not change, for scoring beside it
 
-    def begin(self, *, version: int, steps: int) -> Callable[[], Scored]:
-        """Take the model's weights as they are; what is returned scores them, now or later, in any thread."""
-        section, policy, began = self.section, self._policy, perf_counter()
-        model = policy.model
-        if isinstance(section, EvalSection) and section.apart:
+    def begin(self, at: At) -> OwnScoring:
+        began, policy = perf_counter(), self._policy.gathered()
+        if isinstance(self.section, EvalSection) and self.section.apart:
             if self._copy is None:
-                self._copy = copy.deepcopy(model).requires_grad_(False)
-            self._copy.load_state_dict(model.state_dict())
-            model = self._copy
-        evaluated = EvaluatedPolicy(model, policy.tokenizer, steps, version, self._engine, self._config)
-        result = EvalResult(section.name, str(section.evaluator), step=steps - 1, tags=list(section.tags))
+                self._copy = copy.deepcopy(policy.model).requires_grad_(False)
+            self._copy.load_state_dict(policy.model.state_dict())
+            policy = policy.with_model(self._copy)
+        return OwnScoring(
+            self,
+            EvaluatedPolicy(
+                policy.model, policy.tokenizer, at.steps, at.version, policy, self._engine, self._config
+            ),
+            began,
+        )  # fmt: skip
 
-        def score() -> Scored:
-            with measuring(model):
-                metrics, predictions = self._split(self._call(evaluated))
-            return Scored(replace(result, metrics=metrics, eval_seconds=perf_counter() - began), predictions)
-
-        return score
+    def measure(self, policy: EvaluatedPolicy) -> Scored:
+        """What the function says of the policy."""
+        section = self.section
+        with measuring(policy.model):
+            metrics, predictions = self._split(self._call(policy))
+        tags = list(section.tags)
+        result = EvalResult(section.name, str(section.evaluator), metrics, step=policy.step - 1, tags=tags)
+        return Scored(result, predictions)
 
     def _check_signature(self) -> None:
         section, function = self.section, self._function
@@ -166,6 +172,19 @@ class OwnEvaluator:
             f"eval {self.section.name}: an evaluator returns numbers by name, e.g. {{'accuracy': 0.5}}, and this one "
             f"gave {given!r:.80}"
         )
+
+
+class OwnScoring(WeightsScoring):
+    """The user's function, to be called with the weights as they were."""
+
+    def __init__(self, evaluator: OwnEvaluator, policy: EvaluatedPolicy, began: float) -> None:
+        self._evaluator = evaluator
+        self._policy = policy
+        self._began = began
+
+    def score(self) -> Scored:
+        scored = self._evaluator.measure(self._policy)
+        return replace(scored, result=replace(scored.result, eval_seconds=perf_counter() - self._began))
 
 
 def _number(value: Any) -> float | None:

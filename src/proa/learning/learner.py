@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -19,7 +18,7 @@ from ..errors import SettingError
 from ..maths.importance import log_ratio, truncated_importance
 from ..policy.critic import Critic
 from ..policy.micro_batches import take_rows
-from ..policy.policy import Policy, Reference, model_statistics
+from ..policy.policy import Policy, Reference
 from .optimizer import Optimizer, OptimizerSettings
 from .replicas import Alone, Replicas, added_up, same_gradients
 from .shares import plan_own_rows
@@ -72,7 +71,6 @@ class Learner:
         sampling: Sampling | None = None,
         settings: StepSettings | None = None,
         critic_optimizer: OptimizerSettings | None = None,
-        activity: Activity | None = None,
     ) -> None:
         self.policy = policy
         self.algorithm = algorithm
@@ -81,7 +79,8 @@ class Learner:
         self._follows_batches = sampling is None
         self._knows_steps = optimizer_steps is not None
         self.replicas: Replicas = replicas or Alone()
-        self.activity = activity or Activity()
+        self.activity = Activity()
+        """What it is doing; a trainer that has it puts its own here."""
         self.values = self._value_learner(critic, critic_optimizer or optimizer, optimizer_steps or 1)
         more = self.values.shared_parameters() if self.values is not None else []
         self.optimizer = Optimizer([*policy.parameters(), *more], optimizer, optimizer_steps or 1)
@@ -128,7 +127,7 @@ class Learner:
         if experience.old_log_probs is None:
             self._prepare(experience)
         mask_BA = action_mask_of(experience)
-        weights_BA = self.algorithm.token_weights(mask_BA, self.sampling.max_new_tokens)
+        weights_BA = self.algorithm.token_weights(mask_BA, self.sampling.max_new_tokens, dtype=self._dtype)
         for optimizer in self.optimizers:
             optimizer.zero_grad()
         with self.activity.doing("compute", f"computing step {self.optimizer.steps}"):
@@ -175,13 +174,13 @@ class Learner:
         mask_BA = action_mask_of(experience)
         experience.old_log_probs = experience.action_log_probs
         if self.settings.old == "trainer" or self.algorithm.needs_proximal:
-            own_BA = self._log_probs(experience)
+            own_BA = self._log_probs(self.policy, experience)
             experience.importance = truncated_importance(
                 own_BA, experience.action_log_probs, mask_BA, cap=self.settings.importance_cap
             )
             experience.old_log_probs = own_BA
         if self._reference is not None and experience.reference_log_probs is None:
-            experience.reference_log_probs = self._log_probs(experience, self._reference)
+            experience.reference_log_probs = self._log_probs(self._reference, experience)
         if experience.kl is None and experience.reference_log_probs is not None:
             distance_BA = log_ratio(experience.old_log_probs, experience.reference_log_probs)
             experience.kl = distance_BA.masked_fill(~mask_BA, 0)
@@ -189,18 +188,16 @@ class Learner:
         experience.advantages = credit.advantages_BT
         experience.returns = credit.returns_BT
 
-    def _log_probs(self, experience: Experience, reference: Reference | None = None) -> torch.Tensor:
+    def _log_probs(self, asked: Policy | Reference, experience: Experience) -> torch.Tensor:
         """Of the policy, or of its reference, for the whole batch: each trainer computes its rows."""
-        active = nullcontext(self.policy.model) if reference is None else reference.active()
-        with active as model:
-            shape, dtype = experience.action_log_probs.shape, torch.promote_types(model.dtype, torch.float32)
-            log_probs_BA = torch.zeros(shape, dtype=dtype, device=experience.sequences.device)
-            for rows in self._micro_batches(experience):
-                micro = take_rows(experience, rows)
-                statistics = model_statistics(
-                    model, micro, temperature=self._temperature, share_prompts=self.settings.share_prompts
-                )
-                log_probs_BA[rows, : micro.action_log_probs.shape[1]] = statistics.log_probs_BA
+        shape, device = experience.action_log_probs.shape, experience.sequences.device
+        log_probs_BA = torch.zeros(shape, dtype=self._dtype, device=device)
+        for rows in self._micro_batches(experience):
+            micro = take_rows(experience, rows)
+            statistics = asked.statistics(
+                micro, temperature=self._temperature, share_prompts=self.settings.share_prompts
+            )
+            log_probs_BA[rows, : micro.action_log_probs.shape[1]] = statistics.log_probs_BA
         self.replicas.sum_([log_probs_BA])  # each has its own rows, and 0 in the others'
         return log_probs_BA
 
@@ -241,6 +238,11 @@ class Learner:
         )
 
     # -- one step ------------------------------------------------------------------------------------
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        """Of log-probabilities and losses."""
+        return torch.promote_types(self.policy.model.dtype, torch.float32)
 
     @property
     def _temperature(self) -> float:

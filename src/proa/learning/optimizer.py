@@ -16,7 +16,7 @@ from ..errors import ProaError, SettingError
 from ..spelling import did_you_mean
 from .master_weights import MasterWeights
 
-log = logging.getLogger("proa.policy")
+log = logging.getLogger("proa.learning")
 
 Schedule: TypeAlias = Literal["constant", "linear", "cosine"]
 

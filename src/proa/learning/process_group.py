@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from ..errors import SettingError
-from .replicas import Alone, ReplicaError, Replicas, farewell, remote_error
+from .replicas import Alone, ReplicaError, Replicas, leaving_message, remote_error
 
 T = TypeVar("T")
 
@@ -134,7 +134,7 @@ class ProcessGroup:
     def leave(self, error: BaseException) -> None:
         try:
             missed = self._meeting + 1
-            self._store.set("left", json.dumps(farewell(self.rank, error) | {"missed": missed}))
+            self._store.set("left", json.dumps(leaving_message(self.rank, error) | {"missed": missed}))
             self._store.set(f"meeting/{missed}", "")  # whoever waits there need not wait any longer
         except dist.DistError:
             pass  # rank 0 is gone, and with it the store that everyone would hear this from

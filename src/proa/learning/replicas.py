@@ -54,6 +54,9 @@ class Replicas(Protocol):
     def leave(self, error: BaseException) -> None:
         """Tell the others that this one will not come to the next meeting, and why."""
 
+    def abandon(self, reason: str) -> None:
+        """End every wait here, now and later: the others are known not to come. From any thread."""
+
 
 class Alone:
     """One trainer."""
@@ -74,10 +77,13 @@ class Alone:
         """There is nothing to add."""
 
     def copy_first_(self, tensors: Sequence[torch.Tensor]) -> None:
-        """They are."""
+        """There is nobody to copy from."""
 
     def leave(self, error: BaseException) -> None:
         """There is nobody to tell."""
+
+    def abandon(self, reason: str) -> None:
+        """Nobody is waited for."""
 
 
 @contextlib.contextmanager
@@ -92,8 +98,8 @@ def leaving_on_error(replicas: Replicas) -> Iterator[None]:
         raise
 
 
-def farewell(rank: int, error: BaseException) -> dict[str, Any]:
-    """What a trainer that leaves tells the others, in plain values."""
+def leaving_message(rank: int, error: BaseException) -> dict[str, Any]:
+    """Why a trainer leaves, for the others, in plain values."""
     if isinstance(error, StopTraining):
         return {"stop": True, "reason": error.reason}
     return {"stop": False, "reason": f"trainer_{rank} failed: {type(error).__name__}: {error}"}

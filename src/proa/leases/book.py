@@ -448,14 +448,14 @@ class LeaseBook:
             self._interrupted = True
             room.announce()
 
-    def close(self, reason: str, *, step_goes_on: bool = False) -> None:
+    def close(self, reason: str, *, step_continues: bool = False) -> None:
         """The run is over: every wait ends with `ClosedError`, and what is left is dropped.
 
-        With `step_goes_on`, what the trainer is training on now is left for it to settle.
+        With `step_continues`, what the trainer is training on now is left for it to settle.
         """
         with self.room as room:
             self._closed = self._closed or reason
-            samples, tokens = self._in_training if step_goes_on else (0, 0)
+            samples, tokens = self._in_training if step_continues else (0, 0)
             self.ledger.abandon("run_ended", but=samples, but_tokens=tokens)
             room.announce()
 

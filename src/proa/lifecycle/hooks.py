@@ -11,7 +11,8 @@ import textwrap
 from abc import ABC
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, NoReturn, TypeVar
+from types import MappingProxyType
+from typing import Any, ClassVar, NoReturn, Self, TypeVar
 
 # Not for type checkers alone: `typing.get_type_hints` finds these names here.
 from ..data.experience import Experience
@@ -51,6 +52,9 @@ class BaseCallback(ABC):
     """The name its state is saved under, if it has `state_dict`; by default the class's name."""
     uses_asyncio: bool | None = None
     """Whether hooks start asyncio tasks; None looks for asyncio in the modules that define them."""
+    actor_copies: Mapping[str, Self] = MappingProxyType({})
+    """After a run: the callback as it was in each trainer and maker that it lived in, by name (`"maker_0"`). Where it
+    was used without being copied, in a run in one process, that is the instance itself."""
 
     hooks: ClassVar[Mapping[str, Hook]] = {}
 
@@ -149,7 +153,10 @@ class TrainerCallback(BaseCallback, family=True):
 
 
 class MakerCallback(BaseCallback, family=True):
-    """Hooks on an experience maker: one copy lives with every maker."""
+    """Hooks on an experience maker: on Ray one copy lives with every maker; in one process they share the instance, or
+    have a copy each if `per_maker`."""
+
+    per_maker: bool = False
 
     @_hears("maker.loop_start")
     def on_loop_start(self) -> None: ...

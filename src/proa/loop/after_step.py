@@ -8,10 +8,10 @@ from typing import Any
 
 from ..data.loop import ManifestRow
 from ..lifecycle.spans import Lifecycle
-from .evaluators import BackgroundScoring, Evaluator, Participant
+from .evaluators import BackgroundScoring, Evaluator, ScheduledEval
 from .savers import Resumed, SavedLoop, Saver
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("proa.loop")
 
 LEAVING_SECONDS = 10.0
 
@@ -20,7 +20,7 @@ class AfterStep:
     """Runs evals and checkpoints of one loop, and knows which it has had."""
 
     def __init__(
-        self, life: Lifecycle, evaluators: Sequence[Evaluator | Participant], saver: Saver | None, loop: SavedLoop
+        self, life: Lifecycle, evaluators: Sequence[ScheduledEval], saver: Saver | None, loop: SavedLoop
     ) -> None:
         self._rows: dict[str, ManifestRow] = {}
         self._life = life
@@ -122,25 +122,24 @@ class AfterStep:
         done = self._state.global_step
         return every > 0 and done > 0 and done % every == 0 and done != last
 
-    def _evaluate(self, wanted: Callable[[Evaluator | Participant], bool]) -> None:
+    def _evaluate(self, wanted: Callable[[ScheduledEval], bool]) -> None:
         for evaluator in self._evaluators:
             if wanted(evaluator):
                 self._score(evaluator)
 
-    def _score(self, evaluator: Evaluator | Participant) -> None:
+    def _score(self, evaluator: ScheduledEval) -> None:
         steps = self._state.global_step
-        if isinstance(evaluator, Participant):
-            evaluator.take_part()
-        elif evaluator.apart:
-            self._report_scored(wait=True, name=evaluator.name)  # one at a time
-            with self._activity.doing("eval", f"evaluating {evaluator.name}"):
-                scoring = evaluator.begin(self._state)
-            self._under_way[evaluator.name] = BackgroundScoring(evaluator, steps, scoring)
-        else:
-            self._score_now(evaluator, steps)
+        evaluator.run(self, steps)
         self._evaluated_at[evaluator.name] = steps
 
-    def _score_now(self, evaluator: Evaluator, steps: int) -> None:
+    def score_apart(self, evaluator: Evaluator, steps: int) -> None:
+        """Score in the background, one at a time."""
+        self._report_scored(wait=True, name=evaluator.name)
+        with self._activity.doing("eval", f"evaluating {evaluator.name}"):
+            scoring = evaluator.begin(self._state)
+        self._under_way[evaluator.name] = BackgroundScoring(evaluator, steps, scoring)
+
+    def score_now(self, evaluator: Evaluator, steps: int) -> None:
         doing = self._activity.doing("eval", f"evaluating {evaluator.name}")
         with self._life.evaluation(evaluator.name, steps - 1) as evaluation, doing:
             scoring = evaluator.begin(self._state)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import Protocol
 
 from ..data.state import LoopState
 
@@ -19,14 +20,32 @@ class Scoring(ABC):
         """Called after `eval_end`, with everything known: reports the eval as a whole, with its predictions."""
 
 
-class Evaluator(ABC):
-    """A named score of the weights, due when `(step_idx + 1) % run_every == 0`, and of the final weights."""
+class Scorer(Protocol):
+    """Has evaluators score, and reports what comes of it: a loop."""
 
-    def __init__(self, name: str, run_every: int = 0, *, baseline: bool = False, apart: bool = False) -> None:
+    def score_now(self, evaluator: Evaluator, steps: int) -> None: ...
+    def score_apart(self, evaluator: Evaluator, steps: int) -> None: ...
+
+
+class ScheduledEval(ABC):
+    """Something to do when `(step_idx + 1) % run_every == 0`, and with the final weights."""
+
+    def __init__(self, name: str, run_every: int = 0, *, baseline: bool = False) -> None:
         self.name = name
         self.run_every = run_every
         self.baseline = baseline
         """Also before the first step."""
+
+    @abstractmethod
+    def run(self, scorer: Scorer, steps: int) -> None:
+        """Do it, after so many steps."""
+
+
+class Evaluator(ScheduledEval):
+    """A named score of the weights."""
+
+    def __init__(self, name: str, run_every: int = 0, *, baseline: bool = False, apart: bool = False) -> None:
+        super().__init__(name, run_every, baseline=baseline)
         self.apart = apart
         """Scored in the background, while training continues."""
 
@@ -34,18 +53,22 @@ class Evaluator(ABC):
     def begin(self, state: LoopState) -> Scoring:
         """Take the weights as they are."""
 
+    def run(self, scorer: Scorer, steps: int) -> None:
+        if self.apart:
+            scorer.score_apart(self, steps)
+        else:
+            scorer.score_now(self, steps)
 
-class Participant(ABC):
+
+class Participant(ScheduledEval):
     """Stands for an evaluator on the other ranks of several trainers: the weights may be spread over all of them."""
-
-    def __init__(self, name: str, run_every: int = 0, *, baseline: bool = False) -> None:
-        self.name = name
-        self.run_every = run_every
-        self.baseline = baseline
 
     @abstractmethod
     def take_part(self) -> None:
         """Do this rank's part of what rank 0's evaluator does when it begins."""
+
+    def run(self, scorer: Scorer, steps: int) -> None:
+        self.take_part()
 
 
 class ScoreFunction(Evaluator):
@@ -58,10 +81,12 @@ class ScoreFunction(Evaluator):
         self._function = function
 
     def begin(self, state: LoopState) -> Scoring:
-        return _Now(self._function)
+        return FunctionScoring(self._function)
 
 
-class _Now(Scoring):
+class FunctionScoring(Scoring):
+    """A function that scores the weights when it is called."""
+
     def __init__(self, function: Callable[[], dict[str, float]]) -> None:
         self._function = function
 

@@ -14,12 +14,13 @@ from time import perf_counter
 from typing import Any, TypeAlias
 
 from ..actors.activity import Activity
-from ..data.loop import LoopArtifacts, ManifestRow, TrainingBatch
+from ..data.loop import ManifestRow, TrainingBatch
 from ..data.state import LoopState
 from ..lifecycle.manager import CallbackManager, Callbacks
 from ..lifecycle.roles import Role
 from ..lifecycle.spans import Lifecycle
 from .after_step import AfterStep
+from .artifacts import loop_artifacts
 from .evaluators import Evaluator
 from .savers import Resumed, Saver
 from .trained_steps import TrainedSteps
@@ -149,24 +150,6 @@ class SupervisedLoop:
             self.leave_if_asked()
             if _over(life.state):
                 break
-
-
-def loop_artifacts(
-    state: LoopState, manager: CallbackManager, checkpoints: list[ManifestRow], begun: float
-) -> LoopArtifacts:
-    """What a loop leaves behind, as its state says at the end."""
-    saved = state.checkpoint_mgr
-    return LoopArtifacts(
-        run_dir=state.output_dir,
-        manifest_path=None if saved is None else saved.manifest_path,
-        checkpoints=checkpoints if saved is None else saved.rows,
-        total_requested_steps=state.num_steps,
-        train_seconds=perf_counter() - begun,
-        steps_run=state.global_step,
-        stop_reason=state.stop_reason,
-        stopped_by=state.stopped_by,
-        callback_errors=manager.errors,
-    )
 
 
 def _over(state: LoopState) -> bool:

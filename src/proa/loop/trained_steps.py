@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import NothingToTrainOnError
 
-log = logging.getLogger("proa.trainer")
+log = logging.getLogger("proa.loop")
 
 
 @dataclass

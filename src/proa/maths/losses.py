@@ -5,37 +5,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .importance import probability_ratio
-
-
-def clipped_surrogate(
-    log_probs_BT: Tensor,
-    old_log_probs_BT: Tensor,
-    advantages_BT: Tensor,
-    mask_BT: Tensor,
-    *,
-    clip_low: float,
-    clip_high: float,
-) -> Tensor:
-    """−min(ρ A, clip(ρ, 1 − clip_low, 1 + clip_high) A) with ρ = π/π_old (PPO, arXiv:1707.06347).
-
-    Zero where masked. A token already pushed past the clip in the direction of its advantage has no gradient;
-    one on the wrong side keeps it:
-
-    >>> log_probs = torch.tensor([[2.0, 2.0]]).log().requires_grad_()   # twice as likely as when sampled
-    >>> advantages, mask = torch.tensor([[1.0, -1.0]]), torch.ones(1, 2, dtype=torch.bool)
-    >>> loss = clipped_surrogate(log_probs, torch.zeros(1, 2), advantages, mask, clip_low=0.2, clip_high=0.2)
-    >>> loss.tolist(), torch.autograd.grad(loss.sum(), log_probs)[0].tolist()
-    ([[-1.2000000476837158, 2.0]], [[0.0, 2.0]])
-    """
-    ratio_BT = probability_ratio(log_probs_BT, old_log_probs_BT, mask_BT)
-    return clipped_ratio_loss(ratio_BT, advantages_BT, mask_BT, clip_low=clip_low, clip_high=clip_high)
-
 
 def clipped_ratio_loss(
     ratio_BT: Tensor, advantages_BT: Tensor, mask_BT: Tensor, *, clip_low: float, clip_high: float
 ) -> Tensor:
-    """`clipped_surrogate` of a ratio that is known, and 1 where masked, as those of `importance` are."""
+    """−min(ρ A, clip(ρ, 1 − clip_low, 1 + clip_high) A) with ρ = π/π_old (PPO, arXiv:1707.06347).
+
+    Zero where masked; the ratio is 1 there, as those of `importance` are. A token already pushed past the clip in the
+    direction of its advantage has no gradient; one on the wrong side keeps it:
+
+    >>> ratio = torch.tensor([[2.0, 2.0]]).requires_grad_()   # twice as likely as when sampled
+    >>> advantages, mask = torch.tensor([[1.0, -1.0]]), torch.ones(1, 2, dtype=torch.bool)
+    >>> loss = clipped_ratio_loss(ratio, advantages, mask, clip_low=0.2, clip_high=0.2)
+    >>> loss.tolist(), torch.autograd.grad(loss.sum(), ratio)[0].tolist()
+    ([[-1.2000000476837158, 2.0]], [[0.0, 1.0]])
+    """
     advantages_BT = advantages_BT.masked_fill(~mask_BT, 0)
     clipped_BT = ratio_BT.clamp(1 - clip_low, 1 + clip_high)
     return -torch.minimum(ratio_BT * advantages_BT, clipped_BT * advantages_BT)

@@ -56,8 +56,8 @@ def adapted_kl_coefficient(
         e = clip(KL / target − 1, −0.2, 0.2),   β ← β (1 + e · samples / horizon)
 
     KL is that of a whole completion, the mean over completions of its tokens' sum. One batch changes β by a fifth
-    at most, also where it has more samples than the horizon. A KL that is no number changes nothing: it would
-    stay in β for ever.
+    at most, also where it has more samples than the horizon. A KL of NaN changes nothing: it would stay
+    in β for ever.
 
     >>> adapted_kl_coefficient(0.1, observed_kl=12.0, target=6.0, horizon=10_000, samples=500)
     0.101

@@ -65,6 +65,16 @@ def save_adapter(
             tokenizer.save_pretrained(str(folder))
 
 
+def point_to_base(folder: Path, base_path: str | None) -> None:
+    """Have an adapter's folder say that its base lies there. The file is replaced: it may be a link to another's."""
+    file = folder / CONFIG_FILE
+    config = json.loads(file.read_text(encoding="utf-8"))
+    if config["base_model_name_or_path"] != base_path:
+        with private_writing(folder):
+            file.unlink()
+            _write_json(file, config | {"base_model_name_or_path": base_path})
+
+
 def digest_base(model: PreTrainedModel) -> str:
     """The digest of what an adapter goes over."""
     return weights_digest(base_weights(model))

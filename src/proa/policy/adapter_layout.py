@@ -73,8 +73,8 @@ class AdapterLayout:
             ],
         }
         if any(problems.values()):
-            told = "; ".join(f"{label}: {_some(names)}" for label, names in problems.items() if names)
-            raise AdapterError(f"these tensors are not an adapter of this model; nothing was changed. {told}")
+            listed = "; ".join(f"{label}: {_some(names)}" for label, names in problems.items() if names)
+            raise AdapterError(f"these tensors are not an adapter of this model; nothing was changed. {listed}")
 
 
 class AdapterOverBase:

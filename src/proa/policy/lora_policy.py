@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from .adapter_folder import digest_base, load_adapter, save_adapter
+from .adapter_folder import digest_base, load_adapter, point_to_base, save_adapter
 from .adapter_layout import AdapterLayout, AdapterOverBase
 from .lora import LoraSettings, adapter_layout, adapter_off, adapter_weights, add_lora, base_weights, has_lora
 from .models import ModelError, check_base, model_weights
@@ -53,7 +53,6 @@ class LoraPolicy(Policy):
     """
 
     reference_is_start = False  # it is the base, which saved adapters name themselves
-    saves_in_place = True  # an adapter says where its base lies, seen from its own folder
 
     def __init__(
         self,
@@ -110,6 +109,9 @@ class LoraPolicy(Policy):
         save_adapter(
             self.model, self._tokenizer, folder, base_path=self._base_path(folder), base_digest=self._base_digest
         )  # fmt: skip
+
+    def mend_copy(self, folder: Path) -> None:
+        point_to_base(folder, self._base_path(folder))
 
     def load(self, folder: Path) -> None:
         load_adapter(self.model, folder)

@@ -45,7 +45,7 @@ def plan_micro_batches(lengths: Sequence[int], token_budget: int) -> list[list[i
 def deal_rows(lengths: Sequence[int], groups: Sequence[int], trainers: int) -> list[list[int]]:
     """The rows of each trainer: whole groups, equally many where they divide, and about as many tokens.
 
-    Groups are dealt longest first, to and fro: whoever got the longer one gets the shorter one next.
+    Groups are dealt longest first, there and back (0, 1, 1, 0): whoever got the longer one gets the shorter one next.
 
     >>> deal_rows([9, 9, 5, 5, 4, 4, 1, 1], [0, 0, 1, 1, 2, 2, 3, 3], trainers=2)
     [[0, 1, 6, 7], [2, 3, 4, 5]]

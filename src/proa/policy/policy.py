@@ -52,19 +52,33 @@ class Reference(ABC):
     def active(self) -> AbstractContextManager[PreTrainedModel]:
         """`with reference.active() as model:` is the frozen model for as long as the block lasts."""
 
+    def statistics(
+        self, experience: Experience, *, temperature: float, share_prompts: bool = False
+    ) -> ActionStatistics:
+        """What it says of each completion token of a batch."""
+        with self.active() as model:
+            return model_statistics(model, experience, temperature=temperature, share_prompts=share_prompts)
 
-class FrozenCopy(Reference):
-    """A copy of the model, made now."""
+
+class FrozenModel(Reference):
+    """A model that nobody trains."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        self._model = copy.deepcopy(model).requires_grad_(False)
+        self._model = model
 
     def active(self) -> AbstractContextManager[PreTrainedModel]:
         return nullcontext(self._model)
 
 
+class FrozenCopy(FrozenModel):
+    """A copy of a model, made now."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__(copy.deepcopy(model).requires_grad_(False))
+
+
 class Policy(Trainable):
-    """A model that makers sample from while it is trained. `published` is collective, as `gathered` is."""
+    """A model that makers sample from while it is trained. What it publishes is collective, as `gathered` is."""
 
     reference_is_start = True
     """Whether the reference is a copy of what the run starts with, so that a resumed run must start with the same."""
@@ -97,7 +111,7 @@ class Policy(Trainable):
         """What makers get at each push: the policy's own tensors, not copies. Collective; rank 0 pushes them."""
 
     def published_base(self) -> dict[str, torch.Tensor] | None:
-        """What makers get once, before the first push, if what is published goes over it."""
+        """What makers get once, before the first push, if what is published goes over it. Collective too."""
         return None
 
     def receiver(self, base: Mapping[str, torch.Tensor] | None = None) -> Receiver:

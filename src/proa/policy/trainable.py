@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from .models import load_model, save_model
+from .models import ModelError, load_model, save_model
 from .snapshot import snapshot_model
 
 
@@ -25,8 +25,6 @@ class Trainable(ABC):
 
     keeps_start = False
     """Whether the run needs what it starts with again and it is in no folder yet: it is then saved beside the run."""
-    saves_in_place = False
-    """Whether a saved folder is only right where it lies, so that it is saved again rather than copied."""
 
     def __init__(
         self,
@@ -74,6 +72,16 @@ class Trainable(ABC):
         """The same with all its weights in this process, if this is rank 0. Collective."""
         return self
 
+    def with_model(self, model: PreTrainedModel) -> Self:
+        """The same with another model of its kind: a copy."""
+        other = copy.copy(self)
+        other.model = model
+        return other
+
+    def whole(self) -> Mapping[str, torch.Tensor]:
+        """All weights under their Hugging Face names, as an engine loads them."""
+        raise ModelError("this model generates nothing: only a language model completes prompts")
+
     @abstractmethod
     def weights(self) -> dict[str, torch.Tensor]:
         """Everything that decides what the model computes, by name: what a run's digest is over."""
@@ -82,15 +90,16 @@ class Trainable(ABC):
     def save(self, folder: Path) -> None:
         """Write a folder that Hugging Face's libraries load."""
 
+    def mend_copy(self, folder: Path) -> None:  # noqa: B027 - most are right wherever they lie
+        """Make true what a copy of a saved folder says of its place. Its files may be links, and are not written to."""
+
     @abstractmethod
     def load(self, folder: Path) -> None:
         """Take the weights of a folder that `save` wrote; whoever holds on to the model keeps it."""
 
     def snapshot(self) -> Self:
         """The same as it is now, to be saved while training continues."""
-        taken = copy.copy(self)
-        taken.model = snapshot_model(self.model)
-        return taken
+        return self.with_model(snapshot_model(self.model))
 
     def extra_state(self) -> dict[str, torch.Tensor]:
         """What is trained and is not in the saved folder as it is."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Literal
 
+from ..data.versions import NO_VERSION
 from ..private_files import write_private
 from .run_folder import LIVE_NAME, BrokenRecordError, json_text, quoted, read_json
 
@@ -41,7 +42,7 @@ class ActorView:
     doing: str = ""
     since: float = 0.0
     """Seconds since the epoch; 0 if not known."""
-    version: int = -1
+    version: int = NO_VERSION
     """Of its weights; -1 if it has none yet."""
     leases: int = 0
     tokens: int = 0

@@ -200,7 +200,7 @@ def _read(folder: Path) -> RunSummary:
 
 _HEADER_TYPES: dict[str, type | tuple[type, ...]] = {
     "status": str, "pid": int, "host": str, "steps_run": int, "evals": dict, "ledger": dict, "callback_errors": dict,
-    "reward_failures": dict, "resumed": list, "weights_digest": str, "policy_version": int,
+    "reward_failures": dict, "performance": dict, "resumed": list, "weights_digest": str, "policy_version": int,
 }  # fmt: skip
 _TIMES = ("started", "ended", "time")
 
@@ -222,6 +222,9 @@ def read_header(path: Path) -> dict[str, Any]:
     for name, scores in header.get("evals", {}).items():
         if not isinstance(scores, dict):
             raise BrokenRecordError(f"{path} is broken: the scores of eval {name} cannot be {quoted(scores)}")
+    for name, measured in header.get("performance", {}).items():
+        if not isinstance(measured, dict) or not isinstance(measured.get("shares"), dict):
+            raise BrokenRecordError(f"{path} is broken: the performance of {name} cannot be {quoted(measured)}")
     return header
 
 

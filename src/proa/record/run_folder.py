@@ -43,7 +43,7 @@ class BrokenRecordError(ProaError, ValueError):
 
 _FINAL_ENTRIES = (
     "ended", "stop_reason", "stopped_by", "steps_run", "evals", "ledger", "weights_digest", "policy_version",
-    "callback_errors", "reward_failures",
+    "callback_errors", "reward_failures", "performance",
 )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from .gradients import gradient_norms
 from .html import Markup, as_json, join, raw, tag
 from .learning import evals_over_steps, learning_curves
 from .overview import overview
-from .pipeline import ledger, staleness_and_idle, timeline
+from .pipeline import ledger, performance, staleness_and_idle, timeline
 from .reading import Subject
 from .script import SCRIPT
 from .section import Section
@@ -28,7 +28,8 @@ def page_of(subject: Subject) -> str:
     predicted, rows = predictions(subject)
     parts = (
         overview(subject), arms_compared(subject), learning_curves(subject), gradient_norms(subject),
-        evals_over_steps(subject), staleness_and_idle(subject), timeline(subject), ledger(subject), sampled, predicted,
+        evals_over_steps(subject), staleness_and_idle(subject), performance(subject), timeline(subject),
+        ledger(subject), sampled, predicted,
         configuration(subject), checkpoints(subject),
     )  # fmt: skip
     sections = [part for part in parts if part is not None]

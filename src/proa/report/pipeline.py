@@ -12,7 +12,7 @@ from .overview import ledger_of
 from .reading import RunData, Subject
 from .section import Section, folded, table
 from .spans import KINDS, kinds_in
-from .text import count, number
+from .text import count, number, percent
 from .timeline_chart import close_up, legend, shares, whole_run
 
 
@@ -33,6 +33,29 @@ def timeline(subject: Subject) -> Section | None:
             parts = [legend(kinds), whole_run(run.timeline), close_up(run.timeline)]
             body += _of_each_run(subject, run, [part for part in parts if part is not None], place)
     return Section("timeline", "Pipeline timeline", body) if body else None
+
+
+def performance(subject: Subject) -> Section | None:
+    """Throughput of each actor, where evaluators measured it."""
+    found = [(run, run.record.header.get("performance", {})) for run in subject.runs if run.record is not None]
+    measured = [(run, actor, one) for run, actors in found for actor, one in actors.items()]
+    if not measured:
+        return None
+    activities = list(dict.fromkeys(name for _, _, one in measured for name in one["shares"]))
+    head = ["run", "actor", *_RATES, "seconds", *(f"{name}, %" for name in activities)]
+    rows = [
+        (
+            run.key, actor, *(number(one.get(key)) for key in _RATES.values()), number(one.get("seconds")),
+            *(percent(one["shares"].get(name, "")).removesuffix(" %") for name in activities),
+        )
+        for run, actor, one in measured
+    ]  # fmt: skip
+    note = "As the evaluators trainer_performance and maker_performance measured it, after their warm-up."
+    body = [tag("p", note, class_="note"), table(head, rows, numbers=range(2, len(head)))]
+    return Section("performance", "Performance", body)
+
+
+_RATES = {"samples/s": "samples_per_second", "tokens/s": "tokens_per_second", "TFLOP/s": "tflops"}
 
 
 def ledger(subject: Subject) -> Section | None:

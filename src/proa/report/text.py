@@ -57,6 +57,15 @@ def number(value: Any) -> str:
     return f"{value:.4g}".replace("-", "−")
 
 
+def percent(share: Any) -> str:
+    """A share of the whole; what is not a number as it is.
+
+    >>> percent(0.12345), percent(1), percent("unknown")
+    ('12.3 %', '100.0 %', 'unknown')
+    """
+    return f"{100 * share:.1f} %" if isinstance(share, int | float) else str(share)
+
+
 def shorts(values: Sequence[float]) -> list[str]:
     """The numbers at an axis, with as many digits as tell one from the next.
 

@@ -35,7 +35,7 @@ from ..record.tree_copy import copy_tree
 from ..spelling import did_you_mean
 from .inputs import Inputs
 
-log = logging.getLogger("proa.recipes")
+log = logging.getLogger("proa.resume")
 
 Tree = Mapping[str, Any]
 
@@ -157,10 +157,8 @@ class Checkpoints(Saver):
         beside, place = self.folder / ".model.new", self.folder / "model"
         shutil.rmtree(beside, ignore_errors=True)
         with explain_failures(str(place), self.folder):
-            if self._trained.saves_in_place:
-                self._trained.save(beside)
-            else:  # the same files, not copies of them
-                shutil.copytree(self.folder / row.sampler_path, beside, copy_function=_link)
+            shutil.copytree(self.folder / row.sampler_path, beside, copy_function=_link)  # the same files, not copies
+            self._trained.mend_copy(beside)
         shutil.rmtree(place, ignore_errors=True)
         beside.rename(place)
 

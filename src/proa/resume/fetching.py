@@ -34,7 +34,7 @@ from ..record.uploaded_run import (
 )
 from ..spelling import did_you_mean
 
-log = logging.getLogger("proa.recipes")
+log = logging.getLogger("proa.resume")
 
 ATTEMPTS = 3
 """How often a file is asked for, before an address counts as unreachable."""

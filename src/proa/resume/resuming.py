@@ -31,16 +31,16 @@ from ..roles.weights import transport_digest
 from .inputs import Inputs
 from .random_state import set_random_state
 
-log = logging.getLogger("proa.recipes")
+log = logging.getLogger("proa.resume")
 
 AUTO = "auto"
 FROM_THE_BEGINNING = "the beginning"
-OF_THE_RECORD = (
+RUN_FILES = (
     "metrics.jsonl", "metrics.csv", "journal.jsonl", "live.json", "evals", "evals.jsonl", "checkpoints",
     "checkpoints.jsonl", "base", "model", ".model.new", "spans.jsonl", "rollouts", ".uploads",
 )  # fmt: skip
 """What a run writes beside its header; a run that begins again, because it had no checkpoint, begins without."""
-OF_LOGGERS = ("tensorboard", "wandb", "trackio")
+LOGGER_FOLDERS = ("tensorboard", "wandb", "trackio")
 
 
 @dataclass(frozen=True)
@@ -200,12 +200,12 @@ def _remove_later_predictions(folder: Path, step: int) -> None:
 
 def clear_run(folder: Path) -> None:
     """Clear a run's folder of a run that ended before its first checkpoint."""
-    _clear(folder, (*OF_THE_RECORD, *OF_LOGGERS))
+    _clear(folder, (*RUN_FILES, *LOGGER_FOLDERS))
 
 
 def clear_record(folder: Path) -> None:
     """The same while the run goes on: its loggers are open, and know how to repeat steps."""
-    _clear(folder, OF_THE_RECORD)
+    _clear(folder, RUN_FILES)
 
 
 def _clear(folder: Path, names: Sequence[str]) -> None:
@@ -251,7 +251,7 @@ _FREE = (
     "record", "eval", "callbacks", "reward.timeout", "reward.workers", "model.trust_remote_code",
 )  # fmt: skip
 """What may change without changing what is learned."""
-_LAST_BITS = (
+_REORDERING_KEYS = (
     "threads", "trainers", "model.device", "engine", "optimizer.token_budget", "optimizer.share_prompts",
 )  # fmt: skip
 """What computes the same in another order: allowed, but sums may differ in their last bits."""
@@ -285,7 +285,7 @@ def load_saved_config(folder: Path, flags: Sequence[str] = ()) -> RunConfig:
     parent = folder.parent if folder.name not in ("", "..") else folder.resolve().parent
     saved = saved_config(folder)
     where = {"name": folder.resolve().name, "output_dir": str(parent)}
-    return restore_run_config(_found_again(saved, str(saved.get("output_dir")), str(parent)) | where, flags)
+    return restore_run_config(_find_moved_paths(saved, str(saved.get("output_dir")), str(parent)) | where, flags)
 
 
 def config_changes(
@@ -303,11 +303,11 @@ def config_changes(
         free = {key: pair for key, pair in changes.items() if _is_in(key, _FREE)}
         redacted = redact(now)  # as it stands in the checkpoint
         changes = free | {key: pair for key, pair in _changes(bound, redacted).items() if not _is_in(key, _FREE)}
-    refused = {key: pair for key, pair in changes.items() if not _is_in(key, (*_FREE, *_LAST_BITS))}
+    refused = {key: pair for key, pair in changes.items() if not _is_in(key, (*_FREE, *_REORDERING_KEYS))}
     if refused:
-        told = "; ".join(_told(key, before, now) for key, (before, now) in refused.items())
+        described = "; ".join(_describe_change(key, before, now) for key, (before, now) in refused.items())
         raise ConfigError(
-            f"this run cannot continue with another configuration: {told}. Give it as it was. "
+            f"this run cannot continue with another configuration: {described}. Give it as it was. "
             f"To train further with other settings, start a new run whose model.path is one of its checkpoints"
         )
     return changes
@@ -317,7 +317,7 @@ def _changes(saved: dict[str, Any], now: dict[str, Any]) -> dict[str, tuple[Any,
     """All that differs. Keys that a newer version added were at their defaults."""
     with suppress(ConfigError):
         saved = restore_run_config(saved).model_dump(mode="json")
-    found = _differences(_moved_along(saved, now, str(saved.get("output_dir")), now["output_dir"]), now)
+    found = _differences(_follow_moved_paths(saved, now, str(saved.get("output_dir")), now["output_dir"]), now)
     given_again = {key for key, (before, now_) in found.items() if redact({key: now_}) == {key: before}}  # secrets
     return {key: pair for key, pair in found.items() if key not in given_again}
 
@@ -336,34 +336,34 @@ def log_changes(changes: dict[str, tuple[Any, Any]]) -> None:
     for key, (before, now) in changes.items():
         if _is_in(key, ("name", "output_dir")) or redact({key: before}) == redact({key: now}):  # a secret, given again
             continue
-        bits = "; results may differ in their last bits from here on" if _is_in(key, _LAST_BITS) else ""
-        log.warning("%s%s", _told(key, before, now), bits)
+        bits = "; results may differ in their last bits from here on" if _is_in(key, _REORDERING_KEYS) else ""
+        log.warning("%s%s", _describe_change(key, before, now), bits)
 
 
-def _moved_along(saved: Any, given: Any, before: str, now: str) -> Any:
+def _follow_moved_paths(saved: Any, given: Any, before: str, now: str) -> Any:
     """What was saved, with paths as they are since the folder that the run lies in was moved: a stage of an experiment
     names the weights of the one before. A path that is given as it was saved was not moved."""
     if isinstance(saved, dict) and isinstance(given, dict):
-        return {key: _moved_along(value, given.get(key), before, now) for key, value in saved.items()}
+        return {key: _follow_moved_paths(value, given.get(key), before, now) for key, value in saved.items()}
     if isinstance(saved, list) and isinstance(given, list) and len(saved) == len(given):
-        return [_moved_along(*pair, before, now) for pair in zip(saved, given, strict=True)]
+        return [_follow_moved_paths(*pair, before, now) for pair in zip(saved, given, strict=True)]
     inside = isinstance(saved, str) and saved.startswith(before + os.sep)
     return given if inside and given == now + saved.removeprefix(before) else saved
 
 
-def _found_again(saved: Any, before: str, now: str) -> Any:
+def _find_moved_paths(saved: Any, before: str, now: str) -> Any:
     """What was saved, with paths of what is not where it was, but is in the folder that the run lies in now."""
     if isinstance(saved, dict):
-        return {key: _found_again(value, before, now) for key, value in saved.items()}
+        return {key: _find_moved_paths(value, before, now) for key, value in saved.items()}
     if isinstance(saved, list):
-        return [_found_again(value, before, now) for value in saved]
+        return [_find_moved_paths(value, before, now) for value in saved]
     if not isinstance(saved, str) or not saved.startswith(before + os.sep) or Path(saved).exists():
         return saved
     moved = now + saved.removeprefix(before)
     return moved if Path(moved).exists() else saved
 
 
-def _told(key: str, before: Any, now: Any) -> str:
+def _describe_change(key: str, before: Any, now: Any) -> str:
     return f"{key} was {redact({key: before})[key]!r} and is {redact({key: now})[key]!r}"
 
 

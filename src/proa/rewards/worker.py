@@ -6,6 +6,7 @@ Functions run on the main thread, because libraries like math-verify set `signal
 from __future__ import annotations
 
 import faulthandler
+import io
 import os
 import pickle
 import socket
@@ -31,6 +32,8 @@ def main(descriptor: int) -> None:
     channel = Channel(socket.socket(fileno=descriptor))
     channel.close_on_fork()
     own_id = os.getpid()
+    if isinstance(sys.stdout, io.TextIOWrapper):  # which may be closed
+        sys.stdout.reconfigure(line_buffering=True)  # this process is killed at the end, with what it has not written
     try:
         _end_after(START_SECONDS)
         number, given = channel.receive()

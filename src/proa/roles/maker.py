@@ -21,6 +21,7 @@ from ..data.experience import BufferItem
 from ..data.experience_changes import as_delivered, nothing_made, shown_to_hooks
 from ..data.lease import Delivery, Lease, Prompt, sample_seed
 from ..data.state import LoopState
+from ..data.versions import NO_VERSION
 from ..engines.protocol import Engine
 from ..errors import SettingError
 from ..leases.plan import group_by_id
@@ -206,8 +207,8 @@ class ExperienceMakerHolder:
 
     @property
     def loaded_version(self) -> int:
-        """The version of the weights that the engine has; -1 if it has none, or they are not trusted."""
-        return self._versioned_engine.version if self._answered is self._doubt else -1
+        """The version of the weights that the engine has; `NO_VERSION` if it has none, or they are not trusted."""
+        return self._versioned_engine.version if self._answered is self._doubt else NO_VERSION
 
     def distrust_weights(self) -> None:
         """Load weights again before the next lease, even if its version is loaded; may be called from any thread.

@@ -26,7 +26,7 @@ from ..learning.replicas import Replicas
 from ..lifecycle.manager import Callbacks
 from ..lifecycle.spans import Lifecycle
 from ..loop.after_step import AfterStep
-from ..loop.evaluators import Evaluator, Participant
+from ..loop.evaluators import ScheduledEval
 from ..loop.savers import Saver
 from ..policy.critic import Critic, critic_from_reward_model, separate_critic, shared_critic
 from ..policy.opening import Lora, ModelSource, TokenizerSource, open_policy
@@ -51,7 +51,7 @@ class TrainerSettings(TypedDict, total=False):
     name: str | None
     wait_timeout: float
     source: Source | None
-    evaluators: Sequence[Evaluator | Participant]
+    evaluators: Sequence[ScheduledEval]
     saver: Saver | None
     output_dir: Path | None
     stop: StopRequest | None

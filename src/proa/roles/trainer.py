@@ -30,9 +30,9 @@ from ..lifecycle.manager import CallbackManager, Callbacks
 from ..lifecycle.roles import Role
 from ..lifecycle.spans import Lifecycle
 from ..loop.after_step import AfterStep
-from ..loop.evaluators import Evaluator, Participant
+from ..loop.artifacts import loop_artifacts
+from ..loop.evaluators import ScheduledEval
 from ..loop.savers import Resumed, Saver
-from ..loop.supervised import loop_artifacts
 from ..loop.trained_steps import TrainedSteps
 from ..numerics import Numerics
 from ..visible import show_details
@@ -94,7 +94,7 @@ class DetachedTrainer(ABC):
         seed: int = 0,
         wait_timeout: float = 600.0,
         source: Source | None = None,
-        evaluators: Sequence[Evaluator | Participant] = (),
+        evaluators: Sequence[ScheduledEval] = (),
         saver: Saver | None = None,
         output_dir: Path | None = None,
         env_info: EnvInfo | None = None,

@@ -12,6 +12,7 @@ import torch
 import xxhash
 
 from ..actors.waiting import WaitingRoom
+from ..data.versions import BASE_VERSION
 from ..errors import ProaError
 from .parcel import Parcel, tensor_bytes, unwrap, wrap
 
@@ -104,13 +105,13 @@ class WeightStore:
         return {version: self._recall(weights.tensors) for version, weights in kept.items()}
 
     def retire(self, *, but: set[int] | None) -> None:
-        """Release all versions but those in use (None: it is unknown which are). The newest stays, and so does what is
-        below 0: the base of adapters, which a maker that starts late still needs."""
+        """Release all versions but those in use (None: it is unknown which are). The newest stays, and so does the base
+        of adapters, which a maker that starts late still needs."""
         if but is None:
             return
         with self.room:
-            newest = max(self._versions, default=-1)
-            for version in [v for v in self._versions if v >= 0 and v != newest and v not in but]:
+            kept = {BASE_VERSION, max(self._versions, default=BASE_VERSION), *but}
+            for version in self._versions.keys() - kept:
                 del self._versions[version]
 
     @property

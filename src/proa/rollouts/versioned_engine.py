@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ..data.versions import NO_VERSION
 from ..numerics import Numerics
 
 if TYPE_CHECKING:
@@ -33,8 +34,8 @@ class VersionedEngine:
     """
 
     def __init__(self, engine: Engine, *, guarded_from: str | None = None) -> None:
-        self.version = -1
-        """-1 before weights are loaded."""
+        self.version = NO_VERSION
+        """Of its weights, once some are loaded."""
         self.in_use = threading.RLock()
         self._engine = engine
         self._guarded_from = guarded_from

@@ -15,14 +15,14 @@ from ..rewards import InlineRewards
 from .given import Given
 from .loading import load_training_task
 from .maker_side import select_rewards
-from .supervised import training_data
+from .supervised_kinds import supervised_kind
 
 
 def check_named(config: RunConfig, benchmarks: Sequence[BenchmarkSection] = ()) -> None:
     """Raise as a run would when it is put together: where several runs come one after the other, the last one's mistake
     should not wait for the others."""
     if isinstance(config, SupervisedConfig):
-        training_data(config, Given())
+        supervised_kind(config, Given())
     elif isinstance(config, DetachedConfig):
         _check_rewards(config)
     for section in (*config.eval, *benchmarks):

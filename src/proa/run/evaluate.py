@@ -11,8 +11,8 @@ import torch
 
 from ..config import RunConfig
 from ..config.sections import BenchmarkSection
-from ..evals.benchmark import Scored
-from ..evals.evaluation import At, scoring
+from ..evals.evaluation import build_eval
+from ..evals.scoring import At, Scored
 from ..policy.adapter_folder import load_adapter
 from ..policy.lora_policy import LoraPolicy
 from ..policy.policy import Policy
@@ -34,8 +34,7 @@ def evaluate_folder(
     """The scores of the model in a folder, plain or an adapter, as a run of that configuration would take them."""
     torch.set_num_threads(config.threads)
     policy = _load_folder(folder, config)
-    at = At(steps, version)
-    scored = scoring(section, config, policy, lambda: at, called, any_length=any_length)()()
+    scored = build_eval(section, config, policy, called, any_length=any_length).score(At(steps, version))
     return replace(scored, result=replace(scored.result, step=None))
 
 

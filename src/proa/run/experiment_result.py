@@ -14,7 +14,7 @@ from ..spelling import did_you_mean
 from ..statistics import conclusion, estimate, rank_arms, task_means, without_metric
 from ..statistics.intervals import finite
 
-log = logging.getLogger("proa.experiments")
+log = logging.getLogger("proa.run")
 
 NOT_RUN = "not run"
 """The outcome of a run that never started; the error of a stage that was not reached starts with it."""

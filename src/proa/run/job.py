@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from ..actors.interruption import Interruption
+from ..callbacks.performance import Performance
 from ..data.state import LoopState, TrainState
 from ..record.run_folder import RunFolder
 from ..resume.inputs import Inputs
@@ -36,6 +37,11 @@ def state_summary(state: LoopState, evals: Iterable[str], callback_errors: dict[
         "evals": _latest_evals(state.metrics, evals),
         "callback_errors": callback_errors,
     }
+
+
+def performance_entry(performance: Mapping[str, Performance]) -> dict[str, Any]:
+    """What a header says of the throughput of each actor, where evaluators measured it."""
+    return {"performance": {name: one.to_dict() for name, one in performance.items()}} if performance else {}
 
 
 def _latest_evals(metrics: dict[str, Any], names: Iterable[str]) -> dict[str, dict[str, float]]:

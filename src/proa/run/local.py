@@ -8,8 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 from ..actors.interruption import Interruption
+from ..callbacks.performance import measured_performance
 from ..config import DetachedConfig
 from ..data.state import TrainState
+from ..lifecycle.hooks import BaseCallback
 from ..lifecycle.manager import CallbackManager
 from ..record.live import LiveFile
 from ..record.run_folder import RunFolder
@@ -20,8 +22,9 @@ from ..runtime.local import LocalRuntime
 from ..runtime.supervisor import Limits
 from .driver_record import DriverRecord
 from .given import Given
+from .job import performance_entry
 from .maker_side import MakerSide
-from .placing import Listeners, ToDriver, fresh
+from .placing import FIRST_TRAINER, Listeners, ToDriver, fresh_in_process
 from .trainer_side import Surroundings, TrainerSide
 
 
@@ -34,7 +37,8 @@ class DetachedRun:
         self.config = config
         self.journal = journal
         self.listeners = listeners
-        self._makers: list[CallbackManager] = []  # of all that there were, the replaced ones too
+        self._makers: dict[str, CallbackManager] = {}  # of all that there were, the replaced ones too
+        self._maker_callbacks: dict[str, list[BaseCallback]] = {}
         self.trainer_side = TrainerSide(config, given)
         self.maker_side = MakerSide(
             config,
@@ -62,25 +66,33 @@ class DetachedRun:
         trainer, book = self.trainer_side.assemble_first(around)
         if resumption is not None:
             restore_process(resumption, self.listeners.manager)
-        with record.finishing(), self.maker_side.scorer as scorer:
+        with record.finishing(), self.maker_side:
             runtime = LocalRuntime(
                 trainer,
-                lambda name: self._maker(name, scorer),
+                self,
                 makers=config.makers,
                 book=book,
                 store=store,
-                limits=Limits(lease_timeout=config.lease_timeout or config.wait_timeout / 2),
+                limits=Limits(lease_timeout=config.lease_seconds),
                 watch=LiveFile(folder.path),
             )
-            runtime.run(config.total_steps, config.update_steps, config.train_epochs)
+            try:
+                runtime.run(config.total_steps, config.update_steps, config.train_epochs)
+            finally:
+                self.listeners.note_shared(self._maker_callbacks)
         return trainer.state
 
     def summary(self) -> dict[str, Any]:
-        errors = sum((Counter(manager.errors) for manager in [self.listeners.manager, *self._makers]), Counter[str]())
-        return self.trainer_side.summary(dict(errors))
+        managers = {FIRST_TRAINER: self.listeners.manager, **self._makers}
+        errors = sum((Counter(manager.errors) for manager in managers.values()), Counter[str]())
+        found = {name: measured_performance(manager.callbacks) for name, manager in managers.items()}
+        performance = {name: one for name, one in found.items() if one is not None}
+        return self.trainer_side.summary(dict(errors)) | performance_entry(performance)
 
-    def _maker(self, name: str, scorer: Any) -> ExperienceMakerHolder:
-        callbacks = [ToDriver(self.listeners.manager), *(fresh(callback) for callback in self.listeners.makers)]
-        maker = self.maker_side.make(name, scorer, callbacks, self.trainer_side.policy.receiver())
-        self._makers.append(maker.manager)
+    def make(self, name: str) -> ExperienceMakerHolder:
+        """A maker, with its own callbacks."""
+        own = self._maker_callbacks[name] = [fresh_in_process(callback) for callback in self.listeners.makers]
+        callbacks = [ToDriver(self.listeners.manager), *own]
+        maker = self.maker_side.make(name, callbacks, self.trainer_side.policy.receiver())
+        self._makers[name] = maker.manager
         return maker

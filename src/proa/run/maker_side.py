@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +26,7 @@ from .loading import load_matching_reward_model, make_sampling
 
 class MakerSide:
     """What makers of one process share. What is wrong with rewards, or with the model for this engine, is found when it
-    is built."""
+    is built. Makers work inside a `with`, which ends the processes of reward functions."""
 
     def __init__(
         self, config: DetachedConfig, given: Given, *, task: Task, policy: Policy, longest_prompt: int = 0
@@ -35,9 +34,16 @@ class MakerSide:
         self.config = config
         self.policy = policy
         check_engine(config.engine.kind, policy.model)
-        self.scorer = _scorer(config, given, task)
-        self.reward_model = _reward_model(config, policy, longest_prompt)
         self._rewards = select_rewards(config, given, task)
+        self._scorer = None if self._rewards is None else _scorer(config, self._rewards, task)
+        self.reward_model = _reward_model(config, policy, longest_prompt)
+
+    def __enter__(self) -> MakerSide:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if isinstance(self._scorer, RewardWorkers):
+            self._scorer.close()
 
     def complete_inputs(self, inputs: Inputs) -> Inputs:
         """What a run works on, with its rewards."""
@@ -48,15 +54,13 @@ class MakerSide:
             reward_model="" if self.reward_model is None else weights_digest(self.reward_model.state_dict()),
         )
 
-    def make(
-        self, name: str, scorer: Any, callbacks: Sequence[BaseCallback], receiver: Receiver
-    ) -> ExperienceMakerHolder:
-        """A maker with an engine of its own; `scorer` is what `self.scorer` gave when it was entered."""
+    def make(self, name: str, callbacks: Sequence[BaseCallback], receiver: Receiver) -> ExperienceMakerHolder:
+        """A maker with an engine of its own."""
         config, policy, section = self.config, self.policy, self.config.reward.model
         model_reward = None
         if section is not None and self.reward_model is not None:
             model_reward = ModelReward(self.reward_model, section.weight, section.token_budget)
-        rollout = SingleTurn(policy.tokenizer, make_sampling(config), scorer=scorer, model_reward=model_reward)
+        rollout = SingleTurn(policy.tokenizer, make_sampling(config), scorer=self._scorer, model_reward=model_reward)
         return ExperienceMakerHolder(
             engine=build_engine(config.engine.kind, policy.model, end_ids=policy.end_ids, slots=config.engine.slots),
             rollout=rollout,
@@ -85,10 +89,7 @@ def select_rewards(config: DetachedConfig, given: Given, task: Task) -> Any:
     return list(rewards) if isinstance(rewards, tuple) else rewards
 
 
-def _scorer(config: DetachedConfig, given: Given, task: Task) -> AbstractContextManager[Any]:
-    rewards = select_rewards(config, given, task)
-    if rewards is None:
-        return nullcontext()
+def _scorer(config: DetachedConfig, rewards: Any, task: Task) -> InlineRewards | RewardWorkers:
     scorer: InlineRewards | RewardWorkers
     if config.reward.workers == 0:
         scorer = InlineRewards(rewards, weights=config.reward.weights)
@@ -98,4 +99,4 @@ def _scorer(config: DetachedConfig, given: Given, task: Task) -> AbstractContext
         )
     if task.rows:
         scorer.check(task.rows[0].columns)  # a misspelt column is found now, not at the first score
-    return scorer if isinstance(scorer, RewardWorkers) else nullcontext(scorer)
+    return scorer

@@ -18,6 +18,7 @@ from ..actors.interruption import Interruption
 from ..config import ConfigError, DetachedConfig
 from ..data.results import EvalResult
 from ..data.state import TrainState
+from ..data.versions import BASE_VERSION
 from ..errors import HookError, SettingError
 from ..lifecycle.hooks import BaseCallback
 from ..lifecycle.manager import CallbackManager
@@ -37,11 +38,13 @@ from ..resume.resuming import (
     restore_process,
     truncate_record,
 )
-from ..roles.maker import ExperienceMakerHolder, Store
+from ..roles.maker import Store
 from ..roles.weights import WeightStore
 from ..runtime.ray.cluster import cluster, pickled
 from ..runtime.ray.driver import RayRuntime, TrainerDiedError
 from ..runtime.ray.link import AskDriver
+from ..runtime.ray.maker_host import MakerParts
+from ..runtime.ray.output import ActorOutputs
 from ..runtime.ray.places import RaySettings, check_options
 from ..runtime.ray.trainer_host import TrainerParts, TrainerTies
 from ..runtime.supervisor import Limits
@@ -49,15 +52,13 @@ from ..tasks.template_date import pin, pinned
 from .checks import check_portable_algorithm
 from .driver_record import DriverRecord
 from .given import Given
+from .job import performance_entry
 from .loading import load_policy, load_training_task, read_device
 from .maker_side import MakerSide
 from .placing import Listeners, fresh
 from .trainer_side import Surroundings, TrainerSide
 
-log = logging.getLogger("proa.recipes")
-
-BASE_VERSION = -1
-"""What is published once, where what is published later goes over it: the base of adapters."""
+log = logging.getLogger("proa.run")
 
 
 class RayRun:
@@ -77,9 +78,9 @@ class RayRun:
         self.journal = tuple(journal)
         _check_devices(config)
         check_portable_algorithm(config, pickled)
-        here = config.model_copy(update={"model": config.model.model_copy(update={"device": "cpu"})})
-        side = TrainerSide(here, given, outline=True)
-        makers = MakerSide(here, given, task=side.task, policy=side.policy, longest_prompt=side.prompts.longest)
+        on_cpu = config.model_copy(update={"model": config.model.model_copy(update={"device": "cpu"})})
+        side = TrainerSide(on_cpu, given, outline=True)
+        makers = MakerSide(on_cpu, given, task=side.task, policy=side.policy, longest_prompt=side.prompts.longest)
         self.inputs = replace(makers.complete_inputs(side.inputs), hooks=listeners.experience_hooks())
         travelling = [*self.listeners.makers, *self.listeners.trainer, *self.listeners.every_trainer]
         check_portable(travelling, pickled)
@@ -88,8 +89,15 @@ class RayRun:
         self._record: DriverRecord | None = None
 
     def train(self, folder: RunFolder, resumption: Resumption | None, interruption: Interruption) -> TrainState:
+        try:
+            return self._train(folder, resumption, interruption)
+        finally:
+            if self._runtime is not None:
+                self.listeners.return_copies(self._runtime.copies)
+
+    def _train(self, folder: RunFolder, resumption: Resumption | None, interruption: Interruption) -> TrainState:
         config, manager = self.config, self.listeners.manager
-        at_first = manager.state_dict()
+        first_state = manager.state_dict()
         name = f"proa-{config.name}-{uuid.uuid4().hex[:8]}"
         with interruption.polling(), cluster(config.ray.address, name):
             interruption.listen_again()
@@ -108,15 +116,15 @@ class RayRun:
                 except TrainerDiedError as died:
                     if attempt == config.ray.trainer_restarts or interruption.reason:
                         raise
-                    resumption = self._after_death(folder, died, at_first)
+                    resumption = self._after_death(folder, died, first_state)
         return runtime.state
 
-    def _after_death(self, folder: RunFolder, died: TrainerDiedError, at_first: dict[str, Any]) -> Resumption | None:
+    def _after_death(self, folder: RunFolder, died: TrainerDiedError, first_state: dict[str, Any]) -> Resumption | None:
         """Where to resume from; everything that came after it is removed."""
         resumption = find_checkpoint(folder.path)
         if resumption is None:
             clear_record(folder.path)
-            self.listeners.manager.load_state_dict(at_first)
+            self.listeners.manager.load_state_dict(first_state)
         else:
             truncate_record(resumption)
         place = FROM_THE_BEGINNING if resumption is None else resumption.row.name
@@ -130,7 +138,8 @@ class RayRun:
         config, listeners = self.config, self.listeners
         # Actors may have another working directory.
         absolute = config.model_copy(update={"output_dir": config.output_dir.resolve()})
-        there = None if resumption is None else replace(resumption, folder=resumption.folder.resolve())
+        if resumption is not None:
+            resumption = replace(resumption, folder=resumption.folder.resolve())
         self._record = record = DriverRecord(folder.path, listeners.manager, listeners.ctx)
         return RayRuntime(
             _BuildTrainer(
@@ -139,7 +148,7 @@ class RayRun:
                 folder.path.resolve(),
                 tuple(listeners.trainer),
                 tuple(listeners.every_trainer),
-                there,
+                resumption,
                 self.journal,
                 self.inputs,
                 pinned(),
@@ -155,7 +164,7 @@ class RayRun:
                 placement=config.ray.placement,
             ),
             limits=Limits(
-                lease_timeout=config.lease_timeout or config.wait_timeout / 2,
+                lease_timeout=config.lease_seconds,
                 min_makers=config.ray.min_makers,
                 max_restarts=config.ray.max_restarts,
             ),
@@ -169,6 +178,8 @@ class RayRun:
                 "report_eval": record.report_eval,
             },
             interruption=interruption,
+            outputs=ActorOutputs(is_shown=config.ray.log_to_driver),
+            makers_have_copies=any(isinstance(callback, BaseCallback) for callback in listeners.makers),
         )
 
     def summary(self) -> dict[str, Any]:
@@ -177,7 +188,7 @@ class RayRun:
         state = self._runtime.state
         known = self._runtime.summary or ({"steps_run": state.global_step} if state.global_step else {})
         errors = Counter(self.listeners.manager.errors) + Counter(self._runtime.callback_errors)
-        return known | {"callback_errors": dict(errors)}
+        return known | {"callback_errors": dict(errors), **performance_entry(self._runtime.performance)}
 
 
 def _check_devices(config: DetachedConfig) -> None:
@@ -222,8 +233,8 @@ class _RemoteRecord:
         self._ask = ask
 
     def before_saving(self) -> dict[str, Any]:
-        told: dict[str, Any] = self._ask("before_saving")
-        return told
+        state: dict[str, Any] = self._ask("before_saving")
+        return state
 
     def write_step(self, record: StepRecord) -> None:
         self._ask("write_step", record)
@@ -253,7 +264,7 @@ class _BuildTrainer:
     given: Given
     folder: Path
     callbacks: tuple[Any, ...]
-    of_every_rank: tuple[Any, ...]
+    every_rank: tuple[Any, ...]
     resumption: Resumption | None
     journal: tuple[Mapping[str, Any], ...]
     inputs: Inputs
@@ -265,15 +276,17 @@ class _BuildTrainer:
         # Read again here: what was edited since the driver read it, or lies otherwise on this machine, is refused.
         self.inputs.refuse_differences(replace(side.inputs, hooks=self.inputs.hooks))
         side.inputs = self.inputs
-        everywhere = [fresh(callback) for callback in self.of_every_rank]
+        everywhere = [fresh(callback) for callback in self.every_rank]
         if ties.replicas.rank == 0:
             self._check_folder()
         side.prepare(self.folder, ties.replicas, resumed=self.resumption is not None)
         if ties.replicas.rank:
             manager = CallbackManager(everywhere)
             self._restore(manager)
+            side.policy.published_base()  # every rank takes part; rank 0 publishes it
             other = side.assemble_participant(ties.replicas, manager, self.resumption)
-            return TrainerParts(other, None, None, lambda: {"callback_errors": manager.errors})
+            copies = [callback for callback in self.every_rank if isinstance(callback, BaseCallback)]
+            return TrainerParts(other, None, None, lambda: {"callback_errors": manager.errors}, copies)
         return self._first(ties, side, everywhere)
 
     def _first(self, ties: TrainerTies, side: TrainerSide, everywhere: list[BaseCallback]) -> TrainerParts:
@@ -294,7 +307,8 @@ class _BuildTrainer:
         )
         trainer, book = side.assemble_first(around)
         self._restore(manager)
-        return TrainerParts(trainer, book, store, lambda: side.summary(manager.errors))
+        copies = [one for one in (*self.callbacks, *self.every_rank) if isinstance(one, BaseCallback)]
+        return TrainerParts(trainer, book, store, lambda: side.summary(manager.errors), copies)
 
     def _restore(self, manager: CallbackManager) -> None:
         if self.resumption is not None:
@@ -318,15 +332,16 @@ class _BuildMaker:
     began: datetime | None
 
     @contextmanager
-    def __call__(self, name: str, store: Store, link: BaseCallback | None) -> Iterator[ExperienceMakerHolder]:
+    def __call__(self, name: str, store: Store, link: BaseCallback | None) -> Iterator[MakerParts]:
         config = self.config
         pin(self.began)
         torch.set_num_threads(config.threads)
         policy = load_policy(config, self.given)
         side = MakerSide(config, self.given, task=load_training_task(config, self.given), policy=policy)
         callbacks = [*([link] if link is not None else []), *(fresh(callback) for callback in self.callbacks)]
-        with side.scorer as scorer:
-            yield side.make(name, scorer, callbacks, _receiver(policy, store, name))
+        with side:
+            maker = side.make(name, callbacks, _receiver(policy, store, name))
+            yield MakerParts(maker, [one for one in self.callbacks if isinstance(one, BaseCallback)])
 
 
 def _receiver(policy: Policy, store: Store, name: str) -> Receiver:

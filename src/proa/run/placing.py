@@ -1,7 +1,8 @@
-"""Which callback lives where: with the run's driver, or with each maker."""
+"""Which callback lives where: with the run's driver, with the trainers, or with each maker."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -9,9 +10,11 @@ from typing import Any, Protocol
 
 from ..callbacks import EarlyStopping, JsonlMetrics, build_callback
 from ..config import DetachedConfig, ExperimentConfig, RunConfig
+from ..config.sections import TRAINING_PREFIXES
 from ..data.results import LogContext
 from ..data.state import LoopState
-from ..errors import CallbackConfigError
+from ..errors import CallbackConfigError, HookError
+from ..lifecycle.copies import PackedState, return_states
 from ..lifecycle.hooks import (
     BaseCallback,
     Callback,
@@ -28,6 +31,8 @@ from ..lifecycle.roles import make_callback
 from ..rewards.identity import identity
 from ..spelling import did_you_mean
 
+FIRST_TRAINER = "trainer_0"
+
 
 class TrainerListeners(Protocol):
     """The callbacks in the process of trainer rank 0."""
@@ -43,14 +48,18 @@ class TrainerListeners(Protocol):
 
 @dataclass
 class Listeners:
-    """The driver's manager, and what lives with each maker."""
+    """The callbacks of a run by where they live: in the driver's manager, with each maker, with the trainers.
+
+    Those that live elsewhere are callbacks or factories of them, and become one's own there (`fresh`).
+    """
 
     manager: CallbackManager
     makers: list[Any]
+    """What lives with each maker."""
     trainer: list[Any]
-    """What lives with the trainer, where that is another process."""
+    """What lives with trainer rank 0, where that is another process; else it is in the manager."""
     every_trainer: list[Any]
-    """The same of what lives with every one of several."""
+    """What lives with every trainer, where these are other processes; else it is in the manager."""
     _added: list[BaseCallback]
     ctx: LogContext
     """What loggers get to know of the run; `state.ctx` is the same object."""
@@ -67,13 +76,36 @@ class Listeners:
         return {}
 
     def place(self, callback: BaseCallback) -> None:
-        """The same of a callback that may be a maker's, or a trainer's in another process."""
+        """Put a callback where it lives: with the makers, with trainers in another process, or else in the manager."""
         if isinstance(callback, MakerCallback):
             self.makers.append(callback)
         elif self.trainer_apart and isinstance(callback, TrainerCallback):
             (self.every_trainer if callback.all_ranks else self.trainer).append(callback)
         else:
             self.add(callback)
+
+    def return_copies(self, states: Mapping[str, Sequence[PackedState]]) -> None:
+        """Give each instance that was copied the state of its copies, by the actors' names; of trainer rank 0 it is the
+        instance's own."""
+        first = [one for one in (*self.trainer, *self.every_trainer) if isinstance(one, BaseCallback)]
+        others = [one for one in self.every_trainer if isinstance(one, BaseCallback)]
+        makers = [one for one in self.makers if isinstance(one, BaseCallback)]
+        found: dict[int, dict[str, PackedState]] = {id(one): {} for one in (*first, *makers)}
+        for actor, packed in states.items():
+            theirs = first if actor == FIRST_TRAINER else others if actor.startswith("trainer_") else makers
+            for callback, state in zip(theirs, packed, strict=False):  # of an actor that died there are none
+                found[id(callback)][actor] = state
+        for callback in (*first, *makers):
+            return_states(callback, found[id(callback)], own=FIRST_TRAINER)
+
+    def note_shared(self, makers: Mapping[str, Sequence[BaseCallback]]) -> None:
+        """After a run in one process, `actor_copies` are the instances themselves; of a maker, those that it had."""
+        for callback in self.manager.callbacks:
+            if isinstance(callback, TrainerCallback):
+                vars(callback)["actor_copies"] = {FIRST_TRAINER: callback}
+        for place, given in enumerate(self.makers):
+            if isinstance(given, BaseCallback):
+                vars(given)["actor_copies"] = {name: callbacks[place] for name, callbacks in makers.items()}
 
     def experience_hooks(self) -> dict[str, str]:
         """Hooks that may change what makers made, by name, each with a digest of what it says."""
@@ -120,7 +152,7 @@ def place_callbacks(config: RunConfig, callbacks: Callbacks, ctx: LogContext | N
     )
     with ExitStack() as on_error:
         on_error.enter_context(listeners)  # a callback that is refused takes those before it out again
-        listeners.add(_HasContext(listeners.ctx))
+        listeners.add(_SetContext(listeners.ctx))
         for callback in here:
             if given is None:
                 manager.add(callback)
@@ -129,6 +161,9 @@ def place_callbacks(config: RunConfig, callbacks: Callbacks, ctx: LogContext | N
         listeners.add(JsonlMetrics(required=True))
         for callback in configured:
             listeners.place(callback)
+        for callback in [*manager.callbacks, *others]:
+            if isinstance(callback, BaseCallback):
+                vars(callback).pop("actor_copies", None)  # of an earlier run
         on_error.pop_all()
     return listeners
 
@@ -142,11 +177,11 @@ def standalone_context(config: RunConfig) -> LogContext:
 def _check_watched(metric: str, evals: Sequence[str]) -> None:
     """Raise if it is an eval's metric and the eval's name is misspelt; which others there will be is not known yet."""
     name, point, _ = metric.partition(".")
-    if point and name not in (*evals, "reward", "maker", "trainer") and (near := did_you_mean(name, evals)):
+    if point and name not in (*evals, *TRAINING_PREFIXES) and (near := did_you_mean(name, evals)):
         raise CallbackConfigError(f"early stopping watches {metric!r}, and no eval is named {name!r}{near}")
 
 
-class _HasContext(Callback):
+class _SetContext(Callback):
     """Gives the state its context before anybody else looks."""
 
     priority = Priority.METRICS + 1
@@ -175,6 +210,22 @@ class ToDriver(EveryMoment):
 
 
 def fresh(given: Any) -> BaseCallback:
-    """A maker's own copy of a callback where a factory can make one; an instance is shared, and locked."""
+    """A callback for one actor: made by a factory, or the instance that was given. Makers in threads share an instance,
+    which is locked; an actor on Ray gets a pickled copy."""
     made: BaseCallback = given if isinstance(given, BaseCallback) else given()
     return made
+
+
+def fresh_in_process(given: Any) -> BaseCallback:
+    """The same for one of several makers in one process, where an instance may ask to be copied."""
+    made = fresh(given)
+    if made is not given or not isinstance(made, MakerCallback) or not made.per_maker:
+        return made
+    try:
+        return copy.deepcopy(made)
+    except Exception as error:
+        name = type(made).__name__
+        raise HookError(
+            f"{name} has per_maker = True and cannot be copied for each maker ({type(error).__name__}: {error}): open "
+            f"what cannot be copied in the first hook instead, or pass a factory, e.g. functools.partial({name}, ...)"
+        ) from error

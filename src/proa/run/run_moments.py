@@ -28,7 +28,7 @@ from .evaluate import evaluate_folder
 from .experiment_result import summarise
 from .placing import Listeners
 
-log = logging.getLogger("proa.recipes")
+log = logging.getLogger("proa.run")
 
 
 class RunMoments:
@@ -46,7 +46,7 @@ class RunMoments:
         self._manager = listeners.manager
         self._benchmarks = benchmarks
         self._interruption = Interruption()
-        self._started = False
+        self._started = False  # whether `run_start` has fired
         listeners.add(_KeepArtifacts(self.result))
 
     def note_resumption(self, resumption: Resumption | None) -> None:

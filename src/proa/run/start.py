@@ -42,9 +42,9 @@ from .placing import Listeners, place_callbacks
 from .run_moments import RunMoments, StandaloneMoments
 from .supervised import SupervisedRun
 
-log = logging.getLogger("proa.recipes")
+log = logging.getLogger("proa.run")
 
-_BEFORE_THE_HEADER = {"config.json", ".config.json.new", ".run.json.new"}
+_WRITTEN_BEFORE_HEADER = {"config.json", ".config.json.new", ".run.json.new"}
 """What is written before `run.json` makes a folder a run's."""
 
 
@@ -114,7 +114,7 @@ def carry_out(
     seconds to wait for another process to leave the folder. With `allow_changes` a run continues though its data,
     rewards or models have changed. `now` is what chat templates take for now, by default when the run began.
     """
-    there = resume is not None and (config.folder / "run.json").exists()
+    is_resumed = resume is not None and (config.folder / "run.json").exists()
     interruption = interruption or Interruption()
     interruption.grace = config.checkpoint.grace
     with (
@@ -123,11 +123,11 @@ def carry_out(
         interruption.listening(),
         pinned_to(now or template_start(config.folder)),
     ):
-        if not there:
-            _remove_stillborn(config.folder)
+        if not is_resumed:
+            _remove_unfinished_start(config.folder)
             check_unused(config.folder)
-        saved = saved_config(config.folder) if there else {}
-        resumption = find_checkpoint(config.folder, resume or AUTO) if there else None
+        saved = saved_config(config.folder) if is_resumed else {}
+        resumption = find_checkpoint(config.folder, resume or AUTO) if is_resumed else None
         moments.note_resumption(resumption)
         # Without a checkpoint it begins again, and may begin otherwise.
         bound = None if resumption is None else resumption.bound_to
@@ -135,10 +135,10 @@ def carry_out(
         job = build()
         if resumption is not None:
             _compare_inputs(resumption, job.inputs, allow_changes)
-        folder = _reopened(config, resumption, changes) if there else _fresh(config)
+        folder = _reopened(config, resumption, changes) if is_resumed else _fresh(config)
         with (
             moments.around_experiment(folder),
-            _ending(job, folder, moments, is_new=not there),
+            _ending(job, folder, moments, is_new=not is_resumed),
             moments.around_run(interruption),
         ):
             interruption.leave_if_asked()  # while it was put together
@@ -178,10 +178,10 @@ def _compare_inputs(resumption: Resumption, now: Inputs, allow_changes: bool) ->
         log.warning("%s; this was allowed, and from here on it is another run than it would have been", line)
 
 
-def _remove_stillborn(folder: Path) -> None:
+def _remove_unfinished_start(folder: Path) -> None:
     """Remove what a run left that was killed before it had a header: `proa resume` would not know it as one."""
     inside = [path for path in folder.iterdir() if path.name != LOCK_NAME]
-    if {path.name for path in inside} <= _BEFORE_THE_HEADER:
+    if {path.name for path in inside} <= _WRITTEN_BEFORE_HEADER:
         for path in inside:
             path.unlink()
 
@@ -213,8 +213,8 @@ def _reopened(config: RunConfig, resumption: Resumption | None, changes: dict[st
     else:
         truncate_record(resumption)
     name = FROM_THE_BEGINNING if resumption is None else resumption.row.name
-    told = {key: {"before": before, "now": now} for key, (before, now) in changes.items()}
-    return RunFolder.reopen(config.folder, config.model_dump(mode="json"), checkpoint=name, changes=told)
+    described = {key: {"before": before, "now": now} for key, (before, now) in changes.items()}
+    return RunFolder.reopen(config.folder, config.model_dump(mode="json"), checkpoint=name, changes=described)
 
 
 NOT_SUMMED_UP = "how far it came is not in its header"

@@ -24,9 +24,9 @@ from ..record.spans import Span
 from ..resume.checkpoints import Checkpoints
 from ..roles.policy_trainer import PolicyTrainer
 
-ABOUT_SO_MANY = 50
+KEPT_STEPS = 50
 """Steps of a run whose completions are kept, where nothing else is said."""
-AFTER_A_STEP = ("eval", "save", "publish")
+BETWEEN_STEPS = ("eval", "save", "publish")
 """Kinds of work that come between a step and the next."""
 
 
@@ -50,7 +50,7 @@ class TakeStepRecord(Callback):
         self._tokenizer = tokenizer
         self._settings = config.record
         steps = config.total_steps * config.train_epochs
-        self._every = config.record.rollouts_every or max(1, steps // ABOUT_SO_MANY)
+        self._every = config.record.rollouts_every or max(1, steps // KEPT_STEPS)
         trainer.learner.keep_log_probs = self._is_kept(0)
 
     def on_step_end(self, state: LoopState, step_idx: int, batch: Any, metrics: dict[str, float]) -> None:
@@ -75,7 +75,7 @@ class TakeStepRecord(Callback):
 
     def _spans(self, step: int, evaluated: int | None = None) -> list[Span]:
         """What was done since this was last asked, for a step; evals, saves and publishes came after the one before."""
-        steps = dict.fromkeys(AFTER_A_STEP, step - 1)
+        steps = dict.fromkeys(BETWEEN_STEPS, step - 1)
         if evaluated is not None:
             steps["eval"] = evaluated
         own = [
@@ -144,7 +144,7 @@ class TakeLoopSpans(Callback):
         loop = self._checkpoints.loop
         assert loop is not None, "a loop attaches itself before its first step"
         spans = [
-            _span(kind, start, seconds, step - 1 if kind in AFTER_A_STEP else step)
+            _span(kind, start, seconds, step - 1 if kind in BETWEEN_STEPS else step)
             for kind, start, seconds in loop.activity.take_spans()
         ]
         if spans:

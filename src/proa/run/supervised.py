@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,36 +10,29 @@ import torch
 
 from ..actors.interruption import Interruption
 from ..actors.stop import StopRequest
+from ..callbacks.performance import measured_performance
 from ..config import ConfigError, SupervisedConfig
 from ..config.sections import EvalSection
-from ..config.supervised_settings import DPOSettings, SFTSettings
 from ..data.results import EvalResult
 from ..data.state import LoopState, TrainState
-from ..evals.evaluation import eval_source
 from ..evals.evaluator import PolicyEvaluator
 from ..learning.optimizer import Optimizer
 from ..lifecycle.hooks import Callback
 from ..lifecycle.policy import Priority
 from ..policy.models import weights_digest
-from ..policy.policy import Policy
 from ..record.run_folder import RunFolder
 from ..resume.checkpoints import Checkpoints
 from ..resume.inputs import Inputs, Rows, model_architecture, row_tokens, tokenizer_digest
-from ..resume.resuming import Resumption, changed_start_error, restore_process, start_digest
-from ..supervised.dpo import fit_dpo
-from ..supervised.reward_model import fit_reward_model
-from ..supervised.sft import Examples, fit_sft
+from ..resume.resuming import Resumption, changed_start_error, restore_process
 from ..supervised.training import HeldOut
-from ..tasks import Task, load_task
-from ..tasks.builtin import BUILTIN, builtin_task
-from ..tasks.preferences import load_preferences, tokenise_pair
 from ..tasks.task import TaskError
 from .driver_record import DriverRecord
 from .given import Given
-from .job import state_summary
-from .loading import begin_training, load_policy, load_trained_reward_model, load_training_task, optimizer_settings
-from .placing import Listeners
+from .job import performance_entry, state_summary
+from .loading import begin_training, optimizer_settings
+from .placing import FIRST_TRAINER, Listeners
 from .step_record import TakeLoopSpans
+from .supervised_kinds import FitOptions, supervised_kind
 
 TRIED_ROWS = 256
 """Rows that a checkpoint is bound to as tokens; the others as they are written, beside the tokenizer."""
@@ -53,19 +45,22 @@ class SupervisedRun:
         self.config = config
         self.listeners = listeners
         self.manager = listeners.manager
-        self.kind = config.algorithm.name
-        self.settings = config.algorithm.settings()
-        self.data: Any = training_data(config, given)
-        self.eval_section, self.eval_data = _held_out(config, self.kind)
-        is_reward_model = self.kind == "reward_model"
-        self.trained = load_trained_reward_model(config, given) if is_reward_model else load_policy(config, given)
-        self.inputs = self._inputs()
+        self.kind = kind = supervised_kind(config, given)
+        self._held_out_section = section = _measured_section(config)
+        self._held_out_data = None if section is None else kind.load_held_out(section)
+        kind.load_model()
+        self.trained = kind.trained
+        self.inputs = Inputs(
+            rows=Rows.of(row_tokens(self._row_tokens, kind.rows, TRIED_ROWS), kind.rows, len(kind.rows)),
+            tokenizer=tokenizer_digest(self.trained.tokenizer),
+            architecture=model_architecture(self.trained.model),
+        )
         self.state: LoopState | None = None
         self.optimizer: Optimizer | None = None
         self._record: DriverRecord | None = None
         self.evaluators = self._generating_evaluators(given)
         if self.listeners.makers:
-            raise ConfigError(f"{self.kind} has no makers: a MakerCallback would never be called")
+            raise ConfigError(f"{config.algorithm.name} has no makers: a MakerCallback would never be called")
 
     def train(self, folder: RunFolder, resumption: Resumption | None, interruption: Interruption) -> TrainState:
         config = self.config
@@ -83,93 +78,53 @@ class SupervisedRun:
             restore_process(resumption, self.manager)
         if config.record.spans:
             self.listeners.add(TakeLoopSpans(record, checkpoints))
-        common: dict[str, Any] = {
-            "steps": config.total_steps,
-            "batch_size": config.train_batch_size,
-            "epochs": config.train_epochs,
-            "optimizer": self.optimizer,
-            "token_budget": config.optimizer.token_budget,
-            "seed": config.seed,
-            "callbacks": self.manager,
-            "evaluators": self.evaluators,
-            "saver": checkpoints,
-            "output_dir": config.folder,
-            "settings": self.settings,
-            "held_out": self._held_out_data(),
-        }
-        with record.finishing():
-            return _FITS[self.kind](self, common)
-
-    def _inputs(self) -> Inputs:
-        rows: Sequence[Any] = self.data.rows if isinstance(self.data, Task) else self.data
-        return Inputs(
-            rows=Rows.of(row_tokens(self._row_tokens(), rows, TRIED_ROWS), rows, len(rows)),
-            tokenizer=tokenizer_digest(self.trained.tokenizer),
-            architecture=model_architecture(self.trained.model),
+        options = FitOptions(
+            steps=config.total_steps,
+            batch_size=config.train_batch_size,
+            epochs=config.train_epochs,
+            optimizer=self.optimizer,
+            token_budget=config.optimizer.token_budget,
+            seed=config.seed,
+            callbacks=self.manager,
+            evaluators=self.evaluators,
+            saver=checkpoints,
+            output_dir=config.folder,
         )
+        try:
+            with record.finishing():
+                return self.kind.fit(options, self._held_out())
+        finally:
+            self.listeners.note_shared({})
 
-    def _row_tokens(self) -> Callable[[int], Any]:
-        """Makes tokens of the row at a place, as training will; a mistake in one is reported there."""
-        tokenizer, settings = self.trained.tokenizer, self.settings
-        if isinstance(settings, SFTSettings):
-            # What is learned of a row is not part of it, nor how long it may be.
-            examples = Examples(self.data, tokenizer, replace(settings, train_on_prompt=False, max_length=None))
-
-        def tokens(place: int) -> Any:
-            try:
-                if isinstance(settings, SFTSettings):
-                    return [examples[place].sequences, examples[place].action_mask]
-                return tokenise_pair(self.data[place], tokenizer, where="")
-            except TaskError as error:
-                return str(error)
-
-        return tokens
-
-    @property
-    def needs_reference(self) -> bool:
-        return isinstance(self.settings, DPOSettings) and not self.settings.reference_free
+    def _row_tokens(self, place: int) -> Any:
+        """The tokens of the row at a place; a mistake in it is reported when it is trained on."""
+        try:
+            return self.kind.row_tokens(place)
+        except TaskError as error:
+            return str(error)
 
     def summary(self) -> dict[str, Any]:
         if self.state is None or self.optimizer is None:
             return {}
+        measured = measured_performance(self.manager.callbacks)
         return {
             **state_summary(self.state, [section.name for section in self.config.eval], self.manager.errors),
             "weights_digest": weights_digest(self.trained.weights() | self.optimizer.masters),
+            **performance_entry({} if measured is None else {FIRST_TRAINER: measured}),
         }
-
-    # -- the three kinds -----------------------------------------------------------------------------
-
-    def _fit_sft(self, common: dict[str, Any]) -> LoopState:
-        return fit_sft(self.trained.model, self.trained.tokenizer, self.data, **common)
-
-    def _fit_dpo(self, common: dict[str, Any]) -> LoopState:
-        policy = self.trained
-        assert isinstance(policy, Policy)
-        # Where the model as it is now is the reference, it is asked about every pair before the first step.
-        other = self.needs_reference and not policy.reference_is_start
-        return fit_dpo(
-            policy.model,
-            policy.tokenizer,
-            self.data,
-            reference=policy.reference().active if other else None,
-            **common,
-        )
-
-    def _fit_reward_model(self, common: dict[str, Any]) -> LoopState:
-        return fit_reward_model(self.trained.model, self.trained.tokenizer, self.data, **common)
 
     # -- evals ---------------------------------------------------------------------------------------
 
-    def _held_out_data(self) -> HeldOut[Any] | None:
-        section = self.eval_section
-        if section is None or not self.eval_data:
+    def _held_out(self) -> HeldOut[Any] | None:
+        section, data = self._held_out_section, self._held_out_data
+        if section is None or not data:
             return None
-        return HeldOut(self.eval_data, section.name, section.run_every, section.baseline, self._report_scores)
+        return HeldOut(data, section.name, section.run_every, section.baseline, self._report_scores)
 
     def _generating_evaluators(self, given: Given) -> list[PolicyEvaluator]:
         sections = [section for section in self.config.eval if not _is_measured(section)]
         generating = [section for section in sections if section.evaluator is None]
-        if generating and self.kind == "reward_model":
+        if generating and not self.kind.generates:
             raise ConfigError(f"eval {generating[0].name}: a reward model generates nothing; set its kind to loss")
         return [
             PolicyEvaluator(section, self.config, self.trained, given.evaluators.get(section.name))
@@ -221,14 +176,8 @@ class SupervisedCheckpoints(Checkpoints):
         self._run.optimizer.load_state_dict(self._resumption.part("optimizer"))
 
     def _checked_start(self) -> str:
-        """The digest of what the run began with, where that is the reference, or lies under an adapter that is saved
-        merged; a resumed run must begin with the same. (Other adapters say themselves what they are over.)"""
-        trained = self._run.trained
-        if isinstance(trained, Policy):
-            is_needed = self._run.needs_reference and trained.reference_is_start
-            digest = start_digest(trained) if is_needed else ""
-        else:
-            digest = trained.base_digest
+        """The digest of what the run began with; a resumed run must begin with the same."""
+        digest = self._run.kind.start_digest()
         if digest and self._resumption is not None:
             before = self._resumption.part("run")["start_digest"]
             if before not in ("", digest):  # a run of version 0.1 noted none for an adapter
@@ -249,53 +198,19 @@ class _Remember(Callback):
         self._run.state = state
 
 
-_FITS: Mapping[str, Callable[[SupervisedRun, dict[str, Any]], LoopState]] = {
-    "sft": SupervisedRun._fit_sft,
-    "dpo": SupervisedRun._fit_dpo,
-    "reward_model": SupervisedRun._fit_reward_model,
-}
-
-
-def training_data(config: SupervisedConfig, given: Given) -> Any:
-    """Rows with answers, or pairs."""
-    return load_training_task(config, given) if config.algorithm.name == "sft" else _pairs(config, given)
-
-
-def _pairs(config: SupervisedConfig, given: Given) -> Any:
-    if given.data is None and config.task.source in BUILTIN:
-        raise ConfigError(
-            f"the task {config.task.source} has prompts and answers, and {config.algorithm.name} learns from pairs: "
-            "give a file of prompt, chosen and rejected"
-        )
-    pairs = load_preferences(config.task.source if given.data is None else given.data)
-    return pairs[: config.task.count]
-
-
 def _is_measured(section: EvalSection) -> bool:
     """Whether it is a loss on data as it is, rather than of completions or by a function of the user's own."""
     return section.kind != "generate" and section.evaluator is None
 
 
-def _held_out(config: SupervisedConfig, kind: str) -> tuple[EvalSection | None, Any]:
-    """The eval that measures on data as it is, and its data."""
+def _measured_section(config: SupervisedConfig) -> EvalSection | None:
+    """The eval that measures on data as it is."""
     sections = [section for section in config.eval if _is_measured(section)]
     if not sections:
-        return None, None
+        return None
     if len(sections) > 1:
         raise ConfigError(f"one eval of kind loss is enough: {sections[0].name} and {sections[1].name} are two")
     for key in ("metric", "max_new_tokens", "apart"):
         if getattr(sections[0], key) not in (None, False):
             raise ConfigError(f"eval {sections[0].name}: {key} is for evals that generate; set its kind to generate")
-    return sections[0], (_eval_rows if kind == "sft" else _eval_pairs)(sections[0], config)
-
-
-def _eval_rows(section: EvalSection, config: SupervisedConfig) -> Task:
-    source = eval_source(section, config)
-    if source in BUILTIN:
-        return builtin_task(source, "test", section.count)
-    task = load_task(source, prompt_column=config.task.prompt_column)
-    return Task(task.name, task.rows[: section.count], task.reward)
-
-
-def _eval_pairs(section: EvalSection, config: SupervisedConfig) -> Any:
-    return load_preferences(eval_source(section, config))[: section.count]
+    return sections[0]

@@ -79,7 +79,7 @@ class Member:
     slot: str
     health: Health = Health.RESTARTING
     restarts: int = 0
-    in_vain: int = 0
+    idle_losses: int = 0
     """How many in a row were lost here before they had made anything."""
     reason: str = ""
     """Why the last one was lost."""
@@ -92,14 +92,16 @@ class Member:
     def after(self, sign: Sign, reason: str = "") -> Member:
         health = next_health(self.health, sign)
         restarts = self.restarts + (sign is Sign.REPLACED and self.health is Health.DEAD)
-        in_vain = 0 if sign is Sign.MADE else self.in_vain + (sign is Sign.LOST and self.health is not Health.DEAD)
-        return replace(self, health=health, restarts=restarts, in_vain=in_vain, reason=reason or self.reason)
+        idle_losses = (
+            0 if sign is Sign.MADE else self.idle_losses + (sign is Sign.LOST and self.health is not Health.DEAD)
+        )
+        return replace(self, health=health, restarts=restarts, idle_losses=idle_losses, reason=reason or self.reason)
 
 
-def back_off(in_vain: int, *, first: float = 0.5, longest: float = 30.0) -> float:
+def back_off(idle_losses: int, *, first: float = 0.5, longest: float = 30.0) -> float:
     """Seconds to wait before a maker is started again: twice as long each time.
 
     >>> [back_off(n) for n in range(4)], back_off(50)
     ([0.5, 1.0, 2.0, 4.0], 30.0)
     """
-    return min(longest, first * 2.0 ** min(in_vain, 30))
+    return min(longest, first * 2.0 ** min(idle_losses, 30))

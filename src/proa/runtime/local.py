@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
 from time import monotonic
+from typing import Protocol
 
 from ..actors.waiting import ClosedError, LongWaits, WaitTimeoutError
 from ..leases.book import LeaseBook
-from ..lifecycle.manager import CallbackManager
 from ..record.live import ActorView, LiveFile, LiveView
 from ..roles.maker import ExperienceMakerHolder
 from ..roles.trainer import DetachedTrainer
@@ -25,22 +24,27 @@ GOODBYE_SECONDS = 5.0
 """How long makers may take to notice that the run is over; one that hangs is left to die with the process."""
 
 
+class MakerBuilder(Protocol):
+    """Builds the makers of a run."""
+
+    def make(self, name: str) -> ExperienceMakerHolder:
+        """A maker of that name; called again for each replacement."""
+
+
 class LocalRuntime:
     """Runs one trainer and its makers to the end, replacing makers that die or hang.
 
-    `make_maker` builds a maker by name; it is called again for each replacement. `watch` shows the run from time to
-    time, and once more when everyone has ended.
+    `watch` shows the run from time to time, and once more when everyone has ended.
     """
 
     def __init__(
         self,
         trainer: DetachedTrainer,
-        make_maker: Callable[[str], ExperienceMakerHolder],
+        builder: MakerBuilder,
         *,
         makers: int,
         book: LeaseBook,
         store: WeightStore,
-        callbacks: CallbackManager | None = None,
         limits: Limits | None = None,
         watch: LiveFile | None = None,
     ) -> None:
@@ -48,13 +52,10 @@ class LocalRuntime:
         self._book = book
         self._store = store
         self._watch = watch
-        self._maker_threads = MakerThreads(make_maker, book, store)
+        self._maker_threads = MakerThreads(builder, book, store)
         self._supervisor = Supervisor(
-            makers,
-            self._maker_threads,
-            manager=callbacks or trainer.manager,
-            limits=limits or Limits(),
-        )
+            makers, self._maker_threads, manager=trainer.manager, limits=limits or Limits()
+        )  # fmt: skip
         self._failure: Failure | None = None
         self._over = threading.Event()
         self._long_waits = LongWaits(trainer.name)
@@ -106,7 +107,7 @@ class LocalRuntime:
     def _give_up(self, failure: Failure) -> None:
         self._failure = failure
         self._over.set()
-        self._book.close(failure.reason, step_goes_on=True)
+        self._book.close(failure.reason, step_continues=True)
 
     def _mention_long_waits(self) -> None:
         try:
@@ -195,15 +196,15 @@ class MakerThreads:
 
     slots_differ = False
 
-    def __init__(self, make_maker: Callable[[str], ExperienceMakerHolder], book: LeaseBook, store: WeightStore) -> None:
-        self._make_maker = make_maker
+    def __init__(self, builder: MakerBuilder, book: LeaseBook, store: WeightStore) -> None:
+        self._builder = builder
         self._book = book
         self._store = store
         self.gate = threading.Event()
         """Opened when the run begins: makers get ready before it, and do nothing that is heard."""
 
-    def start(self, name: str) -> MakerThread:
-        return MakerThread(name, self._make_maker(name), self._book, self._store, self.gate)
+    def start(self, name: str, slot: int) -> MakerThread:
+        return MakerThread(name, self._builder.make(name), self._book, self._store, self.gate)
 
     def overdue(self, seconds: float) -> dict[int, str]:
         return self._book.overdue(seconds)

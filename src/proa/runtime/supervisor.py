@@ -16,12 +16,14 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Protocol
 
+from ..callbacks.performance import Performance
 from ..errors import ProaError
+from ..lifecycle.copies import PackedState
 from ..lifecycle.manager import CallbackManager
 from ..record.live import ActorView
 from .fleet import Health, Member, Sign, back_off
@@ -76,6 +78,10 @@ class MakerEnd:
     callback_errors: Mapping[str, int] = field(default_factory=dict)
     error: BaseException | None = None
     """What was raised, if it was raised in this process."""
+    copies: Sequence[PackedState] = ()
+    """The state of its copies of callbacks, if it was another process."""
+    performance: Performance | None = None
+    """What an evaluator has measured there."""
 
 
 class Worker(Protocol):
@@ -133,7 +139,8 @@ class Workplace(Protocol):
         what no maker can do in one slot none can do in any.
         """
 
-    def start(self, name: str) -> Worker: ...
+    def start(self, name: str, slot: int) -> Worker:
+        """A maker of that name; in each slot there is one at a time."""
 
     def overdue(self, seconds: float) -> Mapping[int, str]:
         """Leases that one maker has had for longer than that, and which maker."""
@@ -204,7 +211,7 @@ class Supervisor:
         """Start the first maker of every slot."""
         for number in range(self._makers):
             member = Member(f"maker_{number}")
-            self._slots.append(Slot(member, self._workplace.start(member.name), self._clock()))
+            self._slots.append(Slot(member, self._workplace.start(member.name, number), self._clock()))
 
     def check(self) -> bool:
         """Find out who is lost; whether anybody is. Those are replaced by `start_due`."""
@@ -219,11 +226,11 @@ class Supervisor:
 
     def start_due(self) -> None:
         """Start a replacement in every slot where it is time to, unless the run is over."""
-        for slot in self._slots:
+        for number, slot in enumerate(self._slots):
             is_due = slot.member.health is Health.DEAD and not slot.is_given_up and self._clock() >= slot.start_at
             if is_due and self.failure is None and not self._is_closed:
                 member = slot.member.after(Sign.REPLACED)
-                worker = self._workplace.start(member.name)
+                worker = self._workplace.start(member.name, number)
                 self._lost_callback_errors.update(slot.callback_errors)
                 slot.member, slot.worker, slot.end, slot.heard_at = member, worker, None, self._clock()
                 self._manager.fire("maker.recreated", member.name, member.reason)
@@ -333,7 +340,7 @@ class Supervisor:
         self.failure = self._judge(slot, end, held)
         if self.failure is None:
             log.warning("%s is lost: %s%s", name, end.reason, worker.describe_log(), exc_info=end.error)
-            delay = back_off(max(0, slot.member.in_vain - 1)) if self._workplace.slots_differ else 0.0
+            delay = back_off(max(0, slot.member.idle_losses - 1)) if self._workplace.slots_differ else 0.0
             slot.start_at = self._clock() + delay
 
     def _judge(self, slot: Slot, end: MakerEnd, held: list[int]) -> Failure | None:
@@ -342,7 +349,7 @@ class Supervisor:
         most_losses, fewest_slots = limits.lease_attempts, self._makers
         if self._workplace.slots_differ:
             most_losses, fewest_slots = limits.max_restarts, limits.min_makers
-        slot.is_given_up = slot.member.in_vain >= most_losses
+        slot.is_given_up = slot.member.idle_losses >= most_losses
         if slot.is_given_up and sum(not one.is_given_up for one in self._slots) < fewest_slots:
             reason = end.reason
         for lease_id in held if end.lease_id is None else [end.lease_id]:

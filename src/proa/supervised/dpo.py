@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, TypeAlias
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -21,6 +19,7 @@ from ..loop import Evaluator, Saver
 from ..maths.preferences import dpo_sigmoid, ipo, log_ratios
 from ..policy.log_probs import action_statistics, check_causal
 from ..policy.measuring import measuring
+from ..policy.policy import FrozenModel, Reference
 from ..tasks.preferences import PreferencePair, TokenisedPair
 from .training import (
     BatchOrder,
@@ -39,12 +38,6 @@ from .training import (
     tokenise_pairs,
 )
 
-Reference: TypeAlias = PreTrainedModel | Callable[[], AbstractContextManager[Any]]
-"""A frozen model, or what makes a context: the model it gives is the reference, or the policy itself if it gives none.
-
-With LoRA: `lambda: adapter_off(model)`, under which the policy is its base.
-"""
-
 
 def fit_dpo(
     model: PreTrainedModel,
@@ -55,7 +48,7 @@ def fit_dpo(
     batch_size: int = 32,
     epochs: int = 1,
     settings: DPOSettings | None = None,
-    reference: Reference | None = None,
+    reference: Reference | PreTrainedModel | None = None,
     optimizer: OptimizerSettings | Optimizer | None = None,
     token_budget: int = 16_384,
     seed: int = 0,
@@ -68,12 +61,15 @@ def fit_dpo(
     """Train `model` in place for `epochs` times `steps` steps (None: one pass over the pairs).
 
     The loss is the mean over a batch's pairs, whatever the micro-batches; prompts are not learned. The reference is
-    the model as it is now, unless another is given. Its log-probabilities are taken once per pair: of the model as
-    it is now before the first step, so that no copy is held; of another at a pair's first use.
+    the model as it is now, unless another is given: a frozen model, or a `Reference` such as `AdapterOff(model)`. Its
+    log-probabilities are taken once per pair: of the model as it is now before the first step, so that no copy is held;
+    of another at a pair's first use.
     """
     settings = settings or DPOSettings()
     if settings.reference_free and reference is not None:
         raise SupervisedError("reference_free has no reference: leave out one of the two")
+    if isinstance(reference, PreTrainedModel):
+        reference = FrozenModel(reference)
     order = BatchOrder(len(pairs), batch_size, steps, epochs, seed)
     max_length = check_context(model, settings.max_length)
     check_causal(model)
@@ -113,8 +109,7 @@ class ReferenceLogProbs:
         pairs: Mapping[int, TokenisedPair],
         token_budget: int,
     ) -> None:
-        self._model = model
-        self._reference = _as_context(model, reference)
+        self._reference = FrozenModel(model) if reference is None else reference
         self._pairs = pairs
         self._token_budget = token_budget
         self._known: dict[int, tuple[float, float]] = {}
@@ -129,14 +124,12 @@ class ReferenceLogProbs:
     def _learn(self, places: Sequence[int]) -> None:
         if not places:
             return
-        with self._reference() as given:
-            reference = self._model if given is None else given
-            with measuring(reference):
-                for micro in pair_batch(self._pairs, places).micro_batches(self._token_budget):
-                    chosen_N, rejected_N = completion_log_probs(reference, micro.pairs)
-                    both = list(zip(chosen_N.tolist(), rejected_N.tolist(), strict=True))
-                    _refuse_impossible(micro.places, both)
-                    self._known.update(zip(micro.places, both, strict=True))
+        with self._reference.active() as reference, measuring(reference):
+            for micro in pair_batch(self._pairs, places).micro_batches(self._token_budget):
+                chosen_N, rejected_N = completion_log_probs(reference, micro.pairs)
+                both = list(zip(chosen_N.tolist(), rejected_N.tolist(), strict=True))
+                _refuse_impossible(micro.places, both)
+                self._known.update(zip(micro.places, both, strict=True))
 
 
 def _refuse_impossible(places: Sequence[int], log_probs: Sequence[tuple[float, float]]) -> None:
@@ -193,14 +186,6 @@ def held_out_scores(
 
 
 _LOSS_NAMES = {"sigmoid": "dpo_sigmoid", "ipo": "ipo"}
-
-
-def _as_context(model: PreTrainedModel, reference: Reference | None) -> Callable[[], AbstractContextManager[Any]]:
-    if reference is None:
-        return lambda: nullcontext(model)
-    if isinstance(reference, PreTrainedModel):
-        return lambda: nullcontext(reference)
-    return reference
 
 
 def _item(prompt: Sequence[int], completion: Sequence[int]) -> BufferItem:

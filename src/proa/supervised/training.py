@@ -294,7 +294,7 @@ def score_pairs(
 
 
 def held_out_means(numbers: Mapping[str, torch.Tensor], names: Sequence[str]) -> dict[str, float]:
-    """Means over the pairs whose margin is a number; `nan_pairs` says how many are none, where there are any."""
+    """Means over the pairs whose margin is a number; `nan_pairs` counts the others, if there are any."""
     scored_N = ~numbers["margin"].isnan()
     means = {("eval_loss" if name == "loss" else name): float(numbers[name][scored_N].mean()) for name in names}
     missing = int((~scored_N).sum())

@@ -17,9 +17,11 @@ from ray.actor import ActorHandle
 
 from ...actors.interruption import Interruption
 from ...actors.waiting import ClosedError, LongWaits, WaitTimeoutError
+from ...callbacks.performance import Performance
 from ...data.state import LoopState
 from ...errors import ProaError
 from ...learning.replicas import ReplicaError
+from ...lifecycle.copies import PackedState
 from ...lifecycle.manager import CallbackManager
 from ...record.live import ActorView, LiveFile, LiveView
 from ..supervisor import START_SECONDS, Limits, RunFailedError, Supervisor
@@ -29,6 +31,7 @@ from .link import Interests
 from .listening import Listening
 from .maker_host import BuildMaker
 from .makers import MakerActors
+from .output import ActorOutputs
 from .places import Places, RaySettings
 from .probe import check_connected_cluster
 from .replies import Location
@@ -75,6 +78,8 @@ class RayRuntime:
         live: LiveFile | None = None,
         services: Mapping[str, Callable[..., Any]] | None = None,
         interruption: Interruption | None = None,
+        outputs: ActorOutputs | None = None,
+        makers_have_copies: bool = False,
     ) -> None:
         self._build_trainer = build_trainer
         self._build_maker = build_maker
@@ -91,13 +96,19 @@ class RayRuntime:
         self._watched: list[Watched[ActorView]] = []
         self._training: list[LongCall[Outcome]] = []
         self._supervisor: Supervisor | None = None
+        self._makers: MakerActors | None = None
+        self._outputs = outputs or ActorOutputs(is_shown=False)
+        self._makers_have_copies = makers_have_copies
         self._fatal: Exception | None = None
         self._interruption = interruption or Interruption()
-        self._is_listened_for = interruption is not None
         self._checked_at = 0.0
         self._long_waits = LongWaits("the trainer" if trainers == 1 else "trainer_0")
         self.summary: dict[str, Any] = {}
         """How far the run came, for its header."""
+        self.copies: dict[str, Sequence[PackedState]] = {}
+        """At the end, the state of callbacks' copies in each actor, as far as it is known."""
+        self.performance: dict[str, Performance] = {}
+        """At the end, what evaluators measured in each actor."""
         self._trainer_errors: Counter[str] = Counter()
 
     @property
@@ -113,10 +124,7 @@ class RayRuntime:
 
     def run(self, total_steps: int, update_steps: int, train_epochs: int = 1) -> None:
         """Train to the end. Whatever happens, every moment that began has ended, and no actor is left."""
-        # Polled by the loop: an exception in the middle of a call to Ray would corrupt it.
-        self._interruption.polled = True
-        listening = contextlib.nullcontext() if self._is_listened_for else self._interruption.listening()
-        with listening, self._listening.attached():
+        with self._interruption.listening(), self._interruption.polling(), self._listening.attached():
             places = Places(self._settings, **self._counts)
             try:
                 self._start(places)
@@ -129,11 +137,15 @@ class RayRuntime:
                 self._listening.end_open_moments(error)
                 raise
             finally:
+                with contextlib.suppress(Exception):  # the cluster may be gone
+                    self._collect_copies()
                 if self._supervisor is not None:
                     self._supervisor.end(KILL_SECONDS)
                 for trainer in self._trainers:
                     with contextlib.suppress(Exception):
                         ray.kill(trainer)
+                with contextlib.suppress(Exception):
+                    self._outputs.finish()
                 places.release()
 
     # -- starting ------------------------------------------------------------------------------------
@@ -147,16 +159,22 @@ class RayRuntime:
             )  # fmt: skip
         interests = self._listening.interests()
         self._trainers = self._start_trainers(places, interests)
-        self._supervisor = Supervisor(
-            self._counts["makers"],
-            MakerActors(
-                self._build_maker, self._trainers[0], places=places, interests=interests, patience=self._patience
-            ),
-            manager=self._manager,
-            limits=self._limits,
+        self._makers = MakerActors(
+            self._build_maker,
+            self._trainers[0],
+            places=places,
+            interests=interests,
+            patience=self._patience,
+            outputs=self._outputs,
+            has_copies=self._makers_have_copies,
         )
+        self._supervisor = Supervisor(
+            self._counts["makers"], self._makers, manager=self._manager, limits=self._limits
+        )  # fmt: skip
         self._supervisor.start()
         self._locations = self._call_trainers("ready", START_SECONDS)
+        for rank, location in enumerate(self._locations):
+            self._outputs.follow(f"trainer_{rank}", location)
         first, *others = self._trainers
         self._watched = [Watched("a trainer", self._patience, other.view) for other in others]
         address = request(first.address, who="trainer_0", seconds=START_SECONDS) if others else None
@@ -166,7 +184,7 @@ class RayRuntime:
         first = _remote(concurrency_groups=TrainerHost.GROUPS)(TrainerHost)
         other = _remote(concurrency_groups=RankHost.GROUPS)(RankHost)
         size = self._counts["trainers"]
-        common = (size, self._backend, self._patience)
+        common = (size, self._backend, self._patience, self._outputs.is_shown)
         return [
             first.options(**places.trainer_options(0)).remote(self._build_trainer, interests, *common),
             *(
@@ -195,6 +213,7 @@ class RayRuntime:
                 look_at = monotonic() + RAYLET_SECONDS
             if until is not None and monotonic() > until:
                 raise RunFailedError(f"{who()} did not start within {seconds:g} s: are there resources for it?")
+            self._outputs.show()
             time.sleep(0.05)
 
     # -- while it runs -------------------------------------------------------------------------------
@@ -205,6 +224,7 @@ class RayRuntime:
         leave_at = float("inf")
         while True:
             anything_asked = self._exchange(CHECK_SECONDS)
+            self._outputs.show()
             try:
                 if not anything_asked and self._training[0].ended():
                     return self._training[0].value
@@ -317,10 +337,24 @@ class RayRuntime:
         with contextlib.suppress(RunFailedError, UnreachableError, ray.exceptions.RayError):
             while monotonic() < until and (supervisor.is_unfinished or not all(call.ended() for call in others)):
                 self._exchange(0.05)
+                self._outputs.show()
                 supervisor.collect_ends()
             snapshot = self._snapshot(END_SECONDS)
             if self._live is not None:
                 self._live.look(lambda: self._view(snapshot))
+
+    def _collect_copies(self) -> None:
+        """Note what actors reported at their end, or before it, of what became of callbacks there."""
+        for call in self._training:
+            with contextlib.suppress(ray.exceptions.RayError, UnreachableError):
+                if call.ended():
+                    self.copies[call.who] = call.value.copies
+                    if call.value.performance is not None:
+                        self.performance[call.who] = call.value.performance
+        for maker in self._makers.started if self._makers is not None else ():
+            self.copies[maker.name] = maker.copies
+            if maker.performance is not None:
+                self.performance[maker.name] = maker.performance
 
     def _trainer_error(self, rank: int, outcome: Outcome) -> Exception:
         """A trainer's error, as it would be raised if the trainer ran in this process."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -17,9 +17,14 @@ from ray.actor import ActorHandle
 
 from ...actors.concurrency import concurrency_group
 from ...actors.waiting import ClosedError, LeaseFailedError, WaitTimeoutError
+from ...callbacks.performance import measured_performance
 from ...data.lease import Delivery, Lease
-from ...lifecycle.hooks import BaseCallback
+from ...data.versions import NO_VERSION
+from ...lifecycle.copies import PackedState
+from ...lifecycle.hooks import BaseCallback, MakerCallback
+from ...lifecycle.manager import CallbackManager
 from ...lifecycle.moments import Scope
+from ...lifecycle.policy import Priority
 from ...record.live import ActorView
 from ...record.secrets import redact_values
 from ...roles.maker import ExperienceMakerHolder
@@ -29,9 +34,10 @@ from ..supervisor import MakerEnd, describe
 from ..views import view_maker
 from .calls import Once, request
 from .link import Answer, DriverLink, Interests, Question
-from .replies import NO_VERSION, POLL_SECONDS, Location, Reply
+from .output import keep_output
+from .replies import POLL_SECONDS, Location, Reply
 from .trainer_host import TrainerHost
-from .transport import wrap_delivery
+from .transport import pack_states, wrap_delivery
 
 
 class RemoteBook:
@@ -138,10 +144,36 @@ def _request(method: Any, *arguments: Any, patience: float) -> Reply:
     return reply
 
 
-BuildMaker = Callable[[str, RemoteStore, BaseCallback | None], AbstractContextManager[ExperienceMakerHolder]]
+@dataclass(frozen=True)
+class MakerParts:
+    """What a maker's actor is built of."""
+
+    maker: ExperienceMakerHolder
+    copies: Sequence[BaseCallback] = ()
+    """Copies of callbacks of which the driver has the originals, in its order."""
 
 
-@dataclass
+BuildMaker = Callable[[str, RemoteStore, BaseCallback | None], AbstractContextManager[MakerParts]]
+
+
+class SnapshotOfCopies(MakerCallback):
+    """Packs the copies of callbacks between two batches, where nobody changes them, if that was asked for since."""
+
+    priority = Priority.LOGGING - 1
+    uses_asyncio = False
+
+    def __init__(self, copies: Sequence[BaseCallback]) -> None:
+        self._copies = copies
+        self.is_wanted = False
+        self.packed: tuple[PackedState, ...] = ()
+
+    def on_batch_end(self) -> None:
+        if self.is_wanted:
+            self.is_wanted = False
+            self.packed = pack_states(self._copies)
+
+
+@dataclass(repr=False)
 class MakerHost:
     """One maker."""
 
@@ -150,10 +182,19 @@ class MakerHost:
     trainer: ActorHandle[TrainerHost]
     interests: Interests
     patience: float
+    keeps_output: bool = False
     maker: ExperienceMakerHolder | None = None
+    snapshot: SnapshotOfCopies | None = None
     worked: Once[MakerEnd] = field(default_factory=Once)
 
-    GROUPS: ClassVar = {"work": 1, "look": 2}
+    GROUPS: ClassVar = {"work": 1, "look": 3}
+
+    def __post_init__(self) -> None:
+        if self.keeps_output:
+            keep_output(self.name)
+
+    def __repr__(self) -> str:
+        return self.name  # Ray writes it to its logs
 
     @concurrency_group("work")
     def work(self) -> MakerEnd:
@@ -165,21 +206,29 @@ class MakerHost:
         book = RemoteBook(self.trainer, store, self.patience)
         own = self.interests.within(Scope.MAKER)
         link = DriverLink(self.name, own, self._ask, self.patience) if own.events else None
+        reason, lease_id, copies = "", None, tuple[BaseCallback, ...]()
         try:
-            with self.build(self.name, store, link) as maker:
-                self.maker = maker
+            with self.build(self.name, store, link) as parts:
+                self.maker, copies = parts.maker, tuple(parts.copies)
+                if copies:
+                    self.snapshot = SnapshotOfCopies(copies)
+                    self.maker.manager.add(self.snapshot)
                 store.wait_for_trainer()
-                maker.work(book, store)
+                self.maker.work(book, store)
         except ClosedError:
             pass  # the run is over
         except BaseException as error:
-            print(redact_values(traceback.format_exc()), file=sys.stderr, flush=True)  # into this actor's log
-            return MakerEnd(describe(error), getattr(error, "lease_id", None), self._callback_errors)
-        return MakerEnd(callback_errors=self._callback_errors)
-
-    @property
-    def _callback_errors(self) -> dict[str, int]:
-        return self.maker.manager.errors if self.maker is not None else {}
+            reason, lease_id = describe(error), getattr(error, "lease_id", None)
+            print(redact_values(traceback.format_exc()), file=sys.stderr, flush=True)
+        sys.stdout.flush()  # a last line without an end
+        manager = self.maker.manager if self.maker is not None else CallbackManager()
+        return MakerEnd(
+            reason,
+            lease_id,
+            manager.errors,
+            copies=pack_states(copies),
+            performance=measured_performance(manager.callbacks),
+        )
 
     def _ask(self, question: Question, seconds: float) -> Answer | None:
         until = monotonic() + seconds
@@ -199,6 +248,14 @@ class MakerHost:
         if self.maker is None:
             return ActorView(self.name, "maker", doing="getting ready")
         return view_maker(self.name, self.maker, has_ended=False)
+
+    @concurrency_group("look")
+    def copies(self) -> Sequence[PackedState]:
+        """The state of its copies of callbacks as it was packed last; it is packed again after the next batch."""
+        if self.snapshot is None:
+            return ()
+        self.snapshot.is_wanted = True
+        return self.snapshot.packed
 
     @concurrency_group("look")
     def distrust_weights(self) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from time import monotonic
 from typing import Any
@@ -14,31 +14,62 @@ from typing import Any
 import ray
 from ray.actor import ActorHandle
 
+from ...callbacks.performance import Performance
+from ...lifecycle.copies import PackedState
 from ...record.live import ActorView
 from ..supervisor import QUIET_SECONDS, MakerEnd
 from .calls import LongCall, Watched, request, summarize
 from .link import Interests
 from .maker_host import BuildMaker, MakerHost
+from .output import ActorOutputs
 from .places import Places
 from .replies import Location, this_node
 from .trainer_host import TrainerHost
+
+COPY_SECONDS = 5.0
+"""How often the state of a maker's copies of callbacks is fetched, for the case that it dies."""
 
 
 class MakerActor:
     """A maker in an actor. Calls to it may be lost, and it may die at any time: that ends its work, and is no error."""
 
-    def __init__(self, name: str, actor: ActorHandle[MakerHost], patience: float) -> None:
-        self._name = name
+    def __init__(
+        self,
+        name: str,
+        actor: ActorHandle[MakerHost],
+        patience: float,
+        outputs: ActorOutputs | None = None,
+        *,
+        has_copies: bool = False,
+    ) -> None:
+        self.name = name
+        self._outputs = outputs
         self._actor = actor
         self._starting: LongCall[Location] = LongCall(name, patience, actor.ready)
         self._working: LongCall[MakerEnd] = LongCall(name, patience, actor.work)
         self._watched: Watched[ActorView] = Watched(name, patience, actor.look)
+        self._copies: Watched[Sequence[PackedState]] | None = None
+        if has_copies:
+            self._copies = Watched(name, patience, actor.copies)
+        self._copies_due_at = 0.0
         self._location: Location | None = None
         self._end: MakerEnd | None = None
 
     @property
+    def copies(self) -> Sequence[PackedState]:
+        """The state of its copies of callbacks: at its end, or else as it was known last."""
+        if self._end is not None and self._end.copies:
+            return self._end.copies
+        return (self._copies and self._copies.latest) or ()
+
+    @property
+    def performance(self) -> Performance | None:
+        """What an evaluator has measured there, if it came to its end."""
+        return self._end.performance if self._end is not None else None
+
+    @property
     def view(self) -> ActorView:
-        view = self._watched.latest or ActorView(self._name, "maker", doing="starting")
+        view = self._watched.latest or ActorView(self.name, "maker", doing="starting")
         return view if self._end is None else replace(view, doing="ended")
 
     @property
@@ -58,10 +89,14 @@ class MakerActor:
         with contextlib.suppress(Exception):  # one that died is noticed by its work
             if self._location is None and self._starting.ended():
                 self._location = self._starting.value
+                if self._outputs is not None:
+                    self._outputs.follow(self.name, self._location)
         return self._location is not None
 
     def look(self) -> bool:
         with contextlib.suppress(Exception):  # the same
+            if self._copies is not None and monotonic() > self._copies_due_at and self._copies.look():
+                self._copies_due_at = monotonic() + COPY_SECONDS
             return self._watched.look()
         return False
 
@@ -71,18 +106,20 @@ class MakerActor:
                 if self._working.ended():
                     self._end = self._working.value
             except Exception as error:  # it died; of memory, say, which Ray does not call an actor's error
-                self._end = MakerEnd(f"{self._name}: {summarize(error)}", callback_errors=self.view.callback_errors)
+                self._end = MakerEnd(f"{self.name}: {summarize(error)}", callback_errors=self.view.callback_errors)
         return self._end
 
     def distrust_weights(self) -> bool:
         with contextlib.suppress(Exception):
-            request(self._actor.distrust_weights, who=self._name, seconds=QUIET_SECONDS)
+            request(self._actor.distrust_weights, who=self.name, seconds=QUIET_SECONDS)
             return True
         return False
 
     def stop(self) -> None:
         with contextlib.suppress(Exception):
             ray.kill(self._actor)
+        if self._outputs is not None:
+            self._outputs.end(self.name)
 
     def wait(self, seconds: float) -> bool:
         until = monotonic() + seconds
@@ -126,6 +163,8 @@ class MakerActors:
         places: Places,
         interests: Interests,
         patience: float,
+        outputs: ActorOutputs,
+        has_copies: bool = False,
     ) -> None:
         remote: Any = ray.remote  # its types do not know concurrency groups
         self._host = remote(concurrency_groups=MakerHost.GROUPS)(MakerHost)
@@ -134,11 +173,18 @@ class MakerActors:
         self._places = places
         self._interests = interests
         self._patience = patience
+        self._outputs = outputs
+        self._has_copies = has_copies
+        self.started: list[MakerActor] = []
+        """Every maker that there was, the replaced ones too."""
 
-    def start(self, name: str) -> MakerActor:
-        options = self._places.maker_options(name)
-        actor = self._host.options(**options).remote(self._build, name, self._trainer, self._interests, self._patience)
-        return MakerActor(name, actor, self._patience)
+    def start(self, name: str, slot: int) -> MakerActor:
+        actor = self._host.options(**self._places.maker_options(name, slot)).remote(
+            self._build, name, self._trainer, self._interests, self._patience, self._outputs.is_shown
+        )
+        maker = MakerActor(name, actor, self._patience, self._outputs, has_copies=self._has_copies)
+        self.started.append(maker)
+        return maker
 
     def overdue(self, seconds: float) -> Mapping[int, str]:
         late: Mapping[int, str] = request(self._trainer.overdue, seconds, who="the trainer", seconds=self._patience)

@@ -68,10 +68,9 @@ class Places:
     def trainer_options(self, rank: int) -> dict[str, Any]:
         return self._options(f"trainer_{rank}", self._settings.trainer_resources, rank)
 
-    def maker_options(self, name: str) -> dict[str, Any]:
+    def maker_options(self, name: str, slot: int) -> dict[str, Any]:
         """A replacement goes where the maker before it was."""
-        number = int(name.partition("+")[0].rpartition("_")[2])
-        return self._options(name, self._settings.maker_resources, self._trainers + number)
+        return self._options(name, self._settings.maker_resources, self._trainers + slot)
 
     def _options(self, name: str, resources: Mapping[str, Any], place: int) -> dict[str, Any]:
         options = {

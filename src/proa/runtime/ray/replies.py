@@ -9,8 +9,6 @@ from typing import Any
 
 import ray
 
-NO_VERSION = -2
-"""Below the version of the base that adapters go over, which is -1."""
 POLL_SECONDS = 2.0
 """How long the trainer holds a request that has to wait; then it is repeated."""
 
@@ -30,6 +28,12 @@ def this_node() -> str:
     return address
 
 
+def this_node_id() -> str:
+    """Unlike its address, never that of two nodes on one machine."""
+    node_id: str = ray.get_runtime_context().get_node_id()
+    return node_id
+
+
 @dataclass(frozen=True, slots=True)
 class Location:
     """Where an actor runs, and the file that has what it prints."""
@@ -37,11 +41,12 @@ class Location:
     pid: int
     node: str
     log: str
+    node_id: str = ""
 
     @classmethod
     def current(cls) -> Location:
         try:
-            log = str(Path("/proc/self/fd/2").readlink())  # Ray has it point to the worker's own file
+            log = str(Path("/proc/self/fd/2").readlink())  # the file of `keep_output`, or the worker's own of Ray
         except OSError:
             log = ""
-        return cls(os.getpid(), this_node(), log)
+        return cls(os.getpid(), this_node(), log, this_node_id())

@@ -12,7 +12,7 @@ import sys
 import threading
 import traceback
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -22,23 +22,26 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from ...actors.concurrency import concurrency_group
 from ...actors.waiting import ClosedError, WaitTimeoutError
+from ...callbacks.performance import Performance, measured_performance
 from ...data.lease import Delivery
 from ...data.packed_items import PackedItems
 from ...learning.process_group import ProcessGroup, serve_store
 from ...learning.replicas import Alone, Replicas, leaving_on_error
 from ...leases.book import LeaseBook
+from ...lifecycle.copies import PackedState
 from ...lifecycle.hooks import BaseCallback
 from ...lifecycle.moments import Scope
 from ...record.live import ActorView
-from ...record.secrets import redact_values
 from ...roles.parcel import Parcel, unwrap, wrap
 from ...roles.trainer import DetachedTrainer
 from ...roles.weights import Keep, Recall, WeightStore
+from ..output import print_hidden_traceback
 from ..views import RunSnapshot, view_trainer
 from .calls import Once, portable
 from .link import Answer, AskDriver, DriverLink, Interests, Key, Mailbox, Question
+from .output import keep_output
 from .replies import POLL_SECONDS, Location, Reply, this_node
-from .transport import unwrap_delivery
+from .transport import pack_states, unwrap_delivery
 
 
 @dataclass
@@ -50,6 +53,8 @@ class TrainerParts:
     store: WeightStore | None
     summary: Callable[[], dict[str, Any]]
     """What the run's header says of how far it came."""
+    copies: Sequence[BaseCallback] = ()
+    """Copies of callbacks of which the driver has the originals, in its order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +79,10 @@ class Outcome:
     summary: dict[str, Any]
     error: BaseException | None = None
     traceback: str = ""
+    copies: Sequence[PackedState] = ()
+    """The state of its copies of callbacks."""
+    performance: Performance | None = None
+    """What an evaluator has measured there."""
 
 
 class RankHost:
@@ -81,7 +90,11 @@ class RankHost:
 
     GROUPS: ClassVar = {"compute": 1, "look": 4}
 
-    def __init__(self, build: BuildTrainer, rank: int, size: int, backend: str, patience: float) -> None:
+    def __init__(
+        self, build: BuildTrainer, rank: int, size: int, backend: str, patience: float, keeps_output: bool = False
+    ) -> None:
+        if keeps_output:
+            keep_output(f"trainer_{rank}")
         self._build = build
         self._rank, self._size = rank, size
         self._backend = backend
@@ -96,6 +109,9 @@ class RankHost:
         self._thread: threading.Thread | None = None
         self._has_ended = False
         self._store: TCPStore | None = None
+
+    def __repr__(self) -> str:
+        return f"trainer_{self._rank}"  # Ray writes it to its logs
 
     @concurrency_group("look")
     def ready(self) -> Location:
@@ -138,7 +154,7 @@ class RankHost:
             parts.trainer.fit(*counts)
         except BaseException as raised:
             error, text = portable(raised), traceback.format_exc()
-            print(redact_values(text), file=sys.stderr, flush=True)  # into this actor's log
+            print_hidden_traceback()  # the driver gets it, and shows it once
         finally:
             self._thread = None
             self._has_ended = True
@@ -147,8 +163,16 @@ class RankHost:
         try:
             summary = parts.summary()
         except Exception:  # the GPU's error that ended the training, say, ends this too: it must not hide that one
-            print(redact_values(traceback.format_exc()), file=sys.stderr, flush=True)
-        return Outcome(parts.trainer.state.to_dict(), summary, error, text)
+            print_hidden_traceback()
+        sys.stdout.flush()  # a last line without an end
+        return Outcome(
+            parts.trainer.state.to_dict(),
+            summary,
+            error,
+            text,
+            pack_states(parts.copies),
+            measured_performance(parts.trainer.manager.callbacks),
+        )
 
     @concurrency_group("look")
     def interrupt(self, reason: str) -> None:
@@ -169,10 +193,9 @@ class RankHost:
     @concurrency_group("look")
     def close(self, reason: str) -> None:
         """The run cannot continue: end every wait here, with the reason."""
-        if isinstance(self._replicas, ProcessGroup):
-            self._replicas.abandon(reason)
+        self._replicas.abandon(reason)
         if self._parts is not None and self._parts.book is not None:
-            self._parts.book.close(reason, step_goes_on=True)
+            self._parts.book.close(reason, step_continues=True)
 
     @concurrency_group("look")
     def view(self) -> ActorView:
@@ -195,9 +218,15 @@ class TrainerHost(RankHost):
     }  # fmt: skip
 
     def __init__(
-        self, build: BuildTrainer, interests: Interests, size: int, backend: str, patience: float
-    ) -> None:  # fmt: skip
-        super().__init__(build, 0, size, backend, patience)
+        self,
+        build: BuildTrainer,
+        interests: Interests,
+        size: int,
+        backend: str,
+        patience: float,
+        keeps_output: bool = False,
+    ) -> None:
+        super().__init__(build, 0, size, backend, patience, keeps_output)
         self._mailbox = Mailbox()
         self._link = DriverLink("trainer_0", interests.within(Scope.TRAINER), self._mailbox.ask, patience)
         self._ask_driver = AskDriver("trainer_0", self._mailbox.ask, patience)
