@@ -61,6 +61,11 @@ def test_named_by_a_file_in_one_instance_for_training_and_for_resuming(tmp_path,
     assert main(["resume", str(tmp_path / "mine")]) == 0
     second = calls_in(path)[len(first) :]
     check_calls(second)
+    assert [call["call"] for call in second][1:4] == [
+        "run_start",
+        "train_start",
+        "checkpoint",
+    ]  # the one it starts from
     assert [call["step"] for call in second if call["call"] == "step"] == [2]
     assert second[-1]["status"] == "completed"
     assert main(["resume", str(tmp_path / "mine")]) == 0  # it is complete
@@ -79,7 +84,7 @@ class InterruptOnce(Callback):
 
 
 REPEATS = {"n_repeats": 2, "base_seed": 7}
-STAGES = {"continual": {"datasets": ["sort_digits", "reverse_digits"]}}
+STAGES = {"continual": {"datasets": [{"source": name, "count": 32} for name in ("sort_digits", "reverse_digits")]}}
 
 
 @pytest.mark.parametrize(
