@@ -24,6 +24,7 @@ BY_HAND = "tests/roles/test_by_hand.py::"
 RAY = "tests/integration/test_documented_actors.py::"
 RAY_BY_HAND = "tests/integration/test_by_hand_ray.py::"
 RAY_RUN = "tests/integration/test_ray_run.py::"
+RAY_SEEN = "tests/integration/test_ray_seen.py::"
 
 TRAINER_AND_MAKER_CALLBACKS = [
     ("a trainer's callback has hooks around fit", "test_a_trainer_has_a_start_and_an_end_of[fit]"),
@@ -117,6 +118,10 @@ TRAINER_AND_MAKER_CALLBACKS = [
     (
         "LoggingCallback works on a trainer of one's own",
         f"{EXAMPLES}test_the_logging_callback_on_a_trainer_of_ones_own",
+    ),
+    (
+        "LoggingCallback works on Ray, and what it prints is seen",
+        f"{RAY_SEEN}test_what_the_documented_callback_prints_in_the_trainer_is_in_the_drivers_output",
     ),
 ]
 

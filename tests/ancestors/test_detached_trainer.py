@@ -161,7 +161,9 @@ GROUPS = {
 
 @pytest.mark.parametrize("method", GROUPS)
 def test_the_concurrency_group_of(method):
-    assert getattr(DetachedTrainer, method).__ray_concurrency_group__ == GROUPS[method]
+    marked = getattr(DetachedTrainer, method)
+    assert marked.__ray_concurrency_group__ == GROUPS[method]
+    assert inspect.unwrap(marked).__ray_concurrency_group__ == GROUPS[method]  # which Ray looks at
     documented = {"buffer_length": 1, "buffer_append": 1, "buffer_sample": 1, "compute": 1}
     assert documented == DetachedTrainer.CONCURRENCY_GROUPS
 
