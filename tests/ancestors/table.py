@@ -137,7 +137,7 @@ DETACHED_TRAINER = [
         "the buffer receives what ExperienceMakerHolders send",
         f"{BY_HAND}test_makers_follow_the_weights_that_their_trainers_push",
     ),
-    ("remote holders send to it", f"{RAY}test_makers_deal_groups_round_robin_and_every_trainer_may_update_every_maker"),
+    ("remote holders send to it", f"{RAY_BY_HAND}test_makers_follow_and_rewards_rise"),
     (
         "a warm-up takes fresh experience, and further epochs go over it again",
         "test_the_first_epoch_of_an_episode_takes_fresh_batches_and_the_others_the_same_again",
@@ -156,7 +156,7 @@ DETACHED_TRAINER = [
     ),
     (
         "it finds makers by their names as Ray's actors",
-        f"{RAY}test_makers_deal_groups_round_robin_and_every_trainer_may_update_every_maker",
+        f"{RAY_BY_HAND}test_makers_follow_and_rewards_rise",
     ),
     ("a name that no actor has is an error", f"{RAY}test_a_name_that_is_not_there_is_told_as_such"),
     ("it sends new weights to them", f"{BY_HAND}test_makers_follow_the_weights_that_their_trainers_push"),
@@ -181,7 +181,7 @@ DETACHED_TRAINER = [
     ),
     (
         "it is deployed under a name, by which makers find it and push experience",
-        f"{RAY}test_makers_deal_groups_round_robin_and_every_trainer_may_update_every_maker",
+        f"{RAY_BY_HAND}test_makers_follow_and_rewards_rise",
     ),
     (
         "parameter experience_maker_holder_name_list: list of str, required",

@@ -100,7 +100,8 @@ def test_another_experiment_in_the_same_folder_is_refused(tmp_path):
 
 
 LORA = {"rank": 2, "target_modules": ["q_proj"]}
-STAGES = {"n_repeats": 1, "continual": {"datasets": ["sort_digits", "reverse_digits"]}}
+DATA = [{"source": "sort_digits", "count": 32}, {"source": "reverse_digits", "count": 32}]
+STAGES = {"n_repeats": 1, "continual": {"datasets": DATA}}
 
 
 @pytest.mark.parametrize("lora", [{}, {"lora": LORA}], ids=["whole weights", "adapters"])

@@ -50,7 +50,8 @@ def test_a_matrix(tmp_path):
 
 
 def test_three_stages_with_two_repeats(tmp_path):
-    stages = {"datasets": ["sort_digits", "reverse_digits", "sort_digits"]}
+    names = ["sort_digits", "reverse_digits", "sort_digits"]
+    stages = {"datasets": [{"source": name, "count": 32} for name in names]}
     listener, result = heard_in(tmp_path, run=RUN, n_repeats=2, base_seed=0, continual=stages)
     expected = ["experiment_start"]
     for seed in (0, 1):
@@ -58,14 +59,14 @@ def test_three_stages_with_two_repeats(tmp_path):
             expected += [f"group_start e_stage{stage}"] if seed == 0 else []
             expected += of_a_run(f"e_stage{stage}__s{seed}")
     assert listener.heard == [*expected, "experiment_end completed"]
-    assert [arm.run_config.task.source for arm in result.arms[:3]] == stages["datasets"]
+    assert [arm.run_config.task.source for arm in result.arms[:3]] == names
     assert result.best_arm == "e_stage2"
     assert result.conclusion.endswith("judged by its last stage.")
     assert json.loads((tmp_path / "e" / "experiment.json").read_text())["compared"] == ["e_stage2"]
 
 
 def test_a_stage_begins_with_the_weights_of_the_one_before(tmp_path):
-    stages = {"datasets": ["sort_digits", "reverse_digits"]}
+    stages = {"datasets": [{"source": name, "count": 32} for name in ("sort_digits", "reverse_digits")]}
     _, result = heard_in(tmp_path, run={**RUN, "eval": []}, continual=stages)
     _, second = result.arms
     assert second.run_config.model.path == str(tmp_path / "e" / "e_stage0" / "model")

@@ -4,26 +4,12 @@ import re
 
 import pytest
 
-pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 
-
-@pytest.fixture(scope="module")
-def snippets(repository):
-    found = re.findall(r"```python\n(.*?)```", (repository / "docs" / "actors.md").read_text(), re.DOTALL)
-    assert len(found) == 4
-    return found
-
-
-def run(snippets):
+@pytest.mark.prove  # what it says is in test_by_hand_ray.py too
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_the_page_works_as_it_stands(ray_cluster, repository):
+    snippets = re.findall(r"```python\n(.*?)```", (repository / "docs" / "actors.md").read_text(), re.DOTALL)
+    assert len(snippets) == 4
     names = {"__name__": "the_page"}
     for snippet in snippets:
         exec(compile(snippet, "docs/actors.md", "exec"), names)
-
-
-def test_the_beginning_of_the_page_works_as_it_stands(ray_cluster, snippets):
-    run(snippets[:2])
-
-
-@pytest.mark.prove
-def test_the_whole_page_works_as_it_stands(ray_cluster, snippets):
-    run(snippets)

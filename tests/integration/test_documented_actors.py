@@ -113,6 +113,7 @@ def prompts(first, count):
     return lambda: [[Prompt(ordinal, (1, 2), "text")] for ordinal in range(first, first + count)]
 
 
+@pytest.mark.prove  # with shipped trainers it is in test_by_hand_ray.py
 def test_makers_deal_groups_round_robin_and_every_trainer_may_update_every_maker(ray_cluster):
     """Two makers, two trainers, all pushing to all: nobody waits for ever, no group is split, weights are whole."""
     ray = ray_cluster

@@ -42,6 +42,7 @@ def run(tmp_path, name, **changes):
     return rows(tmp_path / name), heard.heard, {key: state.logged[key] for key in sorted(state.logged)}
 
 
+@pytest.mark.prove
 @pytest.mark.usefixtures("ray_cluster")
 def test_rows_are_those_of_a_local_run(tmp_path):
     local, there = run(tmp_path, "local"), run(tmp_path, "ray", runtime="ray", makers=2)

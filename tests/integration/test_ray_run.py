@@ -59,6 +59,7 @@ def test_with_any_makers_and_staleness_too(ray_cluster, tmp_path, makers, stalen
     assert digest(tmp_path, "ray", max_staleness=staleness, makers=makers, runtime="ray") == local
 
 
+@pytest.mark.prove
 def test_with_an_algorithm_of_ones_own_too_given_as_an_object(ray_cluster, tmp_path):
     settings = {"algorithm": Signed(scale=2.0), "total_steps": 2}
     local = digest(tmp_path, "local", **settings)
@@ -66,6 +67,7 @@ def test_with_an_algorithm_of_ones_own_too_given_as_an_object(ray_cluster, tmp_p
     assert digest(tmp_path, "other", **settings | {"algorithm": Signed(scale=0.5)}) != local
 
 
+@pytest.mark.prove
 def test_with_lora_too_where_only_the_adapter_travels(ray_cluster, tmp_path):
     settings = {"lora": {"rank": 2, "alpha": 4.0}, "warm_start": {"steps": 2, "batch_size": 4}, "recipe": ppo}
     settings |= {"total_steps": 2}

@@ -9,7 +9,7 @@ from proa.report.reading import read_subject
 
 def test_arms_are_compared_by_their_last_stage(tmp_path):
     arms = {name: {**RUN, "total_steps": 1, "seed": 0} for name in ("a", "b")}
-    stages = {"datasets": ["sort_digits", "sort_digits"]}
+    stages = {"datasets": [{"source": "sort_digits", "count": 32}] * 2}
     Experiment({"name": "e", "output_dir": str(tmp_path), "runs": arms, "continual": stages,
                 "metadata": {"success_metric": "held_out.exact"}}).run()  # fmt: skip
     page = "".join(str(part) for part in arms_compared(read_subject(tmp_path / "e")).body)

@@ -205,7 +205,7 @@ class DetachedTrainer(ABC):
         self.state = self._first_state(self.state.output_dir)
         self._resumed.restore(self.state)
         self._place = Place(**saved["place"])
-        self._first_version = max(0, self.state.policy_version - self._place.episode)
+        self._first_version = 0  # what is resumed is a run, whose versions are its episodes
         self._batches = [experience_from(tree, self._device) for tree in saved["batches"]]
         self._empty_in_a_row = saved["empty_in_a_row"]
         self.source.load_state_dict(saved["source"])
