@@ -75,7 +75,5 @@ def own_name() -> str | None:
 
 
 def by_reference(value: Any) -> Any:
-    """In a Ray cluster a reference to the value in its object store, written once for any number of calls that have it
-    as an argument; elsewhere the value."""
-    ray: Any = sys.modules.get("ray")
-    return value if ray is None or not ray.is_initialized() else ray.put(value)
+    """A reference to the value in Ray's object store, for any number of calls of actors that have it as an argument."""
+    return sys.modules["ray"].put(value)

@@ -39,6 +39,7 @@ class NamedMakers:
         patience: float,
     ) -> None:
         self._names = list(names)
+        self._are_actors = find is None
         self._find = find or (lambda name: find_actor(name, patience=patience, call_seconds=patience))
         self._report_lost = report_lost
         self._handles: dict[str, MakerHandle] = {}
@@ -47,7 +48,9 @@ class NamedMakers:
         """Have all makers switch to these weights; `base` is what they go over, where that is new."""
         if not self._handles:
             self._handles = {name: self._find(name) for name in self._names}
-        sent = (by_reference(weights), None if base is None else by_reference(base))
+        sent: tuple[Any, Any] = (weights, base)
+        if self._are_actors:  # written once for all of them
+            sent = (by_reference(weights), None if base is None else by_reference(base))
         with ThreadPoolExecutor(len(self._handles), "proa push") as pool:
             calls = {name: pool.submit(handle.update_experience_maker, *sent) for name, handle in self._handles.items()}
             for name, call in calls.items():
