@@ -6,10 +6,8 @@ import pytest
 from tests.chaos.kill_scenarios import SCENARIOS
 from tests.chaos.killed_runs import finish, killed_everywhere
 
-WHOLE = ("grpo_one_behind", "sft")
-"""Those that are resumed from every copy here."""
 SOME = (
-    "grpo_twice_over_one_behind", "ppo_separate", "grpo_reference_after_warm_start", "dapo_with_refill",
+    "grpo_one_behind", "sft", "grpo_twice_over_one_behind", "ppo_separate", "grpo_reference_after_warm_start", "dapo_with_refill",
     "grpo_rewards_that_fail", "dr_grpo_skipped_steps", "grpo_stopped_between_saves", "grpo_behind", "sft_stopped",
     "dpo_lora", "reward_model",
 )  # fmt: skip
@@ -41,12 +39,12 @@ def differences(scenario, folder, every):
     return found
 
 
-@pytest.mark.parametrize("name", [*WHOLE, *SOME])
+@pytest.mark.parametrize("name", SOME)
 def test_a_killed_run_goes_on_as_if_nothing_had_been(name, tmp_path):
-    assert differences(SCENARIOS[name], tmp_path, every=1 if name in WHOLE else 11) == {}
+    assert differences(SCENARIOS[name], tmp_path, every=11) == {}
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize("name", [name for name in SCENARIOS if name not in WHOLE])
+@pytest.mark.parametrize("name", SCENARIOS)
 def test_killed_at_any_moment_at_all_it_does(name, tmp_path):
     assert differences(SCENARIOS[name], tmp_path, every=1) == {}

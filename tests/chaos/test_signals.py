@@ -178,6 +178,7 @@ def trainer_waits_after(steps, run_folder):
     return told["step"] == steps and "the trainer" in [wait["owner"] for wait in told["waits"]]
 
 
+@pytest.mark.prove
 def test_sigterm_while_the_trainer_waits_for_a_reward_that_hangs_saves_and_leaves_nobody(
     nursery, undisturbed, tmp_path
 ):

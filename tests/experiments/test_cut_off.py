@@ -176,6 +176,7 @@ def test_two_processes_cannot_run_one_experiment(tmp_path):
         run(tmp_path)
 
 
+@pytest.mark.prove  # smaller ones are in test_several_at_once.py
 def test_runs_at_once_give_what_runs_one_after_the_other_give(tmp_path):
     one_by_one = told(run(tmp_path / "one", n_repeats=1))
     at_once = told(run(tmp_path / "several", n_repeats=1, max_concurrent_arms=2))

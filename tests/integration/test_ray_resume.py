@@ -143,6 +143,7 @@ class InTrainer(TrainerCallback):
         self.steps += 1
 
 
+@pytest.mark.prove
 def test_an_interrupt_saves_at_a_boundary_and_the_run_goes_on_without_ray(ray_cluster, tmp_path):
     counting = InTrainer()
     with pytest.raises(KeyboardInterrupt):

@@ -42,6 +42,7 @@ class Sizes(Callback):
             self.at[state.global_step] = {id(one): (len(one), one) for one in objects if type(one) in kinds}
 
 
+@pytest.mark.prove
 def test_neither_containers_nor_checkpoints_grow_with_the_steps(tmp_path):
     """One entry a step, anywhere, is what this finds: the lease book had two of all leases that there ever were, and
     saved one of them. Synchronous, so that no checkpoint has leases in it that happened to have come already."""
