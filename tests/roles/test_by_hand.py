@@ -18,6 +18,7 @@ from proa.engines.protocol import Request
 from proa.errors import NothingToTrainOnError, SettingError
 from proa.policy.models import load_model, save_model, weights_digest
 from proa.roles.named_makers import MakersLostError
+from proa.rollouts import SingleTurn
 from proa.tasks.builtin import builtin_task
 from proa.tasks.builtin.characters import tokenizer as make_tokenizer
 
@@ -236,6 +237,14 @@ def test_a_model_folder_brings_its_tokenizer(tmp_path):
     own = DetachedGRPOTrainer([], tmp_path / "model", optimizer={"learning_rate": 1e-3, "schedule": "cosine"})
     own.save_model(tmp_path / "saved")
     assert says(ExperienceMakerHolder([], tmp_path / "saved", reward=sevens).engine) == says(made.engine)
+
+
+def test_a_rollout_of_ones_own_needs_no_reward_and_keeps_its_sampling():
+    own = SingleTurn(make_tokenizer(), Sampling(group_size=3))
+    made = ExperienceMakerHolder(["t"], MODEL, make_tokenizer(), rollout=own)
+    assert made.rollout is own
+    with pytest.raises(SettingError, match="has its own sampling settings: leave out temperature"):
+        ExperienceMakerHolder(["t"], MODEL, make_tokenizer(), rollout=own, temperature=0.5)
 
 
 def test_prompts_come_in_any_form():

@@ -5,6 +5,7 @@ Ray is not imported for it: a process that can find an actor is part of a cluste
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from typing import Any
@@ -12,8 +13,12 @@ from typing import Any
 from ..errors import ProaError, SettingError
 from .waiting import WaitTimeoutError
 
+log = logging.getLogger("proa.actors.finding")
+
 CALL_SECONDS = 600.0
 """A call is answered in this time: a full buffer holds a sender back, and no longer than that."""
+MENTION_SECONDS = 5.0
+"""After so long a name that nobody has is mentioned: it may be misspelt."""
 LOOK_SECONDS = 0.1
 """How often an actor is looked for that is not there yet."""
 
@@ -53,15 +58,19 @@ def find_actor(name: str, *, patience: float = 0.0, call_seconds: float = CALL_S
             f"{name!r} cannot be found by name outside of a Ray cluster: call ray.init(), or give find_trainer= to a "
             f"maker and find_maker= to a trainer"
         )
-    until = time.monotonic() + patience
+    begun = time.monotonic()
+    is_mentioned = False
     while True:
         try:
             return NamedActor(ray, ray.get_actor(name), name, call_seconds)
         except ValueError:
-            if time.monotonic() >= until:
+            if time.monotonic() - begun >= patience:
                 raise SettingError(
                     f"there is no actor {name!r} in this namespace: start it with .options(name={name!r})"
                 ) from None
+        if not is_mentioned and time.monotonic() - begun > MENTION_SECONDS:
+            is_mentioned = True
+            log.warning("waiting up to %g s for an actor named %r, which is not started yet", patience, name)
         time.sleep(LOOK_SECONDS)
 
 

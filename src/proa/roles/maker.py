@@ -29,14 +29,14 @@ from ..lifecycle.current import with_own_state
 from ..lifecycle.failures import note_failure
 from ..lifecycle.manager import CallbackManager, Callbacks
 from ..lifecycle.roles import Role
-from ..policy.opening import Lora, ModelSource, TokenizerSource, load_tokenizer
-from ..policy.policy import Receiver, WholeWeights
+from ..policy.opening import Lora, ModelSource, TokenizerSource
+from ..policy.policy import Receiver
 from ..rewards import Scorer
 from ..rewards.function import GivenReward
 from ..rollouts import Progress, Rollout, Sample, VersionedEngine
 from ..tasks import load_task
 from ..visible import show_details
-from .maker_parts import EngineKind, MakerSource, read_sampling
+from .maker_parts import EngineKind, MakerSource
 from .prompt_batches import read_batch, task_batches
 from .weights import Weights
 
@@ -110,28 +110,19 @@ class ExperienceMakerHolder:
         self.name = name or own_name() or "maker_0"
         self.trainer_names = list(detached_trainer_name_list)
         self.task = None if task is None else load_task(task)
-        if isinstance(engine, str) or rollout is None:
-            parts = MakerSource(
-                model=model, tokenizer=tokenizer, task=self.task, reward=reward, reward_model=reward_model,
-                scorer=scorer, lora=lora, engine=engine, dtype=dtype, device=device, seed=seed,
-            ).open(read_sampling(generate_kwargs))  # fmt: skip
-            engine, rollout, receiver = parts.engine, rollout or parts.rollout, receiver or parts.receiver
-            tokenizer = parts.tokenizer
-        elif generate_kwargs:
-            raise SettingError(
-                f"the rollout that was given has its own sampling settings: leave out {', '.join(generate_kwargs)}"
-            )
-        self.engine: Engine = engine
-        self.rollout: Rollout = rollout
-        self._tokenizer = load_tokenizer(str(tokenizer), False) if isinstance(tokenizer, str | Path) else tokenizer
+        parts = MakerSource(
+            model=model, tokenizer=tokenizer, task=self.task, reward=reward, reward_model=reward_model, scorer=scorer,
+            lora=lora, engine=engine, rollout=rollout, receiver=receiver, dtype=dtype, device=device, seed=seed,
+        ).open(generate_kwargs)  # fmt: skip
+        self.engine, self.rollout, self._receiver = parts.engine, parts.rollout, parts.receiver
+        self._tokenizer = parts.tokenizer
         self.manager = CallbackManager.create(callbacks, role=Role.MAKER)
         self.state = LoopState()
         self.activity = Activity()
         self.leases_made = 0
         self.tokens_made = 0
         """Completion tokens."""
-        self._versioned_engine = VersionedEngine(engine, guarded_from=f"a callback of {self.name}")
-        self._receiver = receiver or WholeWeights()
+        self._versioned_engine = VersionedEngine(self.engine, guarded_from=f"a callback of {self.name}")
         self._seed = seed
         self._wait_timeout = wait_timeout
         self._find_trainer: Callable[[str], Any] = find_trainer or (

@@ -12,8 +12,8 @@ from transformers import PreTrainedModel
 from ..data.sampling import Sampling
 from ..engines import build_engine
 from ..errors import SettingError
-from ..policy.opening import Lora, ModelSource, TokenizerSource, open_policy
-from ..policy.policy import Receiver
+from ..policy.opening import Lora, ModelSource, TokenizerSource, load_tokenizer, open_policy
+from ..policy.policy import Receiver, WholeWeights
 from ..policy.reward_model import load_reward_model
 from ..rewards import InlineRewards, Scorer
 from ..rewards.function import GivenReward
@@ -37,14 +37,14 @@ class MakerParts:
     engine: Engine
     rollout: Rollout
     receiver: Receiver
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: PreTrainedTokenizerBase | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class MakerSource:
-    """What a person has; `open` makes the parts of it."""
+    """What a person has, or parts; `open` makes the parts that are not given."""
 
-    model: ModelSource | None
+    model: ModelSource | None = None
     tokenizer: TokenizerSource | None = None
     task: Task | None = None
     reward: GivenReward | Sequence[GivenReward] | None = None
@@ -52,11 +52,23 @@ class MakerSource:
     scorer: Scorer | None = None
     lora: Lora | None = None
     engine: Engine | EngineKind = "native"
+    rollout: Rollout | None = None
+    receiver: Receiver | None = None
     dtype: str = "float32"
     device: str = "cpu"
     seed: int = 0
 
-    def open(self, sampling: Sampling) -> MakerParts:
+    def open(self, generate_kwargs: Mapping[str, Any]) -> MakerParts:
+        if self.rollout is not None and generate_kwargs:
+            raise SettingError(
+                f"the rollout that was given has its own sampling settings: leave out {', '.join(generate_kwargs)}"
+            )
+        sampling, engine = read_sampling(generate_kwargs), self.engine
+        if not isinstance(engine, str) and self.rollout is not None:
+            tokenizer = self.tokenizer
+            if isinstance(tokenizer, str | Path):
+                tokenizer = load_tokenizer(str(tokenizer), trust_remote_code=False)
+            return MakerParts(engine, self.rollout, self.receiver or WholeWeights(), tokenizer)
         if self.model is None:
             raise SettingError(
                 "a maker needs a model: give its folder or its configuration, or the parts engine= and rollout="
@@ -66,13 +78,12 @@ class MakerSource:
         )
         if not policy.has_tokenizer:
             raise SettingError("a maker needs a tokenizer: give tokenizer=, a folder or an object")
-        engine = self.engine
         if isinstance(engine, str):
             engine = build_engine(engine, policy.model, end_ids=policy.end_ids)
-        rollout = SingleTurn(
+        rollout = self.rollout or SingleTurn(
             policy.tokenizer, sampling, scorer=self._scorer(), model_reward=self._model_reward(policy.model)
         )
-        return MakerParts(engine, rollout, policy.receiver(), policy.tokenizer)
+        return MakerParts(engine, rollout, self.receiver or policy.receiver(), policy.tokenizer)
 
     def _tokenizer(self) -> TokenizerSource | None:
         is_builtin = self.task is not None and self.task.name in BUILTIN
