@@ -1,5 +1,6 @@
 """Shared by all tests."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,8 +9,13 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-settings.register_profile("proa", deadline=None)  # the machine may be busy: a slow example is no failure
-settings.load_profile("proa")
+# The processes of the tests share the cores, and models of a few thousand parameters are no faster for a second thread.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# The machine may be busy: a slow example is no failure. `make prove` tries ten times as many.
+settings.register_profile("proa", deadline=None, max_examples=30)
+settings.register_profile("prove", deadline=None, max_examples=300)
+settings.load_profile(os.environ.get("PROA_EXAMPLES", "proa"))
 
 # Folders whose tests wait for other processes most of the time: begun first, they run beside the ones that compute.
 FIRST = ("tests/integration", "tests/chaos", "tests/experiments", "tests/recipes", "tests/run", "tests/resume")

@@ -46,6 +46,7 @@ def script_part(what: str, path: str) -> Part:
 
 PARTS = {
     "tests": pytest_part("what `make test` runs", marked="not prove"),
+    "properties": pytest_part("properties, on ten times as many examples", marked="hypothesis", PROA_EXAMPLES="prove"),
     "default": pytest_part(
         "numbers without vector instructions", *NUMERIC, marked="not prove", ATEN_CPU_CAPABILITY="default"
     ),

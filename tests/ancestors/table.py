@@ -333,7 +333,7 @@ CALLBACK_HOOKS = [
     ("on_checkpoint is the place to remove old checkpoints", "test_old_checkpoints_can_be_pruned_in_the_hook"),
     (
         "checkpoints can be removed and shipped on Ray, where trainers write them",
-        "tests/integration/test_ray_resume.py::test_hooks_in_the_driver_remove_and_upload_checkpoints",
+        "tests/integration/test_ray_hooks.py::test_hooks_in_the_driver_remove_and_upload_checkpoints",
     ),
     (
         "on_checkpoint is the place to start an eval of its model",

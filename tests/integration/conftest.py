@@ -17,3 +17,11 @@ def ray_cluster(repository):
     )  # fmt: skip
     yield ray
     ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def watched(ray_cluster, tmp_path_factory):
+    """A run that everybody listens to; tests look at it."""
+    from tests.integration.watched_run import watch_a_run
+
+    return watch_a_run(tmp_path_factory.mktemp("watched"))

@@ -5,7 +5,6 @@ from tests.ancestors.service_logger import ServiceLogger, calls_in, check_calls,
 from tests.small import DETACHED
 
 from proa import Experiment
-from proa.recipes import grpo
 
 RUN = {
     **DETACHED, "total_steps": 2, "runtime": "ray", "checkpoint": {"save_every": 1},
@@ -25,9 +24,8 @@ def check(path, runs, steps, after):
         assert run[-1]["metrics"]["loss"] == [call["loss"] for call in run if call["call"] == "step"][-1]
 
 
-def test_in_a_plain_run(ray_cluster, tmp_path):
-    grpo(name="mine", output_dir=tmp_path, callbacks=[ServiceLogger(tmp_path / "calls.jsonl")], **RUN)
-    check(tmp_path / "calls.jsonl", ["mine"], 2, [])
+def test_in_a_plain_run(watched):
+    check(watched.folder / "calls.jsonl", ["ray"], 4, [])
 
 
 @pytest.mark.prove

@@ -15,7 +15,6 @@ from tests.integration.mishaps import TrainerAtStep, first_time
 from tests.integration.small_run import digest, header
 
 from proa import Callback, CheckpointManager, TrainerCallback
-from proa.callbacks import CheckpointUpload
 from proa.runtime.ray.driver import TrainerDiedError
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
@@ -192,34 +191,3 @@ def kill_a_trainer(run_folder, chance):
     trainers = [actor for actor in json.loads(live.read_text())["actors"] if actor["role"] == "trainer"]
     with contextlib.suppress(ProcessLookupError):  # the run may be over already
         os.kill(int(Path(chance.choice(trainers)["log"]).stem.rpartition("-")[2]), signal.SIGKILL)
-
-
-class Prunes(Callback):
-    """Removes all but the newest, in the driver, while the trainer writes in its own process."""
-
-    def __init__(self):
-        self.rows = []
-
-    def on_checkpoint(self, state, row):
-        self.rows.append(row)
-        assert Path(row.sampler_path, "config.json").is_file()
-        for old in state.checkpoint_mgr.rows:
-            if old.step < row.step:
-                state.checkpoint_mgr.remove(old)
-
-
-def test_hooks_in_the_driver_remove_and_upload_checkpoints(ray_cluster, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    prunes, saving = Prunes(), {"save_every": 1, "keep": None, "background": True}
-    upload = CheckpointUpload(tmp_path / "copies", keep=None)
-    digest(Path("runs"), "ray", runtime="ray", total_steps=3, checkpoint=saving, callbacks=[prunes, upload])
-    assert header(tmp_path / "runs", "ray")["callback_errors"] == {}
-    copies = CheckpointManager(tmp_path / "copies" / "ray")
-    assert [row.name for row in copies.rows] == ["step_1", "step_2", "step_3"]
-    copies.verify(copies.final())
-    manager = CheckpointManager(tmp_path / "runs" / "ray")
-    assert [row.name for row in manager.rows] == ["step_3"]
-    assert [row.name for row in manager.history] == ["step_1", "step_2", "step_3"]
-    assert [row.state_path for row in prunes.rows] == [
-        str(manager.folder / f"step_{step}" / "state") for step in (1, 2, 3)
-    ]  # fmt: skip

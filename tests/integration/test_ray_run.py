@@ -4,18 +4,16 @@ import json
 import os
 import signal
 import threading
-from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 from tests.algorithms.signed import Signed
 from tests.integration.mishaps import IsKilled
 from tests.integration.small_run import SMALL, digest, header
+from tests.integration.watched_run import Watching
 
-from proa import CallbackManager, MakerCallback, TrainerCallback
+from proa import CallbackManager, MakerCallback
 from proa.config import ConfigError
 from proa.errors import SettingError
-from proa.lifecycle.hooks import EveryMoment
 from proa.policy.log_probs import UnsupportedModelError
 from proa.recipes import grpo, ppo
 from proa.record.live import LiveFile
@@ -24,32 +22,9 @@ from proa.runtime.supervisor import RunFailedError
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 
 
-@dataclass(frozen=True)
-class Recorded:
-    """A run on Ray with two makers and everyone listening, and the same run in one process."""
-
-    folder: Path
-    on_ray: str
-    local: str
-    heard: list[tuple[str, int | None]]
-    of_makers: dict[str, list[int]]
-    of_trainer: list[int]
-
-
-@pytest.fixture(scope="module")
-def recorded(ray_cluster, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("recorded")
-    (folder / "notes").mkdir()
-    notes, watching = folder / "notes", Watching()
-    listeners = [watching, WhereAmI(notes), AndI(notes)]
-    on_ray = digest(folder, "ray", runtime="ray", makers=2, max_staleness=2, callbacks=listeners)
-    local = digest(folder, "local", max_staleness=2)
-    return Recorded(folder, on_ray, local, watching.heard, watching.of_makers, watching.of_trainer)
-
-
-def test_weights_are_those_of_the_local_run(recorded):
-    assert recorded.on_ray == recorded.local
-    assert header(recorded.folder, "ray")["ledger"] == header(recorded.folder, "local")["ledger"]
+def test_weights_are_those_of_the_local_run(watched):
+    assert watched.on_ray["weights_digest"] == watched.local["weights_digest"]
+    assert watched.on_ray["ledger"] == watched.local["ledger"]
 
 
 @pytest.mark.prove
@@ -93,84 +68,37 @@ def test_a_maker_that_is_killed_changes_nothing(ray_cluster, tmp_path, settings)
     assert [event for event, _ in watching.heard if event in ("maker.lost", "maker.recreated")][0] == "maker.lost"
 
 
-class Watching(EveryMoment):
-    """Hears everything, in the driver."""
-
-    def __init__(self) -> None:
-        self.heard = []
-        self.of_trainer = []
-        self.of_makers = {"versions": [], "lengths": [], "ends": []}
-
-    def on_moment(self, event, payload):
-        assert os.getpid() == DRIVER
-        match event:
-            case "maker.weights_loaded":
-                self.of_makers["versions"].append(payload["version"])
-            case "maker.make_experience_end":
-                self.of_makers["lengths"].append(len(payload["experience"]))
-            case "step_end":
-                assert payload["batch"].data is payload["experience"]
-                self.of_trainer.append(len(payload["experience"]))
-            case "maker.loop_end":
-                self.of_makers["ends"].append(payload["state"].global_step)
-        step = payload["state"].global_step if "state" in payload else None
-        self.heard.append((event, step))
-
-
-DRIVER = os.getpid()
-
-
-class WhereAmI(TrainerCallback):
-    """Leaves a note of the process it lives in."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def on_batch_end(self, metrics, experience):
-        assert experience is not None
-        (self.folder / f"trainer-{os.getpid()}").touch()
-
-
-class AndI(MakerCallback):
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def on_weights_loaded(self, version):
-        (self.folder / f"maker-{os.getpid()}").touch()
-
-
-def test_callbacks_in_the_driver_hear_the_documented_order(recorded):
-    events = [event for event, _ in recorded.heard if not event.startswith(("wait_", "maker."))]
-    episode = ["episode_start", "epoch_start", "step_start", "gradients_ready", "step_end", "epoch_end", "update_start",
-               "update_end", "episode_end"]  # fmt: skip
-    training = ["train_start", *episode * 4, "checkpoint_saved", "train_end"]
+def test_callbacks_in_the_driver_hear_the_documented_order(watched):
+    events = [event for event, _ in watched.watching.heard if not event.startswith(("wait_", "maker."))]
+    step = ["step_start", "gradients_ready", "step_end", "eval_start", "eval_end", "benchmark_eval", "checkpoint_saved"]
+    episode = ["episode_start", "epoch_start", *step, "epoch_end", "update_start", "update_end", "episode_end"]
+    training = ["train_start", *episode * 4, "train_end"]
     assert events == ["experiment_start", "run_start", *training, "run_end", "experiment_end"]
-    assert [step for event, step in recorded.heard if event == "step_end"] == [1, 2, 3, 4]
-    lines = (recorded.folder / "ray" / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in lines] == [0, 1, 2, 3]
+    assert [step for event, step in watched.watching.heard if event == "step_end"] == [1, 2, 3, 4]
+    rows = [json.loads(line) for line in (watched.folder / "ray" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows if "loss" in row] == [0, 1, 2, 3]
 
 
-def test_callbacks_in_the_driver_that_read_the_batch_get_the_trained_one(recorded):
-    assert recorded.of_trainer == [SMALL["train_batch_size"]] * 4
+def test_callbacks_in_the_driver_that_read_the_batch_get_the_trained_one(watched):
+    assert watched.watching.of_trainer == [SMALL["train_batch_size"]] * 4
 
 
-def test_callbacks_of_trainers_and_makers_live_in_their_actors(recorded):
-    places = {path.name for path in (recorded.folder / "notes").iterdir()}
-    trainers = {name for name in places if name.startswith("trainer-")}
-    assert len(trainers) == 1
-    assert 1 <= len(places - trainers) <= 2  # the first maker may have done all the work before the second is up
-    assert f"maker-{DRIVER}" not in places
-    assert f"trainer-{DRIVER}" not in places
+def test_callbacks_of_trainers_and_makers_live_in_their_actors(watched):
+    makers = watched.makes.actor_copies
+    assert 1 <= len(makers) <= 2  # the first maker may have done all the work before the second is up
+    places = [watched.counts.seen_by, *(copy.seen_by for copy in makers.values())]
+    assert len({os.getpid(), *places}) == 1 + len(places)
 
 
-def test_the_driver_hears_what_makers_do(recorded):
-    assert set(recorded.of_makers["versions"]) <= {0, 1}  # four episodes, two of them behind: the last loads version 1
-    assert recorded.of_makers["lengths"] == [2] * 16
-    assert sum(recorded.of_makers["ends"]) == 16
+def test_the_driver_hears_what_makers_do(watched):
+    heard = watched.watching.of_makers
+    assert set(heard["versions"]) <= {0, 1}  # four episodes, two of them behind: the last loads version 1
+    assert heard["lengths"] == [2] * 16
+    assert sum(heard["ends"]) == 16
 
 
-def test_the_last_view_is_of_the_end(recorded):
-    view = LiveFile.read(recorded.folder / "ray")
+def test_the_last_view_is_of_the_end(watched):
+    view = LiveFile.read(watched.folder / "ray")
     trainer, *makers = view.actors
     assert (view.runtime, view.step, view.of, view.ledger["in_flight"]) == ("ray", 4, 4, 0)
     assert (trainer.name, trainer.role, trainer.doing) == ("trainer_0", "trainer", "ended")
@@ -188,6 +116,7 @@ def test_a_callback_in_the_driver_stops_the_run(ray_cluster, tmp_path):
     assert (header(tmp_path, "ray")["steps_run"], header(tmp_path, "ray")["stop_reason"]) == (2, "enough")
 
 
+@pytest.mark.prove  # of an error in a trainer: below, and in test_ray_faults.py
 def test_an_error_in_it_comes_out_as_it_was_raised(ray_cluster, tmp_path):
     class Unlucky(Exception):  # noqa: N818
         """Cannot be made again from what it keeps."""

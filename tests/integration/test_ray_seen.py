@@ -1,123 +1,68 @@
 """Callbacks that live in actors are seen: the driver shows what they print, and its instances have their state."""
 
-import io
 import os
 import re
-import threading
-from contextlib import redirect_stdout
-from dataclasses import dataclass
 
 import pytest
-from tests.ancestors.test_documented_examples import TRAINER_CALLBACK
 from tests.integration.small_run import SMALL, digest, header
+from tests.integration.watched_run import Counts
 
-from proa import MakerCallback, TrainerCallback
-from proa.callbacks import ExperienceMakerPerformanceEvaluator, TrainerPerformanceEvaluator
+from proa.callbacks import TrainerPerformanceEvaluator
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 
-exec(TRAINER_CALLBACK)  # LoggingCallback, from the documentation
-STEPS, LEASES = 2, 8
+STEPS, LEASES = 4, 16
 
 
-def chatty(completions, **_):
-    print(f"scoring {len(completions)} in {os.getpid()}")
-    return [float(len(set(completion))) for completion in completions]
-
-
-class Counts(TrainerCallback):
-    def __init__(self):
-        self.steps, self.seen_by = 0, os.getpid()
-
-    def on_batch_end(self, metrics, experience):
-        self.steps += 1
-        self.seen_by = os.getpid()
-
-
-class Makes(MakerCallback):
-    def __init__(self):
-        self.made, self.lock = 0, None
-
-    def on_loop_start(self):
-        self.lock = threading.Lock()
-
-    def on_make_experience_end(self, experience):
-        self.made += len(experience)
-
-    def on_loop_end(self):
-        print("made", self.made, end="")
-
-
-@dataclass(frozen=True)
-class Seen:
-    """A run, the callbacks that were given to it, and what it printed."""
-
-    header: dict
-    lines: list[str]
-    counts: Counts
-    makes: Makes
-    trainer: TrainerPerformanceEvaluator
-    maker: ExperienceMakerPerformanceEvaluator
-
-    def of(self, actor):
-        return [line.removeprefix(f"[{actor}] ") for line in self.lines if line.startswith(f"[{actor}] ")]
-
-
-@pytest.fixture(scope="module")
-def seen(ray_cluster, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("seen")
-    counts, makes = Counts(), Makes()
-    trainer = TrainerPerformanceEvaluator(3000, ignore_first_episodes=0)
-    maker = ExperienceMakerPerformanceEvaluator(3000, ignore_first_batches=0)
-    with redirect_stdout(io.StringIO()) as printed, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("proa.runtime.ray.driver.END_SECONDS", 60.0)  # for the makers' last words, on a busy machine
-        digest(
-            folder, "ray", runtime="ray", makers=2, total_steps=STEPS, checkpoint={"save_every": 0},
-            reward={"functions": [f"{__name__}:chatty"], "workers": 1},
-            callbacks=[LoggingCallback, counts, makes, trainer, maker],  # noqa: F821 - the first as a factory
-        )  # fmt: skip
-    return Seen(header(folder, "ray"), printed.getvalue().splitlines(), counts, makes, trainer, maker)
-
-
-def test_what_the_documented_callback_prints_in_the_trainer_is_in_the_drivers_output(seen):
-    said = [line for line in seen.of("trainer_0") if line.startswith(("Batch metrics: {'loss'", "Training complete."))]
+def test_what_the_documented_callback_prints_in_the_trainer_is_in_the_drivers_output(watched):
+    said = [
+        line
+        for line in watched.printed_by("trainer_0")
+        if line.startswith(("Batch metrics: {'loss'", "Training complete."))
+    ]
     assert [line[:13] for line in said] == ["Batch metrics"] * STEPS + ["Training comp"]
-    assert all(re.match(r"\[(trainer_0|maker_[01])\] ", line) for line in seen.lines), seen.lines
+    assert all(re.match(r"\[(trainer_0|maker_[01])\] ", line) for line in watched.lines), watched.lines
 
 
-def test_what_rewards_print_in_their_own_processes_is_there_too_and_complete(seen):
-    scored = [line for actor in seen.makes.actor_copies for line in seen.of(actor) if line.startswith("scoring 2 in ")]
+def test_what_rewards_print_in_their_own_processes_is_there_too_and_complete(watched):
+    said = [line for actor in watched.makes.actor_copies for line in watched.printed_by(actor)]
+    scored = [line for line in said if line.startswith("scoring 2 in ")]
     assert len(scored) == LEASES
     assert str(os.getpid()) not in {line.split()[-1] for line in scored}
 
 
-def test_a_last_line_without_an_end_is_shown_when_the_run_ends(seen):
-    for actor, copy in seen.makes.actor_copies.items():
-        assert seen.of(actor)[-1] == f"made {copy.made}"
+def test_a_last_line_without_an_end_is_shown_when_the_run_ends(watched):
+    for actor, copy in watched.makes.actor_copies.items():
+        assert watched.printed_by(actor)[-1] == f"made {copy.made}"
 
 
-def test_the_instance_of_the_driver_has_the_state_of_its_copy_in_the_trainer(seen):
-    assert seen.counts.steps == STEPS
-    assert seen.counts.seen_by != os.getpid()
-    assert seen.counts.actor_copies == {"trainer_0": seen.counts}
+def test_the_instance_of_the_driver_has_the_state_of_its_copy_in_the_trainer(watched):
+    assert watched.counts.steps == STEPS
+    assert watched.counts.seen_by != os.getpid()
+    assert watched.counts.actor_copies == {"trainer_0": watched.counts}
 
 
-def test_and_of_each_maker_under_its_name_without_what_cannot_be_sent(seen):
-    assert set(seen.makes.actor_copies) <= {"maker_0", "maker_1"}  # the first may have done all before the second is up
-    assert sum(copy.made for copy in seen.makes.actor_copies.values()) == STEPS * SMALL["train_batch_size"]
-    assert not any(hasattr(copy, "lock") for copy in seen.makes.actor_copies.values())
-    assert seen.makes.made == 0
+def test_and_of_each_maker_under_its_name_without_what_cannot_be_sent(watched):
+    assert set(watched.makes.actor_copies) <= {
+        "maker_0",
+        "maker_1",
+    }  # the first may have done all before the second is up
+    assert sum(copy.made for copy in watched.makes.actor_copies.values()) == STEPS * SMALL["train_batch_size"]
+    assert not any(hasattr(copy, "lock") for copy in watched.makes.actor_copies.values())
+    assert watched.makes.made == 0
 
 
-def test_evaluators_print_there_and_their_summaries_are_in_the_header(seen):
-    assert str(seen.trainer.performance) in seen.of("trainer_0")
-    assert seen.trainer.performance.samples == STEPS * SMALL["train_batch_size"]
-    for actor, copy in seen.maker.actor_copies.items():
-        assert str(copy.performance) in seen.of(actor)
-    measured = seen.header["performance"]
-    assert set(measured) == {"trainer_0", *seen.maker.actor_copies}
-    assert measured["trainer_0"] == seen.trainer.performance.to_dict()
-    assert sum(one["samples"] for one in measured.values() if one["role"] == "maker") == 16
+def test_evaluators_print_there_and_their_summaries_are_in_the_header(watched):
+    assert str(watched.trainer.performance) in watched.printed_by("trainer_0")
+    assert watched.trainer.performance.samples == STEPS * SMALL["train_batch_size"]
+    for actor, copy in watched.maker.actor_copies.items():
+        assert str(copy.performance) in watched.printed_by(actor)
+    measured = watched.on_ray["performance"]
+    assert set(measured) == {"trainer_0", *watched.maker.actor_copies}
+    assert measured["trainer_0"] == watched.trainer.performance.to_dict()
+    assert (
+        sum(one["samples"] for one in measured.values() if one["role"] == "maker") == STEPS * SMALL["train_batch_size"]
+    )
 
 
 class FailsLater(Counts):

@@ -1,0 +1,109 @@
+"""Hooks on Ray: what they change in makers is trained, what fails in actors is counted, and those in the driver remove
+and ship checkpoints that a trainer writes."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from tests.integration.small_run import SMALL, digest, header
+
+from proa import Callback, CallbackManager, CheckpointManager, ErrorPolicy, MakerCallback, TrainerCallback
+from proa.callbacks import CheckpointUpload
+
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
+STEPS = 3
+
+
+class Negate(MakerCallback):
+    def on_make_experience_end(self, experience):
+        experience.reward *= -1
+
+
+class MakerFails(MakerCallback):
+    error_policy = ErrorPolicy.LOG
+
+    def on_send_start(self):
+        raise ValueError("my bug")
+
+
+class TrainerFails(TrainerCallback):
+    error_policy = ErrorPolicy.LOG
+
+    def on_batch_start(self):
+        raise ValueError("my bug")
+
+
+def listening(*others):
+    """A list with a manager in it, in which a function halves rewards."""
+    manager = CallbackManager()
+
+    @manager.on("maker.make_experience_end")
+    def halve(experience):
+        experience.reward = experience.reward / 2
+
+    return [*others, manager]
+
+
+class Prunes(Callback):
+    """Removes all but the newest, in the driver, while the trainer writes in its own process."""
+
+    def __init__(self):
+        self.rows = []
+
+    def on_checkpoint(self, state, row):
+        self.rows.append(row)
+        assert Path(row.sampler_path, "config.json").is_file()
+        for old in state.checkpoint_mgr.rows:
+            if old.step < row.step:
+                state.checkpoint_mgr.remove(old)
+
+
+@dataclass(frozen=True)
+class Hooked:
+    """A run on Ray with all of them, the same run in one process, and one without hooks."""
+
+    folder: Path
+    prunes: Prunes
+
+    def header(self, name: str) -> dict:
+        return header(self.folder / "runs", name)
+
+
+@pytest.fixture(scope="module")
+def hooked(ray_cluster, tmp_path_factory):
+    folder, prunes = tmp_path_factory.mktemp("hooked"), Prunes()
+    shipped = [prunes, CheckpointUpload(folder / "copies", keep=None)]
+    saving = {"save_every": 1, "keep": None, "background": True}
+    runs = Path("runs")  # not absolute: actors work elsewhere
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        digest(runs, "plain", total_steps=STEPS)
+        changing = listening(Negate(), MakerFails(), TrainerFails())
+        digest(runs, "local", total_steps=STEPS, callbacks=changing)
+        changing = listening(Negate(), MakerFails(), TrainerFails(), *shipped)
+        digest(runs, "ray", total_steps=STEPS, checkpoint=saving, callbacks=changing, runtime="ray", makers=2)
+    return Hooked(folder, prunes)
+
+
+def test_hooks_in_actors_and_in_the_driver_change_what_is_trained(hooked):
+    there, local, plain = (hooked.header(name)["weights_digest"] for name in ("ray", "local", "plain"))
+    assert there == local != plain
+
+
+def test_errors_in_actors_are_counted(hooked):
+    leases = STEPS * SMALL["train_batch_size"] // SMALL["sampling"]["group_size"]
+    expected = {"MakerFails": leases, "TrainerFails": STEPS}
+    assert hooked.header("local")["callback_errors"] == expected
+    assert hooked.header("ray")["callback_errors"] == expected
+
+
+def test_hooks_in_the_driver_remove_and_upload_checkpoints(hooked):
+    copies = CheckpointManager(hooked.folder / "copies" / "ray")
+    assert [row.name for row in copies.rows] == ["step_1", "step_2", "step_3"]
+    copies.verify(copies.final())
+    manager = CheckpointManager(hooked.folder / "runs" / "ray")
+    assert [row.name for row in manager.rows] == ["step_3"]
+    assert [row.name for row in manager.history] == ["step_1", "step_2", "step_3"]
+    assert [row.state_path for row in hooked.prunes.rows] == [
+        str(manager.folder / f"step_{step}" / "state") for step in (1, 2, 3)
+    ]  # fmt: skip
