@@ -43,10 +43,8 @@ def test_the_instance_of_the_driver_has_the_state_of_its_copy_in_the_trainer(wat
 
 
 def test_and_of_each_maker_under_its_name_without_what_cannot_be_sent(watched):
-    assert set(watched.makes.actor_copies) <= {
-        "maker_0",
-        "maker_1",
-    }  # the first may have done all before the second is up
+    # The first may have done all before the second is up.
+    assert set(watched.makes.actor_copies) <= {"maker_0", "maker_1"}
     assert sum(copy.made for copy in watched.makes.actor_copies.values()) == STEPS * SMALL["train_batch_size"]
     assert not any(hasattr(copy, "lock") for copy in watched.makes.actor_copies.values())
     assert watched.makes.made == 0
