@@ -15,7 +15,10 @@ from proa.record.checkpoints import CheckpointManager
 from proa.record.journal import Journal
 from proa.run.replay import replay
 
-WINDOWED = DETACHED | {"schedule": "windowed", "makers": 3, "total_steps": 6, "eval": [], "lease_prompts": 1}
+WINDOWED = DETACHED | {
+    "schedule": "windowed", "makers": 3, "total_steps": 6, "eval": [], "lease_prompts": 1,
+    "reward": {"functions": ["tests.chaos.replay_rewards:telling"], "workers": 0},
+}  # fmt: skip
 
 
 class RandomDelays(MakerCallback):
