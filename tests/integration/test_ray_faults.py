@@ -95,7 +95,7 @@ def test_a_trainer_that_is_killed_ends_the_run_which_says_so(ray_cluster, tmp_pa
     assert (told["status"], told["steps_run"]) == ("failed", 2)
     assert f"trainer_{rank} died" in told["stop_reason"]
     assert_paired(watching.events)
-    assert watching.events[-2:] == ["error", "train_end"]
+    assert watching.events[-4:] == ["error", "train_end", "run_end", "experiment_end"]
 
 
 def assert_paired(events):
