@@ -31,8 +31,8 @@ import torch
 
 from proa.data.experience import Experience
 from proa.data.lease import Lease, Prompt
-from proa.data.sampling import Completion, Sampling
-from proa.engines.protocol import Request
+from proa.data.sampling import Sampling
+from proa.engines import Progress, Request
 from proa.engines.weights import WeightPlaces
 from proa.leases.book import LeaseBook
 from proa.leases.plan import LeasePlan
@@ -92,22 +92,37 @@ GAINS = (
 
 
 class SleepingEngine:
-    """Takes a known time for each call, whatever is asked, and makes up tokens that follow from the seeds."""
+    """Takes a known time for all that it was asked at once, and makes up tokens that follow from the seeds."""
 
     context_length = 1024
+    free = 1024
+    is_independent = True
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._places = WeightPlaces({"weight": torch.zeros(1024)}, {})
+        self._open: list[Request] = []
 
-    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
+    def submit(self, request: Request) -> None:
+        self._open.append(request)
+
+    def step(self) -> list[Progress]:
         until = time.perf_counter() + self._seconds
-        made = [[_completion(seed, sampling.max_new_tokens) for seed in request.seeds] for request in requests]
+        made, self._open = [_progress(request) for request in self._open], []
         _sleep_until(until)
         return made
 
-    def load(self, weights: Mapping[str, torch.Tensor]) -> None:
+    def cancel(self, request_id: str) -> None:
+        self._open = [request for request in self._open if request.id != request_id]
+
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+        raise NotImplementedError
+
+    def load(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
         self._places.fill(weights)
+
+    def sleep(self) -> None:
+        pass
 
 
 class SleepingTrainer(DetachedTrainer):
@@ -175,9 +190,9 @@ def _prompt(ordinal: int) -> Prompt:
     return Prompt(ordinal, tuple(range(1, 33)), f"prompt {ordinal}")
 
 
-def _completion(seed: int, longest: int) -> Completion:
-    length = 16 + seed % (longest - 15)
-    return Completion(torch.full((length,), 1 + seed % 999), torch.full((length,), -0.5), "length")
+def _progress(request: Request) -> Progress:
+    length = 16 + request.seed % (request.sampling.max_new_tokens - 15)
+    return Progress(request.id, (1 + request.seed % 999,) * length, (-0.5,) * length, request.version, "length")
 
 
 def _reward(completions: Sequence[str], **_: Any) -> list[float | None]:

@@ -21,7 +21,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from proa.data.sampling import Sampling
-from proa.engines import Engine, Request, build_engine
+from proa.engines import Engine, Request, build_engine, generate, group_requests
 
 PROMPTS, SAMPLES, PROMPT_LENGTH, VOCABULARY = 8, 8, 32, 4096
 PLAIN = "model.generate"
@@ -68,29 +68,31 @@ def build_model() -> LlamaForCausalLM:
 
 def requests_of(case: Case) -> list[Request]:
     generator = torch.Generator().manual_seed(1)
-    tokens = torch.randint(0, VOCABULARY, (case.prompts, PROMPT_LENGTH), generator=generator).tolist()
+    prompts = torch.randint(0, VOCABULARY, (case.prompts, PROMPT_LENGTH), generator=generator).tolist()
+    sampling = Sampling(group_size=SAMPLES, max_new_tokens=case.new_tokens)
     return [
-        Request(tuple(prompt), tuple(range(index * SAMPLES, (index + 1) * SAMPLES)))
-        for index, prompt in enumerate(tokens)
+        request
+        for place, prompt in enumerate(prompts)
+        for request in group_requests(str(place), prompt, range(place * SAMPLES, (place + 1) * SAMPLES), sampling)
     ]
 
 
 def with_engine(engine: Engine, case: Case) -> Callable[[], int]:
     """A round of the case: the number of tokens sampled."""
-    requests, sampling = requests_of(case), Sampling(group_size=SAMPLES, max_new_tokens=case.new_tokens)
-    return lambda: sum(len(completion) for group in engine.generate(requests, sampling) for completion in group)
+    requests = requests_of(case)
+    return lambda: sum(map(len, generate(engine, requests)))
 
 
 def with_generate(model: LlamaForCausalLM, case: Case) -> Callable[[], int]:
     """The same with `model.generate`: batches of as many rows as there are slots; padding is not counted."""
-    prompts_RT = torch.tensor([request.tokens for request in requests_of(case) for _ in request.seeds])
+    prompts_RT = torch.tensor([request.tokens for request in requests_of(case)])
     batches = prompts_RT.split(case.slots or len(prompts_RT))
     ends = torch.tensor(case.end_ids, dtype=torch.int64)
 
     def play() -> int:
-        return sum(_real_tokens(generate(batch), ends) for batch in batches)
+        return sum(_real_tokens(sample(batch), ends) for batch in batches)
 
-    def generate(batch_RT: torch.Tensor) -> torch.Tensor:
+    def sample(batch_RT: torch.Tensor) -> torch.Tensor:
         return model.generate(
             batch_RT,
             attention_mask=torch.ones_like(batch_RT),

@@ -18,7 +18,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -27,8 +27,7 @@ import torch
 
 from proa.actors.concurrency import concurrency_group
 from proa.actors.waiting import WaitTimeoutError
-from proa.data.sampling import Completion, Sampling
-from proa.engines.protocol import Request
+from proa.data.sampling import Sampling
 from proa.engines.weights import WeightPlaces
 from proa.roles.maker import ExperienceMakerHolder
 from proa.roles.weights import WeightStore
@@ -123,10 +122,7 @@ class Places:
         self.loading = 0.0
         self._places = WeightPlaces(tensors, {})
 
-    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
-        raise NotImplementedError
-
-    def load(self, weights: Mapping[str, torch.Tensor]) -> None:
+    def load(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
         self.loading = time.perf_counter()
         self._places.fill(weights)
 
@@ -145,7 +141,8 @@ class Maker:
         torch.set_num_threads(1)
         self.engine = Places(parameters(megabytes))
         self.store = RemoteStore(trainer, PATIENCE)
-        self.maker = ExperienceMakerHolder(engine=self.engine, rollout=SingleTurn(tokenizer(), Sampling()))
+        engine: Any = self.engine  # of an engine, only what pushes need
+        self.maker = ExperienceMakerHolder(engine=engine, rollout=SingleTurn(tokenizer(), Sampling()))
 
     def switch(self, version: int) -> Switched:
         weights = self.store.fetch(version, owner="a maker")

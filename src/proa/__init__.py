@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from .visible import make_logs_visible
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.2.0.dev0"
 
 make_logs_visible()
 

@@ -8,11 +8,12 @@ from typing import Literal
 
 import pytest
 import torch
+from tests.engines.prompted import Prompted, generated
 from tests.engines.tiny import some_requests, tiny_model
 from transformers import PreTrainedModel
 
 from proa.data.sampling import Completion, Sampling
-from proa.engines import Engine, Request, build_engine
+from proa.engines import Engine, build_engine
 from proa.learning.optimizer import Optimizer, OptimizerSettings
 from proa.policy.adapter_layout import AdapterError, AdapterOverBase
 from proa.policy.log_probs import action_statistics
@@ -43,16 +44,16 @@ def bits(groups: list[list[Completion]]) -> list[tuple[list[int], list[float]]]:
     return [(one.tokens.tolist(), one.log_probs.tolist()) for group in groups for one in group]
 
 
-def applied_log_probs(model: PreTrainedModel, request: Request, completion: Completion) -> torch.Tensor:
+def applied_log_probs(model: PreTrainedModel, request: Prompted, completion: Completion) -> torch.Tensor:
     """What the trainer says of a completion, with the adapter applied, not merged."""
     sequence_1S = torch.tensor([[*request.tokens, *completion.tokens.tolist()]])
     statistics = action_statistics(model, sequence_1S, None, len(completion.tokens), temperature=SAMPLING.temperature)
     return statistics.log_probs_BA[0]
 
 
-def largest_difference(model: PreTrainedModel, engine: Engine, requests: list[Request] | None = None) -> float:
+def largest_difference(model: PreTrainedModel, engine: Engine, requests: list[Prompted] | None = None) -> float:
     requests = requests or some_requests(seeds=1)
-    groups = engine.generate(requests, SAMPLING)
+    groups = generated(engine, requests, SAMPLING)
     return max(
         float((applied_log_probs(model, request, one).detach() - one.log_probs).abs().max())
         for request, group in zip(requests, groups, strict=True)
@@ -63,16 +64,16 @@ def largest_difference(model: PreTrainedModel, engine: Engine, requests: list[Re
 @every_shape
 @both_kinds
 def test_an_engine_of_a_model_with_an_adapter_begins_with_the_plain_base(shape: str, kind: Kind) -> None:
-    expected = bits(build_engine(kind, tiny_model(shape), end_ids=(4,)).generate(some_requests(), SAMPLING))
+    expected = bits(generated(build_engine(kind, tiny_model(shape), end_ids=(4,)), some_requests(), SAMPLING))
     model = with_lora(tiny_model(shape))
     before = weights_digest(adapter_weights(model))
     engine = build_engine(kind, model, end_ids=(4,))
-    assert bits(engine.generate(some_requests(), SAMPLING)) == expected
+    assert bits(generated(engine, some_requests(), SAMPLING)) == expected
     assert has_lora(model)
     assert weights_digest(adapter_weights(model)) == before
-    engine.load(model_weights(tiny_model(shape, seed=1)))  # it takes whole weights under their plain names
+    engine.load(model_weights(tiny_model(shape, seed=1)), 0)  # it takes whole weights under their plain names
     other = build_engine(kind, tiny_model(shape, seed=1), end_ids=(4,))
-    assert bits(engine.generate(some_requests(), SAMPLING)) == bits(other.generate(some_requests(), SAMPLING))
+    assert bits(generated(engine, some_requests(), SAMPLING)) == bits(generated(other, some_requests(), SAMPLING))
 
 
 @every_shape
@@ -82,7 +83,7 @@ def test_merged_and_applied_log_probs_agree(shape: str, kind: Kind) -> None:
     model = with_lora(copy.deepcopy(base))
     engine = build_engine(kind, base, end_ids=())
     assert largest_difference(model, engine) > 0.01  # the adapter matters
-    engine.load(AdapterOverBase(model_weights(base), SETTINGS.layout(base)).merged(adapter_weights(model)))
+    engine.load(AdapterOverBase(model_weights(base), SETTINGS.layout(base)).merged(adapter_weights(model)), 0)
     assert largest_difference(model, engine) < 1e-4
 
 
@@ -94,19 +95,19 @@ def test_they_agree_after_each_of_ten_steps_with_pushes_in_between(shape: str, k
     add_lora(model, SETTINGS, seed=0)
     engine = build_engine(kind, model, end_ids=())
     over_base = AdapterOverBase(base, SETTINGS.layout(model))
-    start, digest = bits(engine.generate(some_requests(seeds=1), SAMPLING)), weights_digest(base)
+    start, digest = bits(generated(engine, some_requests(seeds=1), SAMPLING)), weights_digest(base)
     optimizer = Optimizer(model.named_parameters(), OptimizerSettings(learning_rate=0.02), 10)
-    request = Request((1, 2, 3), (5, 6))
+    request = Prompted((1, 2, 3), (5, 6))
     for _ in range(10):
-        completion = engine.generate([request], SAMPLING)[0][0]
+        completion = generated(engine, [request], SAMPLING)[0][0]
         optimizer.zero_grad()
         applied_log_probs(model, request, completion).sum().neg().backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-        engine.load(over_base.merged(copies(adapter_weights(model))))
+        engine.load(over_base.merged(copies(adapter_weights(model))), 0)
         assert largest_difference(model, engine, [request]) < 1e-4
     fresh = build_engine(kind, tiny_model(shape), end_ids=())
-    fresh.load(AdapterOverBase(base_weights(model), adapter_layout(model)).merged(adapter_weights(model)))
-    once, pushed = (bits(one.generate(some_requests(seeds=1), SAMPLING)) for one in (fresh, engine))
+    fresh.load(AdapterOverBase(base_weights(model), adapter_layout(model)).merged(adapter_weights(model)), 0)
+    once, pushed = (bits(generated(one, some_requests(seeds=1), SAMPLING)) for one in (fresh, engine))
     assert once == pushed != start  # ten pushes are worth the last one
     assert weights_digest(base) == weights_digest(base_weights(model)) == digest
 
@@ -117,7 +118,7 @@ def test_a_maker_elsewhere_needs_no_object_of_the_trainer(kind: Kind) -> None:
     adapter, settings = pickle.loads(pickle.dumps((copies(adapter_weights(model)), SETTINGS)))
     base = tiny_model("gpt2")
     engine = build_engine(kind, base, end_ids=())
-    engine.load(AdapterOverBase(model_weights(base), settings.layout(base)).merged(adapter))
+    engine.load(AdapterOverBase(model_weights(base), settings.layout(base)).merged(adapter), 0)
     assert largest_difference(model, engine) < 1e-4
 
 
@@ -126,10 +127,10 @@ def test_an_adapter_that_does_not_fit_leaves_the_engine_as_it_was(kind: Kind) ->
     model = with_lora(tiny_model())
     engine = build_engine(kind, model, end_ids=())
     over_base = AdapterOverBase(base_weights(model), adapter_layout(model))
-    engine.load(over_base.merged(adapter_weights(model)))
-    before = bits(engine.generate(some_requests(), SAMPLING))
+    engine.load(over_base.merged(adapter_weights(model)), 0)
+    before = bits(generated(engine, some_requests(), SAMPLING))
     adapter = adapter_weights(model)
     adapter.popitem()
     with pytest.raises(AdapterError, match="missing"):
-        engine.load(over_base.merged(adapter))
-    assert bits(engine.generate(some_requests(), SAMPLING)) == before
+        engine.load(over_base.merged(adapter), 0)
+    assert bits(generated(engine, some_requests(), SAMPLING)) == before

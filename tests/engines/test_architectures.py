@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 import torch
+from tests.engines.prompted import Prompted, generated
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging as transformers_logging
 
 from proa.data.sampling import Sampling
-from proa.engines import Request, build_engine
+from proa.engines import build_engine
 from proa.errors import SettingError
 from proa.policy.log_probs import action_statistics
 
@@ -150,7 +151,7 @@ def _engine_outcome(kind: str, model: PreTrainedModel) -> str:
     try:
         engine = build_engine("hf", model, end_ids=ends)
         # Prompts of two lengths, and two rows of one of them, for rows may disturb each other.
-        groups = engine.generate([Request(PROMPT, (1, 2)), Request(PROMPT[:4], (1,))], GREEDY)
+        groups = generated(engine, [Prompted(PROMPT, (1, 2)), Prompted(PROMPT[:4], (1,))], GREEDY)
     except SettingError as error:
         return str(error)
     completion = groups[0][0]

@@ -11,11 +11,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.engines.prompted import Prompted, generated
 from tests.engines.tiny import CONTEXT, SHAPES, VOCABULARY, logits_of, some_requests, tiny_model, tokens_of
 from transformers import BloomConfig, BloomForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from proa.data.sampling import Completion, Sampling
-from proa.engines import Engine, Request, build_engine
+from proa.engines import Engine, build_engine
 
 Kind = Literal["native", "hf"]
 KINDS: tuple[Kind, ...] = ("native", "hf")
@@ -46,7 +47,7 @@ def assert_same(one: list[list[Completion]], other: list[list[Completion]]) -> N
 
 def assert_scored_by(model: torch.nn.Module, engine: Engine, sampling: Sampling) -> None:
     requests = some_requests()
-    for request, group in zip(requests, engine.generate(requests, sampling), strict=True):
+    for request, group in zip(requests, generated(engine, requests, sampling), strict=True):
         for completion in group:
             logits = logits_of(model, request, completion) / (sampling.temperature or 1.0)
             expected = logits.log_softmax(-1).gather(-1, completion.tokens[:, None])[:, 0]
@@ -71,13 +72,13 @@ def test_greedy_tokens_are_those_of_generate(shape: str) -> None:
     ]
     for kind in KINDS:
         engine = build_engine(kind, model, end_ids=())
-        assert [group[0] for group in tokens_of(engine.generate(requests, GREEDY))] == expected
+        assert [group[0] for group in tokens_of(generated(engine, requests, GREEDY))] == expected
 
 
 @every_shape
 def test_native_samples_what_hf_samples(shape: str) -> None:
     model = tiny_model(shape)
-    native, hf = (build_engine(kind, model, end_ids=(4,)).generate(some_requests(), SAMPLED) for kind in KINDS)
+    native, hf = (generated(build_engine(kind, model, end_ids=(4,)), some_requests(), SAMPLED) for kind in KINDS)
     assert_same(native, hf)
 
 
@@ -106,10 +107,10 @@ def test_greedy_records_log_probs_at_temperature_one(kind: Kind) -> None:
 def test_loaded_weights_are_the_ones_in_force(shape: str, kind: Kind) -> None:
     engine = build_engine(kind, tiny_model(shape), end_ids=(4,))
     trained = tiny_model(shape, seed=1)
-    engine.load(trained.state_dict())
+    engine.load(trained.state_dict(), 0)
     assert_scored_by(trained, engine, SAMPLED)
     again = tiny_model(shape, seed=2)
-    engine.load(dict(again.named_parameters()))  # tied weights come once here
+    engine.load(dict(again.named_parameters()), 0)  # tied weights come once here
     assert_scored_by(again, engine, SAMPLED)
 
 
@@ -117,23 +118,23 @@ def test_loaded_weights_are_the_ones_in_force(shape: str, kind: Kind) -> None:
 @given(order=st.permutations(range(4)), count=st.integers(1, 4), slots=st.integers(0, 7), kind=st.sampled_from(KINDS))
 def test_a_sample_does_not_depend_on_its_company(order: list[int], count: int, slots: int, kind: Kind) -> None:
     model, requests = tiny_model(), some_requests()
-    expected = build_engine(kind, model, end_ids=(4, 9)).generate(requests, SAMPLED)
+    expected = generated(build_engine(kind, model, end_ids=(4, 9)), requests, SAMPLED)
     chosen = order[:count]
     engine = build_engine(kind, model, end_ids=(4, 9), slots=slots)
-    assert_same(engine.generate([requests[i] for i in chosen], SAMPLED), [expected[i] for i in chosen])
+    assert_same(generated(engine, [requests[i] for i in chosen], SAMPLED), [expected[i] for i in chosen])
 
 
 def test_a_sample_does_not_depend_on_its_siblings() -> None:
     engine = build_engine("native", tiny_model(), end_ids=(4,))
-    whole = engine.generate([Request((1, 2, 3), (5, 6, 7))], SAMPLED)
-    alone = engine.generate([Request((1, 2, 3), (6,)), Request((1, 2, 3), (7, 5))], SAMPLED)
+    whole = generated(engine, [Prompted((1, 2, 3), (5, 6, 7))], SAMPLED)
+    alone = generated(engine, [Prompted((1, 2, 3), (6,)), Prompted((1, 2, 3), (7, 5))], SAMPLED)
     assert_same([[whole[0][1]], [whole[0][2], whole[0][0]]], alone)
 
 
 @both_kinds
 def test_the_same_call_gives_the_same_bits(kind: Kind) -> None:
     engine = build_engine(kind, tiny_model(), end_ids=(4, 9), slots=5)
-    once, twice = (flat(engine.generate(some_requests(), SAMPLED)) for _ in range(2))
+    once, twice = (flat(generated(engine, some_requests(), SAMPLED)) for _ in range(2))
     assert all(torch.equal(one.log_probs, two.log_probs) for one, two in zip(once, twice, strict=True))
     assert all(torch.equal(one.tokens, two.tokens) for one, two in zip(once, twice, strict=True))
 
@@ -142,12 +143,12 @@ def test_long_calls_through_few_slots_give_what_hf_gives() -> None:
     """Enough steps for the native cache to move its columns to the front several times."""
     model = tiny_model()
     requests = [
-        Request(tuple((index + place) % VOCABULARY for place in range(1 + index % 11)), (index, 1000 + index))
+        Prompted(tuple((index + place) % VOCABULARY for place in range(1 + index % 11)), (index, 1000 + index))
         for index in range(60)
     ]
     sampling = Sampling(max_new_tokens=40)
-    native = build_engine("native", model, end_ids=(4,), slots=3).generate(requests, sampling)
-    assert_same(native, build_engine("hf", model, end_ids=(4,)).generate(requests, sampling))
+    native = generated(build_engine("native", model, end_ids=(4,), slots=3), requests, sampling)
+    assert_same(native, generated(build_engine("hf", model, end_ids=(4,)), requests, sampling))
     lengths = {len(completion) for group in native for completion in group}
     assert len(lengths) > 15, "the case is meant to be ragged"
 
@@ -158,7 +159,7 @@ def test_a_completion_ends_with_the_first_of_several_end_tokens(kind: Kind) -> N
     requests = some_requests(seeds=20)
     sampling = Sampling(max_new_tokens=30)
     reasons = set()
-    for completion in flat(build_engine(kind, tiny_model(), end_ids=ends).generate(requests, sampling)):
+    for completion in flat(generated(build_engine(kind, tiny_model(), end_ids=ends), requests, sampling)):
         *before, last = completion.tokens.tolist()
         assert not ends & set(before)
         assert completion.finish_reason == ("stop" if last in ends else "length")
@@ -170,32 +171,32 @@ def test_a_completion_ends_with_the_first_of_several_end_tokens(kind: Kind) -> N
 
 @both_kinds
 def test_without_end_tokens_all_completions_have_the_full_length(kind: Kind) -> None:
-    groups = build_engine(kind, tiny_model(), end_ids=()).generate(some_requests(), SAMPLED)
+    groups = generated(build_engine(kind, tiny_model(), end_ids=()), some_requests(), SAMPLED)
     assert {(len(completion), completion.finish_reason) for group in groups for completion in group} == {(12, "length")}
 
 
 @both_kinds
 def test_an_end_token_in_the_last_place_is_a_stop(kind: Kind) -> None:
-    model, requests = tiny_model(), [Request((1, 2), (3,))]
-    [[completion]] = build_engine(kind, model, end_ids=()).generate(requests, SAMPLED)
+    model, requests = tiny_model(), [Prompted((1, 2), (3,))]
+    [[completion]] = generated(build_engine(kind, model, end_ids=()), requests, SAMPLED)
     first_at = completion.tokens.tolist().index(completion.tokens[-1])
     exact = Sampling(max_new_tokens=first_at + 1, temperature=SAMPLED.temperature)
-    [[ended]] = build_engine(kind, model, end_ids={int(completion.tokens[-1])}).generate(requests, exact)
+    [[ended]] = generated(build_engine(kind, model, end_ids={int(completion.tokens[-1])}), requests, exact)
     assert (len(ended), ended.finish_reason) == (first_at + 1, "stop")
 
 
 @both_kinds
 def test_top_k_of_one_is_greedy(kind: Kind) -> None:
     engine = build_engine(kind, tiny_model(), end_ids=(4,))
-    sampled = engine.generate(some_requests(), Sampling(max_new_tokens=12, temperature=5.0, top_k=1))
-    assert tokens_of(sampled) == tokens_of(engine.generate(some_requests(), GREEDY))
+    sampled = generated(engine, some_requests(), Sampling(max_new_tokens=12, temperature=5.0, top_k=1))
+    assert tokens_of(sampled) == tokens_of(generated(engine, some_requests(), GREEDY))
 
 
 @both_kinds
 def test_keeping_all_tokens_by_top_k_changes_nothing(kind: Kind) -> None:
     engine = build_engine(kind, tiny_model(), end_ids=(4,))
-    kept = engine.generate(some_requests(), Sampling(max_new_tokens=12, temperature=0.7, top_k=VOCABULARY + 5))
-    assert tokens_of(kept) == tokens_of(engine.generate(some_requests(), SAMPLED))
+    kept = generated(engine, some_requests(), Sampling(max_new_tokens=12, temperature=0.7, top_k=VOCABULARY + 5))
+    assert tokens_of(kept) == tokens_of(generated(engine, some_requests(), SAMPLED))
 
 
 @pytest.mark.parametrize(("top_k", "top_p"), [(3, 1.0), (0, 0.6), (5, 0.5)])
@@ -203,7 +204,7 @@ def test_no_token_comes_from_outside_of_the_support(top_k: int, top_p: float) ->
     model, requests = tiny_model(), some_requests(seeds=30)
     sampling = Sampling(max_new_tokens=12, temperature=2.0, top_k=top_k, top_p=top_p)
     ranks = set()
-    groups = build_engine("native", model, end_ids=()).generate(requests, sampling)
+    groups = generated(build_engine("native", model, end_ids=()), requests, sampling)
     for request, group in zip(requests, groups, strict=True):
         for completion in group:
             for logits, token in zip(logits_of(model, request, completion) / 2.0, completion.tokens, strict=True):
@@ -219,9 +220,9 @@ def test_no_token_comes_from_outside_of_the_support(top_k: int, top_p: float) ->
 def test_sampled_frequencies_are_the_probabilities(kind: Kind) -> None:
     """Chi-square with 22 degrees of freedom: 48.3 is passed by chance once in a thousand."""
     model, samples = tiny_model(), 3000
-    request = Request((1, 2, 3), tuple(range(samples)))
+    request = Prompted((1, 2, 3), tuple(range(samples)))
     sampling = Sampling(max_new_tokens=2, temperature=3.0)
-    [group] = build_engine(kind, model, end_ids=()).generate([request], sampling)
+    [group] = generated(build_engine(kind, model, end_ids=()), [request], sampling)
     first = logits_of(model, request, group[0])[0].div(3.0).softmax(-1)
     observed = torch.stack([completion.tokens for completion in group])
     counts = torch.bincount(observed[:, 0], minlength=VOCABULARY)
@@ -237,23 +238,23 @@ def test_sampled_frequencies_are_the_probabilities(kind: Kind) -> None:
 def test_training_the_model_does_not_change_the_engine(kind: Kind) -> None:
     model = tiny_model()
     engine = build_engine(kind, model, end_ids=(4,))
-    before = engine.generate(some_requests(), SAMPLED)
+    before = generated(engine, some_requests(), SAMPLED)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()
-    assert_same(engine.generate(some_requests(), SAMPLED), before)
+    assert_same(generated(engine, some_requests(), SAMPLED), before)
 
 
 @both_kinds
 def test_loaded_tensors_are_copied(kind: Kind) -> None:
     model = tiny_model(seed=1)
     engine = build_engine(kind, tiny_model(), end_ids=(4,))
-    engine.load(model.state_dict())
-    before = engine.generate(some_requests(), SAMPLED)
+    engine.load(model.state_dict(), 0)
+    before = generated(engine, some_requests(), SAMPLED)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()
-    assert_same(engine.generate(some_requests(), SAMPLED), before)
+    assert_same(generated(engine, some_requests(), SAMPLED), before)
 
 
 def _without(weights: dict[str, torch.Tensor], name: str) -> dict[str, torch.Tensor]:
@@ -272,10 +273,10 @@ BAD_MAPPINGS = {
 @both_kinds
 def test_weights_that_do_not_fit_leave_the_old_ones_in_force(kind: Kind, problem: str) -> None:
     engine = build_engine(kind, tiny_model(), end_ids=(4,))
-    before = engine.generate(some_requests(), SAMPLED)
+    before = generated(engine, some_requests(), SAMPLED)
     with pytest.raises(ValueError, match=problem):
-        engine.load(BAD_MAPPINGS[problem](dict(tiny_model(seed=1).state_dict())))
-    assert_same(engine.generate(some_requests(), SAMPLED), before)
+        engine.load(BAD_MAPPINGS[problem](dict(tiny_model(seed=1).state_dict())), 0)
+    assert_same(generated(engine, some_requests(), SAMPLED), before)
 
 
 @both_kinds
@@ -283,16 +284,16 @@ def test_tied_weights_that_differ_are_refused(kind: Kind) -> None:
     engine = build_engine(kind, tiny_model("llama, tied"), end_ids=())
     weights = tiny_model("llama, tied", seed=1).state_dict()
     with pytest.raises(ValueError, match=r"lm_head.weight differs from the weight it is tied to"):
-        engine.load(weights | {"lm_head.weight": weights["lm_head.weight"] + 1})
+        engine.load(weights | {"lm_head.weight": weights["lm_head.weight"] + 1}, 0)
 
 
 @both_kinds
 def test_weights_are_cast_to_the_dtype_of_the_engine(kind: Kind) -> None:
     model = tiny_model()
     engine = build_engine(kind, model, end_ids=(4,))
-    before = engine.generate(some_requests(), SAMPLED)
-    engine.load({name: weight.double() for name, weight in model.state_dict().items()})
-    assert_same(engine.generate(some_requests(), SAMPLED), before)
+    before = generated(engine, some_requests(), SAMPLED)
+    engine.load({name: weight.double() for name, weight in model.state_dict().items()}, 0)
+    assert_same(generated(engine, some_requests(), SAMPLED), before)
 
 
 @both_kinds
@@ -300,8 +301,8 @@ def test_an_engine_of_another_dtype_than_the_model(kind: Kind) -> None:
     model = tiny_model()
     engine = build_engine(kind, model, end_ids=(4,), dtype=torch.float64)
     assert_same(
-        engine.generate(some_requests(), SAMPLED),
-        build_engine(kind, model, end_ids=(4,)).generate(some_requests(), SAMPLED),
+        generated(engine, some_requests(), SAMPLED),
+        generated(build_engine(kind, model, end_ids=(4,)), some_requests(), SAMPLED),
     )
     assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
 
@@ -309,8 +310,8 @@ def test_an_engine_of_another_dtype_than_the_model(kind: Kind) -> None:
 @both_kinds
 def test_dropout_of_a_model_in_training_does_not_reach_the_engine(kind: Kind) -> None:
     model = tiny_model("gpt2")
-    before = build_engine(kind, model, end_ids=()).generate(some_requests(), SAMPLED)
-    assert_same(build_engine(kind, model.train(), end_ids=()).generate(some_requests(), SAMPLED), before)
+    before = generated(build_engine(kind, model, end_ids=()), some_requests(), SAMPLED)
+    assert_same(generated(build_engine(kind, model.train(), end_ids=()), some_requests(), SAMPLED), before)
     assert model.training
 
 
@@ -320,46 +321,50 @@ def test_the_global_random_state_is_neither_used_nor_changed(kind: Kind) -> None
     torch.manual_seed(1)
     before = torch.get_rng_state()
     engine = build_engine(kind, model, end_ids=(4,))
-    first = engine.generate(some_requests(), SAMPLED)
-    engine.load(model.state_dict())
+    first = generated(engine, some_requests(), SAMPLED)
+    engine.load(model.state_dict(), 0)
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(2)
-    assert_same(engine.generate(some_requests(), SAMPLED), first)
+    assert_same(generated(engine, some_requests(), SAMPLED), first)
 
 
 @both_kinds
 def test_a_prompt_that_does_not_fit_the_context_is_refused(kind: Kind) -> None:
     engine = build_engine(kind, tiny_model(), end_ids=())
     assert engine.context_length == CONTEXT
-    fits, too_long = Request((1,) * (CONTEXT - 12), (0,)), Request((1,) * (CONTEXT - 11), (0,))
-    assert len(engine.generate([fits], SAMPLED)[0][0]) == 12
-    with pytest.raises(ValueError, match=r"request 1 has a prompt of 53 tokens.*context is 64.*max_new_tokens"):
-        engine.generate([fits, too_long], SAMPLED)
+    fits, too_long = Prompted((1,) * (CONTEXT - 12), (0,)), Prompted((1,) * (CONTEXT - 11), (0,))
+    assert len(generated(engine, [fits], SAMPLED)[0][0]) == 12
+    with pytest.raises(
+        ValueError, match=r"request prompt 1/0 has a prompt of 53 tokens.*context is 64.*max_new_tokens"
+    ):
+        generated(engine, [fits, too_long], SAMPLED)
 
 
 @pytest.mark.parametrize(
     ("request_", "sampling", "problem"),
     [
-        (Request((), (0,)), SAMPLED, "empty prompt"),
-        (Request((VOCABULARY,), (0,)), SAMPLED, "outside the model's vocabulary"),
-        (Request((1,), (0,)), Sampling(max_new_tokens=0), "max_new_tokens"),
-        (Request((1,), (0,)), Sampling(temperature=-1.0), "temperature"),
-        (Request((1,), (0,)), Sampling(temperature=float("nan")), "temperature"),
-        (Request((1,), (0,)), Sampling(top_p=0.0), "top_p"),
-        (Request((1,), (0,)), Sampling(top_k=-1), "top_k"),
+        (Prompted((), (0,)), SAMPLED, "empty prompt"),
+        (Prompted((VOCABULARY,), (0,)), SAMPLED, "outside the model's vocabulary"),
+        (Prompted((1,), (0,)), Sampling(max_new_tokens=0), "max_new_tokens"),
+        (Prompted((1,), (0,)), Sampling(temperature=-1.0), "temperature"),
+        (Prompted((1,), (0,)), Sampling(temperature=float("nan")), "temperature"),
+        (Prompted((1,), (0,)), Sampling(top_p=0.0), "top_p"),
+        (Prompted((1,), (0,)), Sampling(top_k=-1), "top_k"),
     ],
 )
 @both_kinds
-def test_a_call_that_makes_no_sense_is_refused(kind: Kind, request_: Request, sampling: Sampling, problem: str) -> None:
+def test_a_call_that_makes_no_sense_is_refused(
+    kind: Kind, request_: Prompted, sampling: Sampling, problem: str
+) -> None:
     with pytest.raises(ValueError, match=problem):
-        build_engine(kind, tiny_model(), end_ids=()).generate([request_], sampling)
+        generated(build_engine(kind, tiny_model(), end_ids=()), [request_], sampling)
 
 
 @both_kinds
 def test_no_requests_and_requests_without_seeds_give_no_completions(kind: Kind) -> None:
     engine = build_engine(kind, tiny_model(), end_ids=())
-    assert engine.generate([], SAMPLED) == []
-    groups = engine.generate([Request((1,), ()), Request((1, 2), (3,)), Request((1, 2, 3), ())], SAMPLED)
+    assert generated(engine, [], SAMPLED) == []
+    groups = generated(engine, [Prompted((1,), ()), Prompted((1, 2), (3,)), Prompted((1, 2, 3), ())], SAMPLED)
     assert [len(group) for group in groups] == [0, 1, 0]
 
 
@@ -367,14 +372,14 @@ def test_no_requests_and_requests_without_seeds_give_no_completions(kind: Kind) 
 def test_damaged_weights_are_reported_not_sampled_from(kind: Kind) -> None:
     model = tiny_model()
     engine = build_engine(kind, model, end_ids=(4,))
-    engine.load({name: torch.full_like(weight, float("nan")) for name, weight in model.state_dict().items()})
+    engine.load({name: torch.full_like(weight, float("nan")) for name, weight in model.state_dict().items()}, 0)
     with pytest.raises(FloatingPointError, match="not finite"):
-        engine.generate(some_requests(), SAMPLED)
+        generated(engine, some_requests(), SAMPLED)
 
 
 @both_kinds
 def test_completions_can_be_trained_on_and_sent_alone(kind: Kind) -> None:
-    completion = build_engine(kind, tiny_model(), end_ids=()).generate(some_requests(seeds=50), SAMPLED)[0][0]
+    completion = generated(build_engine(kind, tiny_model(), end_ids=()), some_requests(seeds=50), SAMPLED)[0][0]
     scale = torch.ones(12, requires_grad=True)
     (scale * completion.log_probs).sum().backward()  # an inference tensor would be refused here
     assert len(pickle.dumps(completion.tokens)) < 2000  # a view would carry the tokens of all 200 samples
@@ -408,7 +413,7 @@ def test_engines_in_two_threads_give_what_they_give_one_after_the_other(kind: Ki
     engines = [build_engine(kind, tiny_model(seed=seed), end_ids=(4,), slots=5) for seed in (0, 1)]
 
     def work(engine: Engine) -> list[Completion]:
-        return flat(flat(engine.generate(some_requests(), SAMPLED)) for _ in range(5))
+        return flat(flat(generated(engine, some_requests(), SAMPLED)) for _ in range(5))
 
     in_turn = [work(engine) for engine in engines]
     with ThreadPoolExecutor(2) as pool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from tests.engines.prompted import Prompted
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
@@ -16,7 +17,6 @@ from transformers import (
 )
 
 from proa.data.sampling import Completion
-from proa.engines import Request
 
 VOCABULARY = 23
 CONTEXT = 64
@@ -79,11 +79,11 @@ def tiny_model(shape: str = "llama", seed: int = 0) -> PreTrainedModel:
     return model
 
 
-def some_requests(seeds: int = 3) -> list[Request]:
+def some_requests(seeds: int = 3) -> list[Prompted]:
     """Prompts of different lengths, the longest neither first nor last."""
     lengths = (3, 1, 9, 5)
     return [
-        Request(tuple((7 * index + 3 * place) % VOCABULARY for place in range(length)), _seeds(index, seeds))
+        Prompted(tuple((7 * index + 3 * place) % VOCABULARY for place in range(length)), _seeds(index, seeds))
         for index, length in enumerate(lengths)
     ]
 
@@ -92,7 +92,7 @@ def _seeds(index: int, count: int) -> tuple[int, ...]:
     return tuple(range(100 * index, 100 * index + count))
 
 
-def logits_of(model: PreTrainedModel, request: Request, completion: Completion) -> torch.Tensor:
+def logits_of(model: PreTrainedModel, request: Prompted, completion: Completion) -> torch.Tensor:
     """The logits from which each token of the completion came, of one full pass without any cache."""
     with torch.no_grad():
         logits = model(torch.tensor([[*request.tokens, *completion.tokens.tolist()]]), use_cache=False).logits[0]

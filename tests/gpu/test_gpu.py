@@ -5,12 +5,12 @@ import threading
 
 import pytest
 import torch
+from tests.engines.prompted import Prompted, generated
 
 from proa import Experience
 from proa.callbacks import GradientNorms
 from proa.data.sampling import Sampling
 from proa.engines import build_engine
-from proa.engines.protocol import Request
 from proa.policy.log_probs import action_statistics
 from proa.policy.models import load_model, model_weights
 from proa.policy.packing import pack, packed_log_probs
@@ -26,13 +26,15 @@ CONFIG = {
     "model_type": "llama", "vocab_size": 64, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
 }  # fmt: skip
-REQUESTS = [Request(tuple(range(3, 3 + n)), (1, 2, 3)) for n in (3, 7, 5)]
+REQUESTS = [Prompted(tuple(range(3, 3 + n)), (1, 2, 3)) for n in (3, 7, 5)]
 
 
 def test_greedy_native_equals_hf_token_for_token():
     model = load_model(CONFIG, device="cuda", seed=0)
     greedy = Sampling(3, 16, temperature=0.0)
-    native, reference = (build_engine(kind, model, end_ids=[1]).generate(REQUESTS, greedy) for kind in ("native", "hf"))
+    native, reference = (
+        generated(build_engine(kind, model, end_ids=[1]), REQUESTS, greedy) for kind in ("native", "hf")
+    )
     for ours, theirs in zip(native, reference, strict=True):
         assert [c.tokens.tolist() for c in ours] == [c.tokens.tolist() for c in theirs]
 
@@ -41,8 +43,8 @@ def test_greedy_native_equals_hf_token_for_token():
 def test_the_engines_log_probabilities_are_the_trainers(dtype, tolerance):
     model = load_model(CONFIG, device="cuda", dtype=dtype, seed=0)
     engine = build_engine("native", model, end_ids=[])
-    engine.load(model_weights(model))
-    completions = engine.generate(REQUESTS, Sampling(3, 16, temperature=0.7))
+    engine.load(model_weights(model), 0)
+    completions = generated(engine, REQUESTS, Sampling(3, 16, temperature=0.7))
     for request, group in zip(REQUESTS, completions, strict=True):
         for completion in group:
             sequence = torch.tensor([[*request.tokens, *completion.tokens.tolist()]], device="cuda")

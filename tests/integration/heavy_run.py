@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from tests.engines.made_up import MadeUpEngine
 
 from proa import CallbackManager, DetachedTrainer
 from proa.data.lease import Prompt
-from proa.data.sampling import Completion, Sampling
+from proa.data.sampling import Sampling
 from proa.leases.book import LeaseBook
 from proa.leases.plan import LeasePlan
 from proa.rewards import InlineRewards
@@ -33,15 +34,11 @@ def resident_bytes():
     return tuple(int(lines[name].split()[0]) * 1024 for name in ("RssAnon", "RssShmem"))
 
 
-class HeavyEngine:
+class HeavyEngine(MadeUpEngine):
     """Makes long completions at once."""
 
-    def load(self, weights):
-        pass
-
-    def generate(self, requests, sampling):
-        one = Completion(torch.ones(TOKENS, dtype=torch.long), torch.full((TOKENS,), -0.5), "length")
-        return [[one for _ in request.seeds] for request in requests]
+    def tokens(self, request):
+        return (1,) * TOKENS, "length"
 
 
 class SlowTrainer(DetachedTrainer):

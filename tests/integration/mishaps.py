@@ -7,7 +7,6 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-import torch
 import torch.distributed
 
 from proa import MakerCallback, TrainerCallback
@@ -63,14 +62,13 @@ class ReturnsGarbage(AtVersion):
 
     def mishap(self):
         maker = next(thing for thing in gc.get_objects() if isinstance(thing, ExperienceMakerHolder))
-        honest = maker.engine.generate
+        honest = maker.engine.step
 
-        def generate(requests, sampling):
-            maker.engine.generate = honest
-            groups = honest(requests, sampling)
-            return [[replace(one, log_probs=torch.full_like(one.log_probs, float("nan"))) for one in g] for g in groups]
+        def step():
+            maker.engine.step = honest
+            return [replace(one, log_probs=(float("nan"),) * len(one.log_probs)) for one in honest()]
 
-        maker.engine.generate = generate
+        maker.engine.step = step
 
 
 class TrainerAtStep(TrainerCallback):

@@ -5,12 +5,13 @@ from collections import Counter
 
 import pytest
 import torch
+from tests.engines.made_up import MadeUpEngine
 from tests.small import Numbers
 
 from proa import DetachedTrainer, ExperienceMakerHolder
 from proa.actors.finding import find_actor
 from proa.data.lease import Prompt
-from proa.data.sampling import Completion, Sampling
+from proa.data.sampling import Sampling
 from proa.errors import SettingError
 from proa.rewards import InlineRewards
 from proa.roles.weights import Weights
@@ -91,18 +92,18 @@ class Updating(DetachedTrainer):
         return self.seen
 
 
-class OneWeight:
+class OneWeight(MadeUpEngine):
     """An engine whose completions say which weights made them."""
 
-    def load(self, weights):
+    def load(self, weights, version):
         self.weight = int(weights["weight"][0])
 
-    def generate(self, requests, sampling):
+    def step(self):
         time.sleep(0.02)
-        return [
-            [Completion(torch.tensor([self.weight]), torch.tensor([-1.0]), "stop") for _ in request.seeds]
-            for request in requests
-        ]
+        return super().step()
+
+    def tokens(self, request):
+        return (self.weight,), "stop"
 
 
 def half(completions, **_):

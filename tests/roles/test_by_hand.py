@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.engines.prompted import Prompted, generated
 from tests.learning.ranks import Seat, Table
 from tests.small import MODEL
 
@@ -14,7 +15,6 @@ from proa import DetachedGRPOTrainer, DetachedPPOTrainer, ExperienceMakerHolder,
 from proa.actors.finding import ActorLostError
 from proa.actors.waiting import WaitTimeoutError
 from proa.data.experience import BufferItem, Experience
-from proa.engines.protocol import Request
 from proa.errors import NothingToTrainOnError, SettingError
 from proa.policy.models import load_model, save_model, weights_digest
 from proa.roles.named_makers import MakersLostError
@@ -84,15 +84,19 @@ class Hall:
         return self
 
 
-def says(engine):
+def says(engine, version=0):
     """What an engine says, to the bit: it follows from its weights."""
-    completions = engine.generate([Request((6, 7, 8, 3), (1, 2, 3))], Sampling(3, 6))[0]
+    completions = generated(engine, [Prompted((6, 7, 8, 3), (1, 2, 3))], Sampling(3, 6), version)[0]
     return [(one.tokens.tolist(), one.log_probs.tolist()) for one in completions]
+
+
+def said_by(maker):
+    return says(maker.engine, max(0, maker.loaded_version))
 
 
 def engine_of(policy):
     engine = build_engine("native", load_model(MODEL), end_ids=[1])
-    engine.load(policy.whole())
+    engine.load(policy.whole(), 0)
     return engine
 
 
@@ -112,7 +116,7 @@ def test_makers_follow_the_weights_that_their_trainers_push(kind, lora, trainers
     assert len({weights_digest(policy.weights()) for policy in trained}) == 1
     expected = says(engine_of(trained[0]))
     assert expected != says(engine_of(trainer(lora=lora).policy))
-    assert [says(one.engine) for one in hall.makers] == [expected] * makers
+    assert [said_by(one) for one in hall.makers] == [expected] * makers
     for one in hall.trainers:
         ledger = one.source.ledger
         assert ledger.closes
@@ -172,9 +176,9 @@ def test_reward_rises(kind, lora, tmp_path):
 def test_sync_before_fit_brings_version_0_and_fit_goes_on_from_there():
     hall = Hall(1, 1)
     hall.actors["maker_0"] = hall.makers[0] = maker(find=hall.actors.__getitem__, name="maker_0", seed=7)
-    assert says(hall.makers[0].engine) != says(engine_of(hall.trainers[0].policy))
+    assert said_by(hall.makers[0]) != says(engine_of(hall.trainers[0].policy))
     hall.trainers[0].sync_models_to_remote_makers()
-    assert says(hall.makers[0].engine) == says(engine_of(hall.trainers[0].policy))
+    assert said_by(hall.makers[0]) == says(engine_of(hall.trainers[0].policy))
     assert (hall.makers[0].get_policy_version(), hall.trainers[0].state.policy_version) == (0, 0)
     hall.run()
     hall.run()  # versions go on counting
@@ -187,7 +191,7 @@ def test_a_full_update_brings_the_base_of_an_adapter():
     hall.actors["maker_0"] = hall.makers[0] = other_base
     hall.trainers[0].sync_models_to_remote_makers()
     hall.run()
-    assert says(other_base.engine) == says(engine_of(hall.trainers[0].policy))
+    assert said_by(other_base) == says(engine_of(hall.trainers[0].policy))
 
 
 def test_a_maker_that_is_gone_is_left_out_and_without_any_the_push_fails():

@@ -4,13 +4,14 @@ import threading
 
 import pytest
 import torch
+from tests.engines.made_up import MadeUpEngine
 from tests.leases.honest_makers import prompt
 from tests.small import Numbers
 
 from proa import MakerCallback
 from proa.actors.waiting import ClosedError, LeaseFailedError, WaitTimeoutError
 from proa.data.lease import Lease, check_delivery, sample_seed
-from proa.data.sampling import Completion, Sampling
+from proa.data.sampling import Sampling
 from proa.engines import build_engine
 from proa.policy.models import load_model, model_weights
 from proa.rewards import InlineRewards
@@ -45,8 +46,8 @@ class Studio:
         for version in range(4):
             self.store.publish(version, {"weight": torch.full((3,), float(version))})
         self.maker = ExperienceMakerHolder(
-            ["trainer"], engine=self, rollout=SingleTurn(Numbers(), Sampling(group_size=GROUP), scorer=self),
-            name="maker_7", find_trainer=lambda name: self,
+            ["trainer"], engine=StudioEngine(self), name="maker_7", find_trainer=lambda name: self,
+            rollout=SingleTurn(Numbers(), Sampling(group_size=GROUP), scorer=self),
         )  # fmt: skip
 
     def step(self, name):
@@ -83,16 +84,6 @@ class Studio:
         self.fetched.append(version)
         return self.store.fetch(version, owner=owner)
 
-    # the engine
-    context_length = 64
-
-    def load(self, weights):
-        self.step("load")
-
-    def generate(self, requests, sampling):
-        self.step("generate")
-        return [[completion(seed) for seed in request.seeds] for request in requests]
-
     # the scorer
     def score(self, prompts, completions, columns):
         self.step("score")
@@ -111,9 +102,20 @@ class Studio:
         return self
 
 
-def completion(seed):
-    length = 1 + seed % 3
-    return Completion(torch.full((length,), 4), torch.full((length,), -0.5), "length")
+class StudioEngine(MadeUpEngine):
+    def __init__(self, studio):
+        super().__init__()
+        self._studio = studio
+
+    def load(self, weights, version):
+        self._studio.step("load")
+
+    def step(self):
+        self._studio.step("generate")
+        return super().step()
+
+    def tokens(self, request):
+        return (4,) * (1 + request.seed % 3), "length"
 
 
 def takes(studio, **seconds):

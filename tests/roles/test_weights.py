@@ -4,6 +4,7 @@ import threading
 
 import pytest
 import torch
+from tests.engines.made_up import MadeUpEngine
 from tests.small import Numbers
 
 from proa.actors.waiting import WaitTimeoutError
@@ -117,17 +118,16 @@ def test_the_digest_is_the_same_however_many_threads_there_are(small_pieces):
 # -- a push that fails -------------------------------------------------------------------------------
 
 
-class Places:
+class Places(MadeUpEngine):
     """An engine that has weights and nothing else."""
 
-    context_length = 8
-
     def __init__(self):
+        super().__init__()
         self.own = {name: torch.zeros_like(tensor) for name, tensor in tensors().items()}
-        self.load = WeightPlaces(self.own, {}).fill
+        self._places = WeightPlaces(self.own, {})
 
-    def generate(self, requests, sampling):
-        raise NotImplementedError
+    def load(self, weights, version):
+        self._places.fill(weights)
 
 
 def damaged(weights):

@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-import torch
+from tests.engines.made_up import MadeUpEngine
 
 from proa.data.lease import Prompt
-from proa.data.sampling import Completion
 
 
-class FixedEngine:
+class FixedEngine(MadeUpEngine):
     """A completion is its seed, twice if it is odd; it ends by itself if it is even."""
 
-    context_length = 64
-
     def __init__(self):
+        super().__init__()
         self.weights = None
-        self.calls = []
 
-    def load(self, weights):
+    def tokens(self, request):
+        return (request.seed,) * (1 + request.seed % 2), "length" if request.seed % 2 else "stop"
+
+    def load(self, weights, version):
         self.weights = weights
-
-    def generate(self, requests, sampling):
-        self.calls.append((requests, sampling))
-        return [[self.completion(seed) for seed in request.seeds] for request in requests]
-
-    @staticmethod
-    def completion(seed):
-        count = 1 + seed % 2
-        return Completion(torch.full((count,), seed), torch.full((count,), -0.5), "length" if seed % 2 else "stop")
 
 
 def prompts(*texts, **columns):

@@ -112,9 +112,9 @@ def test_it_shows_what_it_is_doing_and_counts_the_time():
             return super().score(*given)
 
     class LookingEngine(FixedEngine):
-        def generate(self, *given):
+        def step(self):
             seen.append(activity.look().what)
-            return super().generate(*given)
+            return super().step()
 
     rollout = SingleTurn(Numbers(), Sampling(), scorer=Looking(1.0))
     rollout.run(VersionedEngine(LookingEngine()), prompts("a"), [[4]], Progress("lease 7", activity))

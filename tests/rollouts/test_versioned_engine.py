@@ -8,14 +8,14 @@ import torch
 from tests.rollouts.fixed_engine import FixedEngine
 
 from proa.data.sampling import Sampling
-from proa.engines.protocol import Request
+from proa.engines import group_requests
 from proa.rollouts import Progress, VersionedEngine
 
-REQUESTS = [Request((1, 2), (4, 6))]
+REQUESTS = list(group_requests("a", (1, 2), (4, 6), Sampling()))
 
 
 def generate(engine):
-    return engine.generate(REQUESTS, Sampling(), Progress("a test"))
+    return engine.generate(REQUESTS, Progress("a test"))
 
 
 def test_it_says_which_version_made_what():
@@ -24,12 +24,12 @@ def test_it_says_which_version_made_what():
     engine.load({"weight": torch.zeros(1)}, 5)
     made = generate(engine)
     assert (engine.version, made.version) == (5, 5)
-    assert [one.tokens.tolist() for group in made.completions for one in group] == [[4], [6]]
+    assert [one.tokens.tolist() for one in made.completions] == [[4], [6]]
 
 
 def test_weights_that_are_refused_leave_the_version_as_it_was():
     class Refusing(FixedEngine):
-        def load(self, weights):
+        def load(self, weights, version):
             if "weight" not in weights:
                 raise ValueError("weight is missing")
 
@@ -44,13 +44,13 @@ def test_weights_are_switched_between_two_calls_and_not_inside_one():
     begun, may_end, order = threading.Event(), threading.Event(), []
 
     class Slow(FixedEngine):
-        def generate(self, requests, sampling):
+        def step(self):
             begun.set()
             assert may_end.wait(10)
             order.append("generated")
-            return super().generate(requests, sampling)
+            return super().step()
 
-        def load(self, weights):
+        def load(self, weights, version):
             order.append("loaded")
 
     engine, made = VersionedEngine(Slow()), []
@@ -71,9 +71,9 @@ def test_settings_of_torch_that_a_neighbour_changed_are_put_back_before_the_next
     seen = []
 
     class Looking(FixedEngine):
-        def generate(self, requests, sampling):
+        def step(self):
             seen.append(torch.get_num_threads())
-            return super().generate(requests, sampling)
+            return super().step()
 
     before = torch.get_num_threads()
     guarded = VersionedEngine(Looking(), guarded_from="a callback of somebody")

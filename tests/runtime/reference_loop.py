@@ -7,11 +7,11 @@ leases, no buffer, no threads, no versions, no micro-batch planning, no algorith
 from __future__ import annotations
 
 import torch
+from tests.engines.prompted import Prompted, generated
 from tests.runtime.small_run import CONFIG, PROMPTS, SAMPLING, STEPS, reward
 
 from proa.data.lease import sample_seed
 from proa.engines import build_engine
-from proa.engines.protocol import Request
 from proa.policy.log_probs import action_statistics
 from proa.policy.models import load_model, model_weights, weights_digest
 from proa.tasks import PromptStream
@@ -28,7 +28,7 @@ def reference_digest(steps: int = STEPS) -> str:
         _groups(model), lr=3e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, foreach=False
     )
     for step in range(steps):
-        engine.load(model_weights(model))
+        engine.load(model_weights(model), 0)
         rows = []
         for ordinal in range(step * PROMPTS, (step + 1) * PROMPTS):  # one prompt is one lease here
             rows += _rollout(engine, tokenizer, stream[ordinal])
@@ -42,7 +42,7 @@ def _groups(model):
 
 def _rollout(engine, tokenizer, prompt):
     seeds = tuple(sample_seed(7, prompt.ordinal, sample) for sample in range(SAMPLING.group_size))
-    completions = engine.generate([Request(prompt.tokens, seeds)], SAMPLING)[0]
+    completions = generated(engine, [Prompted(prompt.tokens, seeds)], SAMPLING)[0]
     texts = [tokenizer.decode(c.tokens.tolist(), skip_special_tokens=True) for c in completions]
     answers = [prompt.columns["answer"]] * len(texts)
     rewards = torch.tensor(reward([prompt.text] * len(texts), texts, answer=answers))

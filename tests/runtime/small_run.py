@@ -16,7 +16,7 @@ from tests.small import MODEL as CONFIG
 from proa import CallbackManager
 from proa.algorithms import build_algorithm
 from proa.data.sampling import Sampling
-from proa.engines import build_engine
+from proa.engines import Progress, build_engine
 from proa.learning.optimizer import OptimizerSettings
 from proa.leases.book import LeaseBook
 from proa.leases.plan import LeasePlan
@@ -144,15 +144,15 @@ def with_random_delays(seed: int) -> Callable[[ExperienceMakerHolder], None]:
     stream = random.Random(seed)
 
     def disturb(maker: ExperienceMakerHolder) -> None:
-        generate = maker.engine.generate
+        step = maker.engine.step
 
-        def slow(*args: Any) -> Any:
-            time.sleep(stream.random() * 0.02)
-            made = generate(*args)
-            time.sleep(stream.random() * 0.02)
+        def slow() -> list[Progress]:
+            time.sleep(stream.random() * 0.005)
+            made = step()
+            time.sleep(stream.random() * 0.005)
             return made
 
-        maker.engine.generate = slow  # type: ignore[method-assign]
+        maker.engine.step = slow  # type: ignore[method-assign]
 
     return disturb
 
@@ -164,19 +164,20 @@ def failing_once(at_call: int, how: Callable[[], None]) -> Callable[[ExperienceM
     makers, happened = itertools.count(), threading.Event()
 
     def disturb(maker: ExperienceMakerHolder) -> None:
-        generate, calls, is_first = maker.engine.generate, itertools.count(), next(makers) == 0
+        step, leases, is_first = maker.engine.step, set[str](), next(makers) == 0
 
-        def faulty(*args: Any) -> Any:
+        def faulty() -> list[Progress]:
             if not is_first:
                 assert happened.wait(60.0)
-                return generate(*args)
-            made = generate(*args)
-            if next(calls) == at_call:
+                return step()
+            made = step()
+            leases.update(progress.id.partition("/")[0] for progress in made)  # one prompt is one lease here
+            if len(leases) == at_call + 1 and not happened.is_set():
                 happened.set()
                 how()
             return made
 
-        maker.engine.generate = faulty  # type: ignore[method-assign]
+        maker.engine.step = faulty  # type: ignore[method-assign]
 
     return disturb
 

@@ -90,6 +90,10 @@ def test_so_do_all_settings(calm, settings):
     assert run.run(3, disturb=with_random_delays(1)) == calm(**settings)
 
 
+def test_the_size_of_a_lease_changes_nothing(calm):
+    assert len({calm(lease_prompts=prompts, max_staleness=1) for prompts in (1, 2, 4)}) == 1
+
+
 def test_filtering_and_refill_give_the_same_too(calm):
     """DAPO with a reward that often ties, so that groups are dropped and more are asked for."""
     from proa.rewards import InlineRewards

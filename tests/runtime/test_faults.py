@@ -13,10 +13,10 @@ from proa.runtime.supervisor import Limits, RunFailedError
 
 
 def raising(maker):
-    def generate(*_):
+    def step():
         raise RuntimeError("no such kernel")
 
-    maker.engine.generate = generate
+    maker.engine.step = step
 
 
 def test_a_lease_that_every_maker_fails_on_ends_the_run_with_the_cause(caplog):
@@ -71,7 +71,7 @@ def test_makers_that_all_hang_end_the_run_with_who_waited_for_whom(caplog, monke
     take, run.trainer.source.take_step = run.trainer.source.take_step, take_step
     try:
         with pytest.raises(RunFailedError, match=r"the trainer has waited .* for lease 0, which maker_\d has"):
-            run.run(2, disturb=lambda maker: setattr(maker.engine, "generate", hang))
+            run.run(2, disturb=lambda maker: setattr(maker.engine, "step", hang))
     finally:
         over.set()
     assert run.book.ledger.closes

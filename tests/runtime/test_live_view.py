@@ -31,15 +31,15 @@ class Seeing(LiveFile):
     def hold(self, maker):
         """Have a maker generate for as long as it takes to be looked at: whoever began before is seen in the second
         look from now on, and how a wait grows in the third."""
-        generate = maker.engine.generate
+        step = maker.engine.step
 
-        def looked_at(*args):
+        def looked_at():
             with self._looked:
                 enough = self.looks + 3
                 assert self._looked.wait_for(lambda: self.looks >= enough, 60.0)
-            return generate(*args)
+            return step()
 
-        maker.engine.generate = looked_at
+        maker.engine.step = looked_at
 
 
 def watched(run, watch, makers=1, disturb=lambda maker: None, limits=None):
@@ -145,7 +145,7 @@ def test_a_maker_that_hangs_is_dead_when_it_is_given_up(tmp_path, caplog):
 
 def test_a_run_that_fails_leaves_a_last_view(tmp_path, caplog):
     def broken(maker):
-        maker.engine.generate = lambda *_: 1 / 0
+        maker.engine.step = lambda: 1 / 0
 
     watch = Seeing(tmp_path)
     with pytest.raises(RunFailedError):

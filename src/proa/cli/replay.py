@@ -45,9 +45,11 @@ def _show(console: Console, outcome: Replay) -> None:
         steps = count(outcome.state.global_step, "step")
         lines.append(f"nothing was compared: the run has no checkpoint within the {steps} that were replayed")
     lines += [f"{key} was {before!r} and is {now!r}" for key, (before, now) in outcome.changes.items()]
-    lines += outcome.other_inputs
+    lines += [*outcome.other_inputs, *outcome.other_libraries]
     if outcome.learns_otherwise or outcome.other_inputs:
         lines.append("this changes what is learned: a difference is to be expected")
+    elif outcome.other_libraries:
+        lines.append("with these the last bits may differ, and so all digests: that they do shows nothing")
     elif outcome.changes:
         lines.append("this does not change what is learned, except perhaps the last bits")
     lines.append(f"the replay is in {outcome.folder}, its weights in {outcome.folder / 'model'}")

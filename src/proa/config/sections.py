@@ -262,7 +262,10 @@ class LoraSection(Section):
 
 class EngineSection(Section):
     kind: Literal["native", "hf"] = "native"
-    slots: int = Field(0, ge=0, description="sequences decoded at once; 0 decodes all of a lease")
+    slots: int = Field(0, ge=0, description="sequences decoded at once; 0 is the engine's own number")
+    cache_tokens: int = Field(
+        0, ge=0, description="tokens that the native engine's cache has room for; 0 takes what the slots need"
+    )
 
 
 class OptimizerSection(Section):

@@ -1,4 +1,4 @@
-"""The keys and values of all sequences under decoding, in columns that all rows write at the same time."""
+"""The keys and values of all sequences under decoding, in blocks of a fixed number of tokens."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
-_SLACK = 128
-"""Columns beyond the longest sequence: that many steps lie between two moves of the whole cache."""
+BLOCK = 32
+"""Tokens of a block. Every product of attention has a block's size, so that its bits do not depend on how long the
+longest sequence is; what is masked adds exact zeros."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,111 +21,132 @@ class CacheShape:
     device: torch.device
 
 
-class ColumnCache:
-    """A preallocated cache whose rows come and go, written one column per step.
+class BlockCache:
+    """Rows of keys and values, each from its own first token on.
 
-    Keys already carry their positions, so a sequence may lie in any columns. All rows that are decoding
-    write the same column, `now`, and a prompt that enters is put into the columns just before it:
+    Block `b` holds tokens `b * BLOCK` to `b * BLOCK + BLOCK - 1` of every row, in one piece of memory:
 
-        row 0   p p p t t t          p: prompt, t: sampled
-        row 1   . p p t t t          .: before the row's start, masked
-        row 2   . . . . p p          has just entered; the next step writes column 6 of all rows
+        block 0    row 0  p p p t      p: prompt, t: sampled
+                   row 1  p p t .      .: not there yet, masked
+        block 1    row 0  t t . .
+                   row 1  . . . .
 
-    So a step's write is one slice, not a scatter. Live rows are always the first ones: a row that ends
-    is overwritten by one from the back. When the columns are used up, the live ones move to the front.
+    Live rows are always the first ones. The tensors grow with the rows and with the longest of them.
     """
 
-    def __init__(self, shape: CacheShape, *, rows: int, longest_prompt: int, new_tokens: int, refills: bool) -> None:
-        columns = longest_prompt + new_tokens + (_SLACK if refills else 0)
-        # Columns come last for keys and before the width for values: both products then run over memory
-        # in order. Zeros, for a masked NaN would still spoil a sum.
-        sizes = (shape.layers, rows, shape.heads)
-        self._keys = torch.zeros((*sizes, shape.width, columns), dtype=shape.dtype, device=shape.device)
-        self._values = torch.zeros((*sizes, columns, shape.width), dtype=shape.dtype, device=shape.device)
-        self._flat_keys = self._keys.flatten(1, 2)
-        self._flat_values = self._values.flatten(1, 2)
+    def __init__(self, shape: CacheShape) -> None:
         self._shape = shape
-        self._rows = rows
-        self._columns = columns
-        self._longest_prompt = longest_prompt
-        self._now = longest_prompt
-        self._starts: list[int] = []
-        self._first = 0
-        self._starts_B1: torch.Tensor | None = None
-        self._bias: torch.Tensor | None = None
+        self._rows = 0
+        self._blocks = 0
+        self.clear()
 
-    def __len__(self) -> int:
-        return len(self._starts)
+    def clear(self) -> None:
+        """Give the memory back; there must be no rows."""
+        self._rows = self._blocks = 0
+        self._allocate(0, 0)
 
     @property
-    def free(self) -> int:
-        return self._rows - len(self._starts)
+    def tokens(self) -> int:
+        """How many tokens there is memory for."""
+        return self._rows * self._blocks * BLOCK
 
-    def enter(self, keys_LHTW: torch.Tensor, values_LHTW: torch.Tensor, count: int) -> None:
-        """Add `count` rows that begin with the same prompt."""
-        if not self._starts:
-            self._now = self._longest_prompt
-        live = len(self._starts)
-        start = self._now - keys_LHTW.shape[2]
-        self._keys[:, live : live + count, :, :, start : self._now] = keys_LHTW.transpose(2, 3)[:, None]
-        self._values[:, live : live + count, :, start : self._now] = values_LHTW[:, None]
-        self._set_starts(self._starts + [start] * count)
+    def reserve(self, rows: int, columns: int) -> None:
+        """Have room for that many rows of that many tokens."""
+        blocks = blocks_for(columns)
+        if rows <= self._rows and blocks <= self._blocks:
+            return
+        old = (self._keys, self._values, self._mask)
+        kept_rows, kept_blocks = self._rows, self._blocks
+        self._allocate(max(rows, kept_rows), max(blocks, kept_blocks))
+        if kept_rows and kept_blocks:
+            self._keys[:, :kept_blocks, :kept_rows] = old[0]
+            self._values[:, :kept_blocks, :kept_rows] = old[1]
+            self._mask[:kept_rows, : kept_blocks * BLOCK] = old[2]
 
-    def keep(self, order: Sequence[int]) -> None:
-        """Keep the rows of `order`, in that order; each stays in place or moves to a lower one."""
-        columns = slice(self._first, self._now)
-        moves = [(row, source) for row, source in enumerate(order) if row != source]
-        for row, source in moves:
-            self._keys[:, row, :, :, columns] = self._keys[:, source, :, :, columns]
-            self._values[:, row, :, columns] = self._values[:, source, :, columns]
-        self._set_starts([self._starts[source] for source in order])
+    def _allocate(self, rows: int, blocks: int) -> None:
+        self._rows, self._blocks = rows, blocks
+        shape = self._shape
+        # Zeros: a masked NaN would still spoil a sum. Tokens come last for keys, the width for values: both products
+        # then run over memory in order.
+        sizes, dtype, device = (shape.layers, blocks, rows, shape.heads), shape.dtype, shape.device
+        self._keys = torch.zeros((*sizes, shape.width, BLOCK), dtype=dtype, device=device)
+        self._values = torch.zeros((*sizes, BLOCK, shape.width), dtype=dtype, device=device)
+        self._mask = torch.full((rows, blocks * BLOCK), float("-inf"), dtype=dtype, device=device)
 
-    def open_column(self) -> None:
-        """Make ready for the next token of every row."""
-        if self._now == self._columns:
-            self._move_to_front()
-        self._now += 1
-        self._bias = self._start_bias()
+    def put(self, row: int, keys_LHTW: torch.Tensor, values_LHTW: torch.Tensor, start: int = 0) -> None:
+        """Write tokens of a row from `start` on; if that is 0, whatever the row had is gone."""
+        end = start + keys_LHTW.shape[2]
+        if start == 0:
+            self._mask[row] = float("-inf")
+        self._mask[row, start:end] = 0.0
+        for block in range(start // BLOCK, blocks_for(end)):
+            first, last = max(start, block * BLOCK), min(end, (block + 1) * BLOCK)
+            inside, outside = slice(first % BLOCK, last - block * BLOCK), slice(first - start, last - start)
+            self._keys[:, block, row, :, :, inside] = keys_LHTW[:, :, outside].transpose(2, 3)
+            self._values[:, block, row, :, inside] = values_LHTW[:, :, outside]
+
+    def take(self, row: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """A copy of a row's first tokens, as `put` takes them."""
+        blocks = blocks_for(length)
+        keys_LbHWK, values_LbHKW = self._keys[:, :blocks, row], self._values[:, :blocks, row]
+        keys = keys_LbHWK.permute(0, 2, 1, 4, 3).flatten(2, 3)[:, :, :length].contiguous()
+        return keys, values_LbHKW.transpose(1, 2).flatten(2, 3)[:, :, :length].contiguous()
+
+    def move(self, source: int, target: int, length: int) -> None:
+        """Let a row go on in another's place."""
+        blocks = blocks_for(length)
+        self._keys[:, :blocks, target] = self._keys[:, :blocks, source]
+        self._values[:, :blocks, target] = self._values[:, :blocks, source]
+        self._mask[target] = self._mask[source]
+
+    def open(self, lengths: Sequence[int], rows: int) -> Columns:
+        """Where the next token of every row goes; rows after the live ones are padding."""
+        padded = torch.tensor([*lengths, *[0] * (rows - len(lengths))], device=self._shape.device)
+        rows_B = torch.arange(rows, device=self._shape.device)
+        self._mask[rows_B, padded] = 0.0
+        return Columns(rows_B, padded // BLOCK, padded % BLOCK, blocks_for(max(lengths) + 1))
 
     def attend(
-        self, layer: int, queries_BHQW: torch.Tensor, keys_BHW: torch.Tensor, values_BHW: torch.Tensor, scale: float
+        self,
+        layer: int,
+        columns: Columns,
+        queries_BHQW: torch.Tensor,
+        keys_BHW: torch.Tensor,
+        values_BHW: torch.Tensor,
     ) -> torch.Tensor:
         """Write one token's keys and values of every row, and attend to all of the row's so far.
 
-        `Q` is the number of query heads that share a key head. Returns `(B, H * Q * W)`.
+        `Q` is the number of query heads that share a key head; queries are scaled already. Returns `(B, H * Q * W)`.
         """
-        live, heads, _, width = queries_BHQW.shape
-        self._keys[layer, :live, :, :, self._now - 1] = keys_BHW
-        self._values[layer, :live, :, self._now - 1] = values_BHW
-        keys = self._flat_keys[layer, : live * heads, :, self._first : self._now]
-        values = self._flat_values[layer, : live * heads, self._first : self._now]
-        queries = queries_BHQW.reshape(live * heads, -1, width)
-        if self._bias is None:
-            scores = torch.baddbmm(keys.new_empty(()), queries, keys, beta=0, alpha=scale)
-        else:
-            scores = torch.baddbmm(self._bias, queries, keys, alpha=scale)
-        return torch.bmm(scores.softmax(-1), values).view(live, -1)
+        rows, heads, shared, width = queries_BHQW.shape
+        self._keys[layer][columns.blocks, columns.rows, :, :, columns.places] = keys_BHW
+        self._values[layer][columns.blocks, columns.rows, :, columns.places] = values_BHW
+        keys = self._keys[layer, : columns.used, :rows].flatten(1, 2)
+        values = self._values[layer, : columns.used, :rows].flatten(1, 2)
+        queries = queries_BHQW.reshape(rows * heads, shared, width)
+        scores = torch.stack([torch.bmm(queries, block) for block in keys.unbind()], 2)
+        scores = scores.view(rows, heads * shared, -1).add_(self._mask[:rows, None, : columns.used * BLOCK])
+        weights = scores.softmax(-1).view(rows * heads, shared, columns.used, BLOCK).unbind(2)
+        attended = torch.bmm(weights[0], values[0])
+        for block in range(1, columns.used):
+            attended.baddbmm_(weights[block], values[block])
+        return attended.view(rows, -1)
 
-    def _set_starts(self, starts: list[int]) -> None:
-        self._starts = starts
-        self._first = min(starts, default=0)
-        ragged = any(start != self._first for start in starts)
-        self._starts_B1 = torch.tensor(starts, device=self._shape.device)[:, None] if ragged else None
 
-    def _start_bias(self) -> torch.Tensor | None:
-        """Minus infinity where a row has not begun, as `(B * H, 1, columns)`; None if all begin together."""
-        if self._starts_B1 is None:
-            return None
-        columns_T = torch.arange(self._first, self._now, device=self._shape.device)
-        bias_BT = torch.zeros(len(self), len(columns_T), dtype=self._shape.dtype, device=self._shape.device)
-        bias_BT.masked_fill_(columns_T < self._starts_B1, float("-inf"))
-        return bias_BT.repeat_interleave(self._shape.heads, 0)[:, None]
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Where one token of every row is written: its block, its place in the block; and how many blocks are in use."""
 
-    def _move_to_front(self) -> None:
-        """Shift the live columns back, leaving room for the longest prompt before `now`."""
-        shift = min(self._first, self._now - self._longest_prompt)
-        live, columns = len(self), slice(shift, self._now)
-        self._keys[:, :live, :, :, : self._now - shift] = self._keys[:, :live, :, :, columns].clone()
-        self._values[:, :live, :, : self._now - shift] = self._values[:, :live, :, columns].clone()
-        self._now -= shift
-        self._set_starts([start - shift for start in self._starts])
+    rows: torch.Tensor
+    blocks: torch.Tensor
+    places: torch.Tensor
+    used: int
+
+
+def blocks_for(tokens: int) -> int:
+    """How many blocks hold that many tokens.
+
+    >>> blocks_for(1), blocks_for(32), blocks_for(33)
+    (1, 1, 2)
+    """
+    return -(-tokens // BLOCK)

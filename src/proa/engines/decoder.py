@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch.nn import functional
 
-from .cache import CacheShape, ColumnCache
+from .cache import BlockCache, CacheShape, Columns
+from .product_shapes import ProductShapes
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +76,20 @@ class Rotation:
 
 
 @dataclass(frozen=True, slots=True)
-class PrefilledPrompt:
-    """What is kept of a prompt: keys and values `(layers, heads, tokens, width)`, and the logits after its end."""
+class Prefilled:
+    """What is kept of tokens that were computed in one pass: keys and values `(layers, heads, tokens, width)`, and the
+    logits after the last of them."""
 
     keys: torch.Tensor
     values: torch.Tensor
     logits: torch.Tensor
+
+    def after(self, earlier: Prefilled | None) -> Prefilled:
+        """These tokens with those before them."""
+        if earlier is None:
+            return self
+        keys, values = torch.cat((earlier.keys, self.keys), 2), torch.cat((earlier.values, self.values), 2)
+        return Prefilled(keys, values, self.logits)
 
 
 @dataclass(frozen=True)
@@ -121,55 +130,96 @@ class Decoder:
         dtype = self.embeddings.dtype
         return Rotation(torch.cat((cosines, cosines), -1).to(dtype), torch.cat((-sines, sines), -1).to(dtype))
 
-    def prefill(self, prompts: list[tuple[int, ...]], rotation: Rotation | None) -> list[PrefilledPrompt]:
-        """One pass over several prompts. Padding is on the right, where no real token looks."""
-        longest = max(map(len, prompts))
-        tokens_PT = torch.tensor([prompt + (0,) * (longest - len(prompt)) for prompt in prompts], device=self.device)
-        positions_T = torch.arange(longest, device=self.device)
+    def prefill(
+        self, prompts: Sequence[Sequence[int]], rotation: Rotation | None, shapes: ProductShapes
+    ) -> list[Prefilled]:
+        """One pass over prompts that are as long as each other once padded. Padding is on the right, where no real
+        token looks; a prompt's bits depend on its own length alone."""
+        padded = shapes.tokens_for(max(map(len, prompts)))
+        tokens_PT = torch.tensor([[*prompt, *[0] * (padded - len(prompt))] for prompt in prompts], device=self.device)
+        keys_LPHTW, values_LPHTW, hidden_PTD = self._pass(tokens_PT, 0, rotation, None)
+        rows_P = torch.arange(len(prompts), device=self.device)
+        last_P = torch.tensor([len(prompt) - 1 for prompt in prompts], device=self.device)
+        logits_PV = self._logits_of(hidden_PTD[rows_P, last_P], shapes)
+        return [
+            Prefilled(keys_LPHTW[:, row, :, : len(prompt)], values_LPHTW[:, row, :, : len(prompt)], logits_V)
+            for row, (prompt, logits_V) in enumerate(zip(prompts, logits_PV, strict=True))
+        ]
+
+    def prefill_after(
+        self, past: Prefilled, tokens: Sequence[int], rotation: Rotation | None, shapes: ProductShapes
+    ) -> Prefilled:
+        """One pass over tokens that follow others of the same sequence."""
+        padded, start = shapes.tokens_for(len(tokens)), past.keys.shape[2]
+        tokens_1T = torch.tensor([[*tokens, *[0] * (padded - len(tokens))]], device=self.device)
+        keys_L1HTW, values_L1HTW, hidden_1TD = self._pass(tokens_1T, start, rotation, past)
+        logits_V = self._logits_of(hidden_1TD[:, len(tokens) - 1], shapes)[0]
+        return Prefilled(keys_L1HTW[:, 0, :, : len(tokens)], values_L1HTW[:, 0, :, : len(tokens)], logits_V)
+
+    def _pass(
+        self, tokens_PT: torch.Tensor, start: int, rotation: Rotation | None, past: Prefilled | None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Keys and values of every layer `(L, P, H, T, W)`, and the hidden state after the last one."""
+        length = tokens_PT.shape[1]
+        positions_T = torch.arange(start, start + length, device=self.device)
         hidden_PTD = self._embed(tokens_PT, positions_T)
         turned = None if rotation is None else rotation.at(positions_T)
+        mask_TS = None
+        if past is not None:
+            mask_TS = torch.arange(start + length, device=self.device) <= positions_T[:, None]
         keys, values = [], []
-        for layer in self.layers:
+        for number, layer in enumerate(self.layers):
             queries_PTHW, keys_PTHW, values_PTHW = self._heads(layer, hidden_PTD, turned)
             keys.append(keys_PTHW.transpose(1, 2))
             values.append(values_PTHW.transpose(1, 2))
+            seen_keys, seen_values = keys[-1], values[-1]
+            if past is not None:
+                seen_keys = torch.cat((past.keys[number, None], seen_keys), 2)
+                seen_values = torch.cat((past.values[number, None], seen_values), 2)
             attended = functional.scaled_dot_product_attention(
                 queries_PTHW.transpose(1, 2),
-                keys[-1],
-                values[-1],
-                is_causal=True,
+                seen_keys,
+                seen_values,
+                attn_mask=mask_TS,
+                is_causal=mask_TS is None,
                 scale=layer.attention_scale,
                 enable_gqa=self.query_heads != self.key_heads,
             )
             layer.attention_out.add_to(hidden_PTD, attended.transpose(1, 2).flatten(2))
             self._add_mlp(layer, hidden_PTD)
-        rows_P = torch.arange(len(prompts), device=self.device)
-        last_P = torch.tensor([len(prompt) - 1 for prompt in prompts], device=self.device)
-        logits_PV = self._logits(hidden_PTD[rows_P, last_P])
-        keys_LPHTW, values_LPHTW = torch.stack(keys), torch.stack(values)
-        return [
-            PrefilledPrompt(keys_LPHTW[:, row, :, : len(prompt)], values_LPHTW[:, row, :, : len(prompt)], logits_V)
-            for row, (prompt, logits_V) in enumerate(zip(prompts, logits_PV, strict=True))
-        ]
+        return torch.stack(keys), torch.stack(values), hidden_PTD
 
     def step(
-        self, tokens_B: torch.Tensor, positions_B: torch.Tensor, rotation: Rotation | None, cache: ColumnCache
+        self,
+        tokens_B: torch.Tensor,
+        positions_B: torch.Tensor,
+        rotation: Rotation | None,
+        cache: BlockCache,
+        columns: Columns,
     ) -> torch.Tensor:
         """Logits after one more token of every row."""
         hidden_BD = self._embed(tokens_B, positions_B)
         turned = None if rotation is None else rotation.at(positions_B)
-        cache.open_column()
         grouped = (len(tokens_B), self.key_heads, -1, self.width)
         for number, layer in enumerate(self.layers):
             queries_BHW, keys_BHW, values_BHW = self._heads(layer, hidden_BD, turned)
-            attended_BD = cache.attend(number, queries_BHW.view(grouped), keys_BHW, values_BHW, layer.attention_scale)
-            layer.attention_out.add_to(hidden_BD, attended_BD)
+            queries_BHQW = (queries_BHW * layer.attention_scale).view(grouped)
+            layer.attention_out.add_to(hidden_BD, cache.attend(number, columns, queries_BHQW, keys_BHW, values_BHW))
             self._add_mlp(layer, hidden_BD)
         return self._logits(hidden_BD)
 
+    def _logits_of(self, hidden_PD: torch.Tensor, shapes: ProductShapes) -> torch.Tensor:
+        """The logits of some rows, computed with as many rows as a step has."""
+        count = len(hidden_PD)
+        padded_PD = functional.pad(hidden_PD, (0, 0, 0, shapes.rows_for(count) - count))
+        return self._logits(padded_PD)[:count]
+
     def _embed(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         hidden = functional.embedding(tokens, self.embeddings)
-        return hidden if self.position_embeddings is None else hidden.add_(self.position_embeddings[positions])
+        if self.position_embeddings is None:
+            return hidden
+        known = positions.clamp(max=len(self.position_embeddings) - 1)  # padding may lie beyond the context
+        return hidden.add_(self.position_embeddings[known])
 
     def _heads(
         self, layer: Layer, hidden: torch.Tensor, turned: Rotation | None

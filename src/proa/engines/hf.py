@@ -4,31 +4,33 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Mapping, Sequence
+from itertools import groupby
+from typing import Any
 
 import torch
 
+from ..errors import SettingError
 from ..model_shape import context_length
 from .adapters import remove_adapters
 from .choice import choose
-from .protocol import Request, check_call
-from .record import Record
+from .protocol import EngineBusyError, Progress, Request, check_request
+from .sequences import DecodedSequence, Given
 from .stepping import Steps, Trials
-from .streams import uniforms
+from .streams import uniforms_at
 from .weights import WeightPlaces
-
-if TYPE_CHECKING:
-    from ..data.sampling import Completion, Sampling
 
 
 class HFEngine:
     """Works for every Hugging Face causal LM that predicts tokens from tokens. Made to be right rather than fast.
 
-    Only prompts of one length are computed together: no padding, no mask, nothing to get wrong. Steps through the
-    model's cache are compared with a full pass before they are relied on; a model that is wrong in both is refused.
+    Only sequences of one length are computed together, until the last of them ends: no padding, no mask, nothing to get
+    wrong. What is computed together changes the last bits, so a caller that wants the same bits again submits the same
+    requests together. Steps through the model's cache are compared with a full pass before they are relied on; a model
+    that is wrong in both is refused.
     """
+
+    is_independent = False
 
     def __init__(
         self,
@@ -41,61 +43,114 @@ class HFEngine:
     ) -> None:
         self._model: Any = _copy(model, dtype, device)
         self._places = _places(self._model)
+        self._version = 0
         self._end_ids = frozenset(end_ids)
-        self._slots = slots
+        self._slots = slots or sys.maxsize
         self._vocabulary = int(self._model.get_input_embeddings().weight.shape[0])
         self._trials = Trials(self._model, self._vocabulary)
         self._trials.is_cache_right(1)  # what cannot be run at all is refused now
+        self._waiting: list[DecodedSequence] = []
+        self._batch: list[DecodedSequence] = []
+        self._follow: Steps | None = None
+        self._kept: dict[str, tuple[int, ...]] = {}
 
     @property
     def context_length(self) -> int:
         return context_length(self._model.config) or sys.maxsize
 
-    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
-        check_call(requests, sampling, context_length=self.context_length, vocabulary=self._vocabulary)
-        prompts = [request.tokens for request in requests for _ in request.seeds]
-        streams_SN = uniforms([seed for request in requests for seed in request.seeds], sampling.max_new_tokens)
-        record = Record(len(prompts), sampling.max_new_tokens, self._model.device)
-        for samples in self._batches(prompts):
-            self._sample(samples, prompts, streams_SN.to(self._model.device), sampling, record)
-        return record.completions(requests, self._end_ids)
+    @property
+    def free(self) -> int:
+        return max(0, self._slots - len(self._batch) - len(self._waiting))
 
-    def load(self, weights: Mapping[str, torch.Tensor]) -> None:
-        self._places.fill(weights)
+    def submit(self, request: Request) -> None:
+        if request.version != self._version:
+            raise SettingError(f"request {request.id} wants weights of version {request.version}, which are not loaded")
+        if request.continues and request.continues not in self._kept:
+            raise SettingError(f"request {request.id} continues {request.continues!r}, which was not kept")
+        before = self._kept.get(request.continues, ())
+        check_request(request, context_length=self.context_length, vocabulary=self._vocabulary, continued=len(before))
+        self._waiting.append(DecodedSequence(request, [Given((*before, *request.tokens))]))
+        self._kept.pop(request.continues, None)
 
-    def _batches(self, prompts: Sequence[tuple[int, ...]]) -> Iterator[list[int]]:
-        """Samples whose prompts have one length, at most `slots` of them."""
-        by_length = defaultdict(list)
-        for sample, prompt in enumerate(prompts):
-            by_length[len(prompt)].append(sample)
-        for samples in by_length.values():
-            size = self._slots or len(samples)
-            yield from (samples[first : first + size] for first in range(0, len(samples), size))
+    def cancel(self, request_id: str) -> None:
+        self._kept.pop(request_id, None)
+        self._waiting = [sequence for sequence in self._waiting if sequence.request.id != request_id]
+        for sequence in self._batch:
+            if sequence.request.id == request_id:
+                sequence.finish_reason = sequence.finish_reason or "length"  # nobody is told
 
     @torch.inference_mode()
-    def _sample(
-        self,
-        samples: list[int],
-        prompts: Sequence[tuple[int, ...]],
-        streams_SN: torch.Tensor,
-        sampling: Sampling,
-        record: Record,
-    ) -> None:
-        device = self._model.device
-        rows_B = torch.tensor(samples, device=device)
-        ends = torch.tensor(sorted(self._end_ids), dtype=torch.int64, device=device)
-        inputs_BT = torch.tensor([prompts[sample] for sample in samples], device=device)
-        running_B = torch.ones_like(rows_B, dtype=torch.bool)
-        longest = inputs_BT.shape[1] + sampling.max_new_tokens
-        follow = Steps(self._model, cached=self._trials.is_cache_right(longest))
-        for position in range(sampling.max_new_tokens):
-            tokens_B, log_probs_B = choose(follow(inputs_BT), streams_SN[rows_B, position], sampling)
-            cursors_B = rows_B * sampling.max_new_tokens + position
-            record.write(cursors_B[running_B], tokens_B[running_B], log_probs_B[running_B])
-            running_B = running_B & ~torch.isin(tokens_B, ends)
-            if not bool(running_B.any()):
-                return
-            inputs_BT = tokens_B[:, None]
+    def step(self) -> list[Progress]:
+        if all(sequence.finish_reason is not None for sequence in self._batch) and not self._begin():
+            return []
+        assert self._follow is not None
+        logits_BV = self._follow(self._inputs())
+        running = [row for row, sequence in enumerate(self._batch) if sequence.finish_reason is None]
+        for _, rows in groupby(running, key=lambda row: self._batch[row].settings):
+            self._sample(list(rows), logits_BV)
+        progress = [self._batch[row].take_progress() for row in running]
+        for row in running:
+            self._keep(self._batch[row])
+        return [one for one in progress if one is not None]
+
+    def _begin(self) -> bool:
+        """Take the next sequences of one length; whether there are any."""
+        self._batch, self._follow = [], None
+        if not self._waiting:
+            return False
+        length = _prompt_length(self._waiting[0])
+        self._batch = [one for one in self._waiting if _prompt_length(one) == length][: self._slots]
+        taken = set(map(id, self._batch))
+        self._waiting = [one for one in self._waiting if id(one) not in taken]
+        longest = max(sequence.longest for sequence in self._batch)
+        self._follow = Steps(self._model, cached=self._trials.is_cache_right(longest))
+        return True
+
+    def _inputs(self) -> torch.Tensor:
+        is_first = not any(sequence.sampled for sequence in self._batch)
+        inputs = [one.segments[0].tokens if is_first else (one.next_token,) for one in self._batch]
+        return torch.tensor(inputs, device=self._model.device)
+
+    def _sample(self, rows: list[int], logits_BV: torch.Tensor) -> None:
+        sequences = [self._batch[row] for row in rows]
+        seeds = [sequence.request.seed for sequence in sequences]
+        uniforms_B = uniforms_at(seeds, [len(one.sampled) for one in sequences]).to(logits_BV.device)
+        tokens_B, log_probs_B = choose(logits_BV[rows], uniforms_B, sequences[0].request.sampling)
+        for sequence, token, log_prob in zip(sequences, tokens_B.tolist(), log_probs_B.tolist(), strict=True):
+            sequence.choose(token, log_prob, is_end=token in self._end_ids)
+
+    def _keep(self, sequence: DecodedSequence) -> None:
+        if sequence.finish_reason is not None and sequence.request.keep:
+            self._kept[sequence.request.id] = (*sequence.segments[0].tokens, *sequence.sampled)
+
+    @torch.inference_mode()
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+        return [self._score(torch.tensor([list(tokens)], device=self._model.device)) for tokens in sequences]
+
+    def _score(self, tokens_1T: torch.Tensor) -> torch.Tensor:
+        follow = Steps(self._model, cached=self._trials.is_cache_right(tokens_1T.shape[1]))
+        logits = [follow(token_1[:, None]) for token_1 in tokens_1T[:, :-1].unbind(1)]
+        if not logits:
+            return torch.empty(0)
+        log_probs_TV = torch.cat(logits).float().log_softmax(-1)
+        return log_probs_TV.gather(-1, tokens_1T[0, 1:, None])[:, 0].cpu()
+
+    def load(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
+        if self._waiting or any(sequence.finish_reason is None for sequence in self._batch):
+            raise EngineBusyError(
+                f"version {version} cannot be loaded while sequences of version {self._version} are decoded"
+            )
+        self._places.fill(weights)
+        self._version = version
+        self._kept.clear()
+
+    def sleep(self) -> None:
+        if all(sequence.finish_reason is not None for sequence in self._batch):
+            self._batch, self._follow = [], None
+
+
+def _prompt_length(sequence: DecodedSequence) -> int:
+    return len(sequence.segments[0].tokens)
 
 
 def _copy(model: torch.nn.Module, dtype: torch.dtype | None, device: torch.device | str | None) -> Any:

@@ -2,34 +2,55 @@
 
 from __future__ import annotations
 
+import copy
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import groupby, islice
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
-from .cache import ColumnCache
-from .choice import choose
-from .decoder import Decoder, PrefilledPrompt
-from .protocol import Request, check_call
-from .record import Record
+from ..errors import SettingError
+from .decoder import Decoder, Prefilled
+from .independence import is_independent
+from .product_shapes import ProductShapes, padded
+from .protocol import EngineBusyError, Progress, Request, check_request
+from .rows import CHUNK, Rows
+from .scoring import score_by_steps
+from .sequences import DecodedSequence, Given, Sampled, Segment
 from .shapes import build_decoder
-from .streams import uniforms
+from .weights import WeightPlaces
 
-if TYPE_CHECKING:
-    from ..data.sampling import Completion, Sampling
+SLOTS = {"cpu": 64, "cuda": 256}
+"""How many sequences are decoded at once on each kind of device, unless it is set."""
 
-_PREFILL_TOKENS = 8192
-"""The most prompt tokens, with padding, of one pass: it bounds the memory of activations."""
+
+@dataclass
+class _Version:
+    """One version of the weights, and what is decoded with it."""
+
+    rows: Rows
+    places: WeightPlaces
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A request that ended and may be continued: what it consists of, and its cache until the room is needed."""
+
+    version: int
+    segments: tuple[Segment, ...]
+    cache: Prefilled | None
+
+    @property
+    def length(self) -> int:
+        return sum(len(segment.tokens) for segment in self.segments)
 
 
 class NativeEngine:
-    """Decodes Llama, SmolLM, Mistral, Qwen2, Qwen3 and GPT-2 shapes.
+    """Decodes Llama, SmolLM, Mistral, Qwen2, Qwen3 and GPT-2 shapes, as a stream.
 
-    A prompt is computed once for all its samples. As sequences end, others take their slots, so that no
-    step is spent on a finished one.
+    A group's prompt is computed once. As sequences end, those that wait take their rows. A sequence is taken in only if
+    the cache has room for the longest that it may become, so none is put off once it has begun.
     """
 
     def __init__(
@@ -40,171 +61,212 @@ class NativeEngine:
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
         slots: int = 0,
+        cache_tokens: int = 0,
+        versions: int = 2,
     ) -> None:
         config: Any = model.config
-        self._decoder, self._places = build_decoder(model, dtype, device)
+        decoder, places = build_decoder(model, dtype, device)
         self._context_length = int(config.max_position_embeddings)
+        self._vocabulary = decoder.embeddings.shape[0]
         self._end_ids = frozenset(end_ids)
-        vocabulary = self._decoder.embeddings.shape[0]
-        ending = [token in self._end_ids for token in range(vocabulary)]
-        self._ending_V = torch.tensor(ending, device=self._decoder.device)
-        self._slots = slots
+        self._slots = slots or SLOTS.get(decoder.device.type, 64)
+        self._cache_tokens = cache_tokens
+        self._most_versions = versions
+        self.shapes, self._is_independent = _independent_shapes(decoder, self._slots)
+        self._versions = {0: _Version(Rows(decoder, self.shapes, self._end_ids), places)}
+        self._waiting: deque[DecodedSequence] = deque()
+        self._kept: dict[str, _Kept] = {}
 
     @property
     def context_length(self) -> int:
         return self._context_length
 
-    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
-        vocabulary = self._decoder.embeddings.shape[0]
-        check_call(requests, sampling, context_length=self.context_length, vocabulary=vocabulary)
-        samples = sum(len(request.seeds) for request in requests)
-        record = Record(samples, sampling.max_new_tokens, self._decoder.device)
-        if samples:
-            slots = min(self._slots or samples, samples)
-            _Call(self._decoder, requests, sampling, slots, self._ending_V, record).run()
-        return record.completions(requests, self._end_ids)
+    @property
+    def is_independent(self) -> bool:
+        return self._is_independent
 
-    def load(self, weights: Mapping[str, torch.Tensor]) -> None:
-        self._places.fill(weights)
+    @property
+    def free(self) -> int:
+        return max(0, self._slots - self._decoded - len(self._waiting))
 
+    @property
+    def cache_tokens(self) -> int:
+        """How many tokens its cache has memory for now."""
+        return sum(version.rows.cache_tokens for version in self._versions.values())
 
-@dataclass(slots=True)
-class _Rows:
-    """The sequences under decoding: where each writes next, where it must stop, and its place in the text."""
+    @property
+    def _decoded(self) -> int:
+        return sum(len(version.rows.live) for version in self._versions.values())
 
-    cursors: torch.Tensor
-    last_cursors: torch.Tensor
-    positions: torch.Tensor
+    # -- requests ------------------------------------------------------------------------------------
 
-    def select(self, order: torch.Tensor) -> _Rows:
-        return _Rows(self.cursors[order], self.last_cursors[order], self.positions[order])
-
-    def joined(self, others: _Rows) -> _Rows:
-        return _Rows(
-            torch.cat((self.cursors, others.cursors)),
-            torch.cat((self.last_cursors, others.last_cursors)),
-            torch.cat((self.positions, others.positions)),
+    def submit(self, request: Request) -> None:
+        if request.version not in self._versions:
+            raise SettingError(f"request {request.id} wants weights of version {request.version}, which are not loaded")
+        kept = self._kept_for(request)
+        before = () if kept is None else kept.segments
+        check_request(
+            request,
+            context_length=self._context_length,
+            vocabulary=self._vocabulary,
+            continued=0 if kept is None else kept.length,
         )
+        more = [Given(request.tokens)] if request.tokens else []
+        sequence = DecodedSequence(request, [*before, *more])
+        sequence.cached = None if kept is None else kept.cache
+        sequence.todo.extend(more if sequence.cached is not None else sequence.segments)
+        self._check_room(sequence)
+        self._waiting.append(sequence)
+        self._kept.pop(request.continues, None)
 
+    def _kept_for(self, request: Request) -> _Kept | None:
+        """What it continues, if it continues something."""
+        if not request.continues:
+            return None
+        kept = self._kept.get(request.continues)
+        if kept is None or kept.version != request.version:
+            raise SettingError(
+                f"request {request.id} continues {request.continues!r}, which was not kept by this engine with the "
+                f"weights of version {request.version}"
+            )
+        return kept
 
-class _Call:
-    """One call of the engine: sequences wait, enter a slot, are decoded together, and leave when they end."""
-
-    def __init__(
-        self,
-        decoder: Decoder,
-        requests: Sequence[Request],
-        sampling: Sampling,
-        slots: int,
-        ending_V: torch.Tensor,
-        record: Record,
-    ) -> None:
-        self._decoder = decoder
-        self._requests = requests
-        self._sampling = sampling
-        self._ending_V = ending_V
-        self._record = record
-        seeds = [seed for request in requests for seed in request.seeds]
-        self._uniforms = uniforms(seeds, sampling.max_new_tokens).flatten().to(decoder.device)
-        self._waiting = deque(enumerate(index for index, request in enumerate(requests) for _ in request.seeds))
-        self._prefilled: dict[int, PrefilledPrompt] = {}
-        longest_prompt = max(len(request.tokens) for request in requests if request.seeds)
-        self._rotation = decoder.rotation(longest_prompt + sampling.max_new_tokens)
-        self._cache = ColumnCache(
-            decoder.cache_shape,
-            rows=slots,
-            longest_prompt=longest_prompt,
-            new_tokens=sampling.max_new_tokens,
-            refills=slots < len(seeds),
-        )
-        nothing = torch.empty(0, dtype=torch.int64, device=decoder.device)
-        self._rows = _Rows(nothing, nothing, nothing)
+    def _check_room(self, sequence: DecodedSequence) -> None:
+        needed = self.shapes.rows_for(1) * sequence.longest
+        if self._cache_tokens and needed > self._cache_tokens:
+            raise SettingError(
+                f"request {sequence.request.id} may become {sequence.longest} tokens long, which takes {needed} tokens "
+                f"of the cache, and engine.cache_tokens is {self._cache_tokens}"
+            )
 
     @torch.inference_mode()
-    def run(self) -> None:
-        logits_BV = self._enter(None)
-        while logits_BV is not None:
-            tokens_B = self._retire(self._sample(logits_BV))
-            logits_BV = self._step(tokens_B)
-            logits_BV = self._enter(logits_BV)
+    def cancel(self, request_id: str) -> None:
+        self._kept.pop(request_id, None)
+        self._waiting = deque(one for one in self._waiting if one.request.id != request_id)
+        for version in self._versions.values():
+            version.rows.remove([row for row, one in enumerate(version.rows.live) if one.request.id == request_id])
+        self._forget_prompts()
 
-    def _sample(self, logits_BV: torch.Tensor) -> torch.Tensor:
-        cursors_B = self._rows.cursors
-        tokens_B, log_probs_B = choose(logits_BV, self._uniforms[cursors_B], self._sampling)
-        self._record.write(cursors_B, tokens_B, log_probs_B)
-        return tokens_B
+    # -- decoding ------------------------------------------------------------------------------------
 
-    def _retire(self, tokens_B: torch.Tensor) -> torch.Tensor:
-        """Drop the rows that have ended; the tokens of those that go on, in their new order."""
-        ended_B = self._ending_V[tokens_B] | (self._rows.cursors == self._rows.last_cursors)
-        if not bool(ended_B.any()):
-            return tokens_B
-        order = _close_gaps(ended_B.tolist())
-        self._cache.keep(order)
-        order_B = torch.tensor(order, dtype=torch.int64, device=tokens_B.device)
-        self._rows = self._rows.select(order_B)
-        return tokens_B[order_B]
+    @torch.inference_mode()
+    def step(self) -> list[Progress]:
+        touched = dict.fromkeys(self._enter())
+        self._retire()
+        for version in self._versions.values():
+            if version.rows.live:
+                touched |= dict.fromkeys(version.rows.live)
+                version.rows.step()
+        self._retire()
+        return [progress for sequence in touched if (progress := sequence.take_progress()) is not None]
 
-    def _step(self, tokens_B: torch.Tensor) -> torch.Tensor | None:
-        """Logits after the tokens just sampled; None if no row is left."""
-        if not len(tokens_B):
-            return None
-        logits_BV = self._decoder.step(tokens_B, self._rows.positions, self._rotation, self._cache)
-        self._rows.cursors += 1
-        self._rows.positions += 1
-        return logits_BV
+    def _enter(self) -> list[DecodedSequence]:
+        """Give rows to those that wait and have room, in the order in which they came: one that has no room holds back
+        those after it."""
+        entering: list[DecodedSequence] = []
+        while self._waiting and self._decoded + len(entering) < self._slots:
+            if not self._fits([*entering, self._waiting[0]]):
+                break
+            entering.append(self._waiting.popleft())
+        for number, version in self._versions.items():
+            version.rows.enter([sequence for sequence in entering if sequence.request.version == number])
+        self._forget_prompts()
+        return entering
 
-    def _enter(self, logits_BV: torch.Tensor | None) -> torch.Tensor | None:
-        """Fill the free slots from those that wait; the logits of all rows, the new ones last."""
-        entering = list(islice(self._waiting, self._cache.free))
-        if not entering:
-            return logits_BV
-        for _ in entering:
-            self._waiting.popleft()
-        self._prefill({index for _, index in entering})
-        logits = [] if logits_BV is None else [logits_BV]
-        for index, samples in groupby(entering, key=lambda sample: sample[1]):
-            count = len(list(samples))
-            prompt = self._prefilled[index]
-            self._cache.enter(prompt.keys, prompt.values, count)
-            logits.append(prompt.logits.expand(count, -1))
-        self._rows = self._rows.joined(self._new_rows(entering))
-        still_waiting = self._waiting[0][1] if self._waiting else len(self._requests)
-        self._prefilled = {index: prompt for index, prompt in self._prefilled.items() if index >= still_waiting}
-        return torch.cat(logits)
+    def _fits(self, entering: Sequence[DecodedSequence]) -> bool:
+        if not self._cache_tokens or (not self._decoded and len(entering) == 1):
+            return True
+        needed = 0
+        for number, version in self._versions.items():
+            own = [sequence for sequence in entering if sequence.request.version == number]
+            needed += version.rows.tokens_with(own)
+        return needed <= self._cache_tokens
 
-    def _prefill(self, indices: set[int]) -> None:
-        for chunk in _chunks(sorted(indices - self._prefilled.keys()), self._requests):
-            prompts = self._decoder.prefill([self._requests[index].tokens for index in chunk], self._rotation)
-            self._prefilled |= zip(chunk, prompts, strict=True)
+    def _forget_prompts(self) -> None:
+        for number, version in self._versions.items():
+            version.rows.forget_prompts({one.group for one in self._waiting if one.request.version == number})
 
-    def _new_rows(self, entering: list[tuple[int, int]]) -> _Rows:
-        length = self._sampling.max_new_tokens
-        cursors = torch.tensor([sample * length for sample, _ in entering], device=self._decoder.device)
-        positions = [len(self._requests[index].tokens) for _, index in entering]
-        return _Rows(cursors, cursors + (length - 1), torch.tensor(positions, device=self._decoder.device))
+    def _retire(self) -> None:
+        """Free the rows of those that have ended; keep what may be continued."""
+        for number, version in self._versions.items():
+            ended = [row for row, sequence in enumerate(version.rows.live) if sequence.finish_reason is not None]
+            for row in ended:
+                sequence = version.rows.live[row]
+                if sequence.request.keep:
+                    segments = (*sequence.segments, Sampled(tuple(sequence.sampled)))
+                    self._kept[sequence.request.id] = _Kept(number, segments, version.rows.kept(row))
+            version.rows.remove(ended)
+        self._drop_caches()
+
+    def _drop_caches(self) -> None:
+        """Of what is kept, the oldest first, as long as the cache is over its budget; they can be made again."""
+        if not self._cache_tokens:
+            return
+        over = self.cache_tokens - self._cache_tokens
+        over += sum(kept.length for kept in self._kept.values() if kept.cache is not None)
+        for name, kept in self._kept.items():
+            if over > 0 and kept.cache is not None:
+                self._kept[name] = replace(kept, cache=None)
+                over -= kept.length
+
+    # -- weights -------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+        newest = self._versions[max(self._versions)].rows.decoder
+        scored = []
+        for first in range(0, len(sequences), self._slots):
+            scored += score_by_steps(Rows(newest, self.shapes), sequences[first : first + self._slots])
+        return scored
+
+    def load(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
+        held = self._versions.get(version)
+        if held is None:
+            idle = [number for number in self._versions if not self._uses(number)]
+            if not idle and len(self._versions) == self._most_versions:
+                raise EngineBusyError(
+                    f"version {version} cannot be loaded while sequences of {', '.join(map(str, self._versions))} are "
+                    "decoded"
+                )
+            if not idle:
+                self._versions[version] = self._another(weights)
+                return
+            self._versions[min(idle)].places.fill(weights)
+            self._forget(min(idle))
+            self._versions[version] = self._versions.pop(min(idle))
+        elif self._uses(version):
+            raise EngineBusyError(f"version {version} cannot be loaded again while sequences of it are decoded")
+        else:
+            held.places.fill(weights)
+            self._forget(version)
+
+    def _uses(self, version: int) -> bool:
+        """Whether something is decoded with it, or waits for it."""
+        waits = any(sequence.request.version == version for sequence in self._waiting)
+        return waits or bool(self._versions[version].rows.live)
+
+    def _forget(self, version: int) -> None:
+        """Weights are replaced: caches that they made are worth nothing."""
+        self._kept = {name: kept for name, kept in self._kept.items() if kept.version != version}
+        self._versions[version].rows.forget_prompts(())
+
+    def _another(self, weights: Mapping[str, torch.Tensor]) -> _Version:
+        """Memory for one more version, with these weights."""
+        first = next(iter(self._versions.values()))
+        decoder, places = copy.deepcopy((first.rows.decoder, first.places))
+        places.fill(weights)
+        return _Version(Rows(decoder, self.shapes, self._end_ids), places)
+
+    def sleep(self) -> None:
+        if self._decoded or self._waiting:
+            return
+        for version in self._versions.values():
+            version.rows.clear()
+        self._kept = {name: replace(kept, cache=None) for name, kept in self._kept.items()}
 
 
-def _close_gaps(ended: list[bool]) -> list[int]:
-    """The rows that go on, as few of them moved as can be: each gap takes one from the back.
-
-    >>> _close_gaps([False, True, False, False])
-    [0, 3, 2]
-    """
-    left = len(ended) - sum(ended)
-    from_the_back = iter([row for row in range(left, len(ended)) if not ended[row]][::-1])
-    return [next(from_the_back) if ended[row] else row for row in range(left)]
-
-
-def _chunks(indices: list[int], requests: Sequence[Request]) -> Iterator[list[int]]:
-    """Requests to prefill together, within the budget of tokens."""
-    chunk: list[int] = []
-    longest = 0
-    for index in indices:
-        longest = max(longest, len(requests[index].tokens))
-        if chunk and longest * (len(chunk) + 1) > _PREFILL_TOKENS:
-            yield chunk
-            chunk, longest = [], len(requests[index].tokens)
-        chunk.append(index)
-    if chunk:
-        yield chunk
+def _independent_shapes(decoder: Decoder, slots: int) -> tuple[ProductShapes, bool]:
+    """The shapes in which this machine computes every sequence as if it were alone, and whether there are any."""
+    free = ProductShapes()
+    tried = [free] if decoder.device.type == "cuda" else [free, ProductShapes(padded(slots), CHUNK)]
+    return next(((shapes, True) for shapes in tried if is_independent(decoder, shapes)), (free, False))

@@ -1,4 +1,4 @@
-"""What every engine is asked, what it answers, and what it refuses."""
+"""What an engine is: a stream of requests that share every step. What it is asked, what it answers, what it refuses."""
 
 from __future__ import annotations
 
@@ -6,50 +6,110 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from ..errors import SettingError
+from ..data.sampling import FinishReason, Sampling
+from ..errors import ProaError, SettingError
 
 if TYPE_CHECKING:
     import torch
 
-    from ..data.sampling import Completion, Sampling
+
+class EngineBusyError(ProaError):
+    """Weights that an engine cannot take while it decodes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One prompt, and the seed of each sample that is wanted of it."""
+    """One sequence that is wanted: what to continue, and how."""
 
+    id: str
+    """Its name in progress, for cancelling it, and for a request that continues it."""
     tokens: tuple[int, ...]
-    seeds: tuple[int, ...]
+    """The prompt; of a request that continues another, what comes after that one's last sampled token."""
+    seed: int
+    sampling: Sampling
+    version: int = 0
+    """Of the weights that sample it."""
+    group: str = ""
+    """Requests of one group have the same prompt, which is computed once for all that wait at the same time."""
+    stops: frozenset[int] = frozenset()
+    """Tokens that end it besides the engine's own."""
+    continues: str = ""
+    """The id of an ended request of the same version that was kept, and that this one goes on from."""
+    keep: bool = False
+    """Whether another request may continue this one. It is kept until that comes, or until it is cancelled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What one step added to a request."""
+
+    id: str
+    tokens: tuple[int, ...]
+    log_probs: tuple[float, ...]
+    """Of these tokens, in float32 at the sampling temperature (at 1 if greedy), over the whole vocabulary."""
+    version: int
+    """Of the weights that sampled them."""
+    finish_reason: FinishReason | None
+    """None while it goes on."""
 
 
 class Engine(Protocol):
-    """Samples completions from its own copy of a model's weights.
+    """Decodes a stream of requests over its own copy of a model's weights.
 
-    A sample follows from the weights, its prompt, its seed and the sampling settings: whatever else is in
-    the call changes at most the last bits of its log-probabilities. The same call gives the same bits on
-    one CPU thread. Tensors that come out are on the CPU and own their memory.
+    What comes of a request follows from the weights, its tokens, its seed, its sampling, the chain of requests that it
+    continues, and the settings of the engine. Where `is_independent`, not one bit depends on anything else: not on what
+    else is decoded, on the order in which it came, or on when it got a row. Where not, that holds for the tokens and
+    ends of requests that are submitted together, up to rounding.
     """
 
     @property
     def context_length(self) -> int:
-        """The most tokens that a prompt and its completion may have together."""
+        """The most tokens that a sequence may have."""
         ...
 
-    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
-        """One list for each request, one completion for each of its seeds, in order."""
+    @property
+    def free(self) -> int:
+        """How many more sequences can be taken in without one having to wait."""
         ...
 
-    def load(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Replace all weights, or none: a ValueError says what is missing, unexpected or of another shape.
+    @property
+    def is_independent(self) -> bool:
+        """Whether the bits of a request depend on no other; tried when the engine was built."""
+        ...
 
-        The names are those of the Hugging Face model; a tensor that is tied under several names may be
-        given under any of them. The only cast is to the engine's own dtype.
+    def submit(self, request: Request) -> None:
+        """Take a request in. Refused at once, with a SettingError, is what can never be decoded."""
+        ...
+
+    def step(self) -> list[Progress]:
+        """One more token of every sequence that is decoded; nothing if there is none."""
+        ...
+
+    def cancel(self, request_id: str) -> None:
+        """Drop a request, whether it waits, runs or is kept; harmless if there is none."""
+        ...
+
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+        """Of each sequence's tokens but the first: the log-probability at temperature 1, computed as in decoding."""
+        ...
+
+    def load(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
+        """Take these weights, all of them or none: a ValueError says what is missing, unexpected or of another shape.
+
+        The names are those of the Hugging Face model; a tensor that is tied under several names may be given under any
+        of them. The only cast is to the engine's own dtype. With an EngineBusyError it refuses what it has no room for
+        while it decodes with other weights.
         """
         ...
 
+    def sleep(self) -> None:
+        """Where nothing is decoded: give memory back until the next request."""
+        ...
 
-def check_call(requests: Sequence[Request], sampling: Sampling, *, context_length: int, vocabulary: int) -> None:
-    """Refuse, before anything is computed, what cannot be generated as asked."""
+
+def check_request(request: Request, *, context_length: int, vocabulary: int, continued: int = 0) -> None:
+    """Refuse what cannot be generated as asked; `continued` is the length of what it continues."""
+    sampling, length = request.sampling, len(request.tokens) + continued
     if sampling.max_new_tokens < 1:
         raise SettingError(f"sampling.max_new_tokens is {sampling.max_new_tokens}: at least 1 token is sampled")
     if not sampling.temperature >= 0:
@@ -60,15 +120,13 @@ def check_call(requests: Sequence[Request], sampling: Sampling, *, context_lengt
         )
     if sampling.top_k < 0:
         raise SettingError(f"sampling.top_k is {sampling.top_k}: write 0 to keep all tokens, or a positive number")
-    for index, request in enumerate(requests):
-        length = len(request.tokens)
-        if length == 0:
-            raise SettingError(f"request {index} has an empty prompt: there is nothing to continue")
-        if length + sampling.max_new_tokens > context_length:
-            raise SettingError(
-                f"request {index} has a prompt of {length} tokens; with max_new_tokens={sampling.max_new_tokens} "
-                f"that is {length + sampling.max_new_tokens}, and the model's context is {context_length}: "
-                "shorten the prompt or lower sampling.max_new_tokens"
-            )
-        if min(request.tokens) < 0 or max(request.tokens) >= vocabulary:
-            raise SettingError(f"request {index} has tokens outside the model's vocabulary of {vocabulary}")
+    if length == 0:
+        raise SettingError(f"request {request.id} has an empty prompt: there is nothing to continue")
+    if length + sampling.max_new_tokens > context_length:
+        raise SettingError(
+            f"request {request.id} has a prompt of {length} tokens; with max_new_tokens={sampling.max_new_tokens} "
+            f"that is {length + sampling.max_new_tokens}, and the model's context is {context_length}: "
+            "shorten the prompt or lower sampling.max_new_tokens"
+        )
+    if request.tokens and (min(request.tokens) < 0 or max(request.tokens) >= vocabulary):
+        raise SettingError(f"request {request.id} has tokens outside the model's vocabulary of {vocabulary}")

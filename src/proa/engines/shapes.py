@@ -88,12 +88,13 @@ class _Allocator:
         return Linear(self.weight(f"{name}.weight"), self.weight(f"{name}.bias"))
 
     def _stacked(self, names: list[str]) -> torch.Tensor:
-        """One tensor for several weights, below each other; matrices lie transposed in memory."""
+        """One tensor for several weights, below each other; on a CPU matrices lie transposed in memory."""
         parts = [self.weights[name] for name in names]
         rows = [part.shape[0] for part in parts]
-        sizes = (*parts[0].shape[1:], sum(rows))
+        is_transposed = parts[0].dim() == 2 and torch.device(self.device or parts[0].device).type == "cpu"
+        sizes = (*parts[0].shape[1:], sum(rows)) if is_transposed else (sum(rows), *parts[0].shape[1:])
         stacked = parts[0].new_empty(sizes, dtype=self.dtype, device=self.device)
-        stacked = stacked.t() if stacked.dim() == 2 else stacked
+        stacked = stacked.t() if is_transposed else stacked
         self.places |= dict(zip(names, stacked.split_with_sizes(rows), strict=True))
         return stacked
 

@@ -25,7 +25,22 @@ def uniforms(seeds: Sequence[int], count: int) -> torch.Tensor:
     counters_N = torch.arange(1, count + 1, dtype=torch.int64) * _signed(_GOLDEN)
     # Mixing the seed first sends neighbouring seeds to far places of the one long sequence.
     bits_SN = _mix(_mix(seeds_S + _signed(_GOLDEN))[:, None] + counters_N)
-    return _shift(bits_SN, 12).to(torch.float64) * 2.0**-52
+    return _uniform(bits_SN)
+
+
+def uniforms_at(seeds: Sequence[int], places: Sequence[int]) -> torch.Tensor:
+    """Of each seed's stream, the number in that place: float64, one for each seed.
+
+    >>> uniforms_at([3, 7], [1, 0]).tolist() == [uniforms([3], 2)[0, 1].item(), uniforms([7], 1)[0, 0].item()]
+    True
+    """
+    seeds_S = torch.tensor([_signed(seed) for seed in seeds], dtype=torch.int64)
+    counters_S = torch.tensor(places, dtype=torch.int64).add_(1).mul_(_signed(_GOLDEN))
+    return _uniform(_mix(_mix(seeds_S + _signed(_GOLDEN)) + counters_S))
+
+
+def _uniform(bits: torch.Tensor) -> torch.Tensor:
+    return _shift(bits, 12).to(torch.float64) * 2.0**-52
 
 
 def _mix(bits: torch.Tensor) -> torch.Tensor:

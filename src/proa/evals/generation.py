@@ -27,7 +27,13 @@ class EvalEngine:
         weights = policy.whole()
         if self._engine is None:
             section = self._section
-            engine = build_engine(section.kind, policy.model, end_ids=policy.end_ids, slots=section.slots)
+            engine = build_engine(
+                section.kind,
+                policy.model,
+                end_ids=policy.end_ids,
+                slots=section.slots,
+                cache_tokens=section.cache_tokens,
+            )
             self._engine = VersionedEngine(engine)
         self._engine.load(weights, version)
         return self._engine

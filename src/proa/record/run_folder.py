@@ -16,6 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from .. import __version__
 from ..errors import ProaError
 from ..private_files import make_private_folder, restrict_folder
 from .durable import Disk
@@ -30,7 +31,7 @@ LIVE_NAME = "live.json"
 """The state of the run while it is running."""
 START_NAME = "base"
 """The model that a run begins with, if it is needed again and in no other folder."""
-LIBRARIES = ("proa", "torch", "transformers", "tokenizers", "numpy")
+LIBRARIES = ("torch", "transformers", "tokenizers", "numpy")
 
 
 class RunFolderError(ProaError, FileExistsError):
@@ -121,7 +122,7 @@ def _process_entries() -> dict[str, Any]:
 @cache
 def libraries() -> dict[str, str]:
     """The versions of the libraries that results depend on."""
-    found = {}
+    found = {"proa": __version__}  # of the code that runs, which need not be what is installed
     for name in LIBRARIES:
         with suppress(PackageNotFoundError):
             found[name] = version(name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..engines.protocol import Request
+from ..engines.generating import group_requests
 from .sample import Sample, Turn
 from .scoring import ModelReward, scored
 
@@ -39,13 +39,18 @@ class SingleTurn:
         self, engine: VersionedEngine, prompts: Sequence[Prompt], seeds: Sequence[Sequence[int]], progress: Progress
     ) -> list[Sample]:
         """One sample for each seed of each prompt, those of a prompt together, in order."""
-        requests = [Request(prompt.tokens, tuple(own)) for prompt, own in zip(prompts, seeds, strict=True)]
-        generated = engine.generate(requests, self.sampling, progress)
+        requests = [
+            request
+            for prompt, own in zip(prompts, seeds, strict=True)
+            for request in group_requests(str(prompt.ordinal), prompt.tokens, own, self.sampling)
+        ]
+        generated = engine.generate(requests, progress)
         with progress.scoring():
+            completions = iter(generated.completions)
             samples = [
-                Sample(prompt, index, seed, (self._turn(prompt, completion, generated.version),))
-                for prompt, own, group in zip(prompts, seeds, generated.completions, strict=True)
-                for index, (seed, completion) in enumerate(zip(own, group, strict=True))
+                Sample(prompt, index, seed, (self._turn(prompt, next(completions), generated.version),))
+                for prompt, own in zip(prompts, seeds, strict=True)
+                for index, seed in enumerate(own)
             ]
             return scored(samples, self._scorer, self._model_reward)
 

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ..data.versions import NO_VERSION
+from ..engines.generating import generate
 from ..numerics import Numerics
 
 if TYPE_CHECKING:
     import torch
 
-    from ..data.sampling import Completion, Sampling
+    from ..data.sampling import Completion
     from ..engines.protocol import Engine, Request
     from .progress import Progress
 
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """What came of one call: a list for each request, and the version of the weights that made all of it."""
+    """What came of one call, in the order of its requests, and the version of the weights that made all of it."""
 
-    completions: list[list[Completion]]
+    completions: list[Completion]
     version: int
 
 
@@ -44,15 +45,16 @@ class VersionedEngine:
     def load(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
         """Replace all weights, or none."""
         with self.in_use:
-            self._engine.load(weights)
+            self._engine.load(weights, version)
             self.version = version
 
-    def generate(self, requests: Sequence[Request], sampling: Sampling, progress: Progress) -> Generated:
-        """One list for each request, one completion for each of its seeds, in order."""
+    def generate(self, requests: Sequence[Request], progress: Progress) -> Generated:
+        """A completion for each request, in order, with the weights that it has now."""
         if self._guarded_from is not None and self._numerics is not None:
             self._numerics.restore(self._guarded_from)
         with self.in_use, progress.generating():
-            completions = self._engine.generate(requests, sampling)
+            stamped = [replace(request, version=max(0, self.version)) for request in requests]
+            completions = generate(self._engine, stamped)
             if self._guarded_from is not None:
                 self._numerics = Numerics()  # what was set before the first call, or by the engine itself, is meant
             return Generated(completions, self.version)

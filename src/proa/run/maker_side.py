@@ -61,8 +61,16 @@ class MakerSide:
         if section is not None and self.reward_model is not None:
             model_reward = ModelReward(self.reward_model, section.weight, section.token_budget)
         rollout = SingleTurn(policy.tokenizer, make_sampling(config), scorer=self._scorer, model_reward=model_reward)
+        own = config.engine
+        engine = build_engine(
+            own.kind,
+            policy.model,
+            end_ids=policy.end_ids,
+            slots=own.slots,
+            cache_tokens=own.cache_tokens,
+        )
         return ExperienceMakerHolder(
-            engine=build_engine(config.engine.kind, policy.model, end_ids=policy.end_ids, slots=config.engine.slots),
+            engine=engine,
             rollout=rollout,
             receiver=receiver,
             callbacks=callbacks,

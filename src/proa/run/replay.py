@@ -17,7 +17,7 @@ from ..lifecycle.policy import Priority
 from ..record.checkpoints import CheckpointError, CheckpointManager
 from ..record.journal import Journal
 from ..record.reading import read_run
-from ..record.run_folder import read_json
+from ..record.run_folder import libraries, read_json
 from ..record.secrets import redact
 from ..resume.resuming import Resumption, config_changes, load_complete_config, saved_config
 from .given import Given
@@ -62,6 +62,9 @@ class Replay:
     """Whether one of the changes is to what is learned, so that a difference is to be expected."""
     other_inputs: list[str] = field(default_factory=list)
     """What of the data, rewards and models is not what the run worked on, in words."""
+    other_libraries: list[str] = field(default_factory=list)
+    """Which libraries are others than those that the run was made with, in words: their sums may differ in the last
+    bits, and then all digests do."""
 
     @property
     def same(self) -> bool | None:
@@ -77,7 +80,8 @@ class Replay:
             "missing": self.missing,
             "changes": {key: {"before": before, "now": now} for key, (before, now) in self.changes.items()},
             "other_inputs": self.other_inputs,
-            "difference_expected": self.learns_otherwise or bool(self.other_inputs),
+            "other_libraries": self.other_libraries,
+            "difference_expected": self.learns_otherwise or bool(self.other_inputs or self.other_libraries),
         }
 
 
@@ -116,6 +120,7 @@ def replay(
         _changes(unchanged, changed),
         _learns_otherwise(unchanged, changed),
         _other_inputs(original, config.folder),
+        _other_libraries(original),
     )
 
 
@@ -214,6 +219,12 @@ def _other_inputs(original: Path, replayed: Path) -> list[str]:
         if found is not None:
             bound.append(found[1])
     return bound[0].differences(bound[1]) if len(bound) == 2 else []
+
+
+def _other_libraries(original: Path) -> list[str]:
+    before = read_json(original / "run.json").get("libraries", {})
+    now = libraries()
+    return [f"{name} was {before[name]} and is {now[name]}" for name in now if before.get(name, now[name]) != now[name]]
 
 
 def _final_digest(folder: Path) -> tuple[int, str]:

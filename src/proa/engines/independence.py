@@ -1,0 +1,53 @@
+"""Whether a sequence's bits depend on what is decoded beside it: tried on the machine that decodes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from ..data.sampling import Sampling
+from .decoder import Decoder
+from .product_shapes import ProductShapes
+from .protocol import Request
+from .rows import Rows
+from .sequences import DecodedSequence, Given
+
+_LENGTHS = (30, 1, 9, 70, 33, 64, 17, 5, 100, 31, 2, 47)
+"""Of the prompts that are tried together. The first is the one whose bits are compared: its steps cross the end of a
+block, and its neighbours are shorter and longer."""
+_STEPS = 5
+
+
+@torch.inference_mode()
+def is_independent(decoder: Decoder, shapes: ProductShapes) -> bool:
+    """Whether a sequence gets the same bits alone and among others, on two layers and the head of this model."""
+    few_layers = replace(decoder, layers=decoder.layers[:2])
+    longest = max(_LENGTHS) + _STEPS
+    if few_layers.position_embeddings is not None:
+        longest = min(longest, len(few_layers.position_embeddings))
+    prompts = [_prompt(few_layers, place, min(length, longest - _STEPS)) for place, length in enumerate(_LENGTHS)]
+    tried = [prompts[0]], [*prompts[1:], prompts[0]], prompts
+    logits = [_logits(Rows(few_layers, shapes), together, prompts[0]) for together in tried]
+    return all(torch.equal(one, other) for one in logits[1:] for other in logits[:1])
+
+
+def _prompt(decoder: Decoder, place: int, length: int) -> tuple[int, ...]:
+    vocabulary = decoder.embeddings.shape[0]
+    return tuple((7919 * place + 104729 * token) % vocabulary for token in range(max(1, length)))
+
+
+def _logits(rows: Rows, prompts: list[tuple[int, ...]], watched: tuple[int, ...]) -> torch.Tensor:
+    """Of the watched prompt and of some tokens after it, one row for each, with all prompts in the cache."""
+    start = rows.prefill(prompts)
+    sampling = Sampling(max_new_tokens=_STEPS)
+    for prompt, prefilled in zip(prompts, start, strict=True):
+        given = [Given(prompt)]
+        rows.place(DecodedSequence(Request(str(prompt[:1]), prompt, 0, sampling), given), prefilled)
+    row = prompts.index(watched)
+    found = [start[row].logits]
+    for step in range(_STEPS):
+        for sequence in rows.live:
+            sequence.next_token = sequence.request.tokens[step % len(sequence.request.tokens)]
+        found.append(rows.follow()[row])
+    return torch.stack(found)

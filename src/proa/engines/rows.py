@@ -1,0 +1,203 @@
+"""The sequences that are decoded with one version of the weights, step by step, on any device."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+import torch
+
+from .cache import BLOCK, BlockCache, blocks_for
+from .choice import choose
+from .decoder import Decoder, Prefilled, Rotation
+from .product_shapes import ProductShapes
+from .sequences import DecodedSequence, Given, Sampled
+from .streams import uniforms_at
+
+PREFILL_TOKENS = 8192
+"""The most prompt tokens, with padding, of one pass: it bounds the memory of activations."""
+CHUNK = 1024
+"""The most tokens of one sequence in a pass. Longer ones are cut there, wherever they are."""
+
+
+class Rows:
+    """Weights, a cache, and a sequence in each of its first rows."""
+
+    def __init__(self, decoder: Decoder, shapes: ProductShapes, end_ids: frozenset[int] = frozenset()) -> None:
+        self.decoder = decoder
+        self.shapes = shapes
+        self.live: list[DecodedSequence] = []
+        self._end_ids = end_ids
+        self._cache = BlockCache(decoder.cache_shape)
+        self._prompts: dict[str, Prefilled] = {}
+        self._rotation: Rotation | None = None
+        self._turns = 0
+
+    @property
+    def cache_tokens(self) -> int:
+        """How many tokens there is memory for."""
+        return self._cache.tokens
+
+    def tokens_with(self, entering: Sequence[DecodedSequence]) -> int:
+        """For how many tokens there must be memory when these enter."""
+        own = [*self.live, *entering]
+        if not own:
+            return 0
+        return self.shapes.rows_for(len(own)) * blocks_for(max(sequence.longest for sequence in own)) * BLOCK
+
+    # -- beginning -----------------------------------------------------------------------------------
+
+    def enter(self, sequences: Sequence[DecodedSequence]) -> None:
+        """Give rows to these. New ones have their prompts computed, once for a group, and choose their first token;
+        those that continue another go on from its cache."""
+        if not sequences:
+            return
+        longest = max(sequence.longest for sequence in sequences)
+        self._cache.reserve(self.shapes.rows_for(len(self.live) + len(sequences)), longest)
+        for sequence in sequences:
+            if sequence.cached is not None:
+                self.place(sequence, sequence.cached)
+                sequence.next_token = sequence.segments[-1 - len(sequence.todo)].tokens[-1]
+                sequence.cached = None
+        new = [sequence for sequence in sequences if sequence.length == 0]
+        if not new:
+            return
+        prompts = {sequence.group: sequence.todo.popleft().tokens for sequence in new}
+        missing = {group: tokens for group, tokens in prompts.items() if group not in self._prompts}
+        if missing:
+            self._prompts |= zip(missing, self.prefill(list(missing.values())), strict=True)
+        first = len(self.live)
+        for sequence in new:
+            self.place(sequence, self._prompts[sequence.group])
+        self._advance(self._stacked([self._prompts[sequence.group].logits for sequence in new]), first)
+
+    def place(self, sequence: DecodedSequence, start: Prefilled) -> None:
+        """Give a row to a sequence that begins like this."""
+        self._cache.reserve(self.shapes.rows_for(len(self.live) + 1), sequence.longest)
+        self._cache.put(len(self.live), start.keys, start.values)
+        sequence.length = start.keys.shape[2]
+        self.live.append(sequence)
+
+    def forget_prompts(self, but: Collection[str]) -> None:
+        """Of groups of which nobody waits any more."""
+        self._prompts = {group: prompt for group, prompt in self._prompts.items() if group in but}
+
+    def prefill(self, prompts: Sequence[tuple[int, ...]]) -> list[Prefilled]:
+        """Passes over prompts, those of one padded length together."""
+        self._turn_to(max(map(len, prompts)) + self.shapes.tokens_for(1))
+        found: dict[tuple[int, ...], Prefilled] = {}
+        for batch in self._batches(dict.fromkeys(prompts)):
+            first = [prompt[:CHUNK] for prompt in batch]
+            found |= zip(batch, self.decoder.prefill(first, self._rotation, self.shapes), strict=True)
+        for prompt in found:
+            for start in range(CHUNK, len(prompt), CHUNK):
+                found[prompt] = self._pass_after(found[prompt], prompt[start : start + CHUNK])
+        return [found[prompt] for prompt in prompts]
+
+    def _batches(self, prompts: Iterable[tuple[int, ...]]) -> Iterable[list[tuple[int, ...]]]:
+        """Prompts whose first chunks are as long as each other once padded, within the budget of tokens."""
+        by_length: dict[int, list[tuple[int, ...]]] = {}
+        for prompt in prompts:
+            by_length.setdefault(self.shapes.tokens_for(min(len(prompt), CHUNK)), []).append(prompt)
+        for length, same in by_length.items():
+            size = self.shapes.prompts_for(length, PREFILL_TOKENS)
+            yield from (same[first : first + size] for first in range(0, len(same), size))
+
+    def _pass_after(self, past: Prefilled, tokens: tuple[int, ...]) -> Prefilled:
+        return self.decoder.prefill_after(past, tokens, self._rotation, self.shapes).after(past)
+
+    # -- stepping ------------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """One more token of every sequence."""
+        self._advance(self.follow(), 0)
+
+    def _advance(self, logits_BV: torch.Tensor, first: int) -> None:
+        """Choose the next token of every row from `first` on; the logits are those of these rows, then padding."""
+        by_settings: dict[tuple[float, float, int], list[int]] = {}
+        for place, sequence in enumerate(self.live[first:]):
+            if not sequence.samples_next:
+                logits_V = self._pass_segments(first + place, logits_BV[place])
+                if logits_V is None:
+                    continue
+                logits_BV[place] = logits_V
+            by_settings.setdefault(sequence.settings, []).append(place)
+        for places in by_settings.values():
+            sequences = [self.live[first + place] for place in places]
+            is_all = len(places) == len(self.live) - first
+            self._sample(sequences, logits_BV if is_all else self._stacked(list(logits_BV[places])))
+
+    def _stacked(self, logits: list[torch.Tensor]) -> torch.Tensor:
+        """Rows of logits as a step has them, with padding."""
+        return torch.stack(logits + [logits[0]] * (self.shapes.rows_for(len(logits)) - len(logits)))
+
+    def _sample(self, sequences: Sequence[DecodedSequence], logits_BV: torch.Tensor) -> None:
+        """Choose the next token of sequences that have the same settings, from the first rows of these logits."""
+        padding = [0] * (len(logits_BV) - len(sequences))
+        seeds = [sequence.request.seed for sequence in sequences] + padding
+        counters = [len(sequence.sampled) for sequence in sequences] + padding
+        uniforms_B = uniforms_at(seeds, counters).to(logits_BV.device)
+        tokens_B, log_probs_B = choose(logits_BV, uniforms_B, sequences[0].request.sampling)
+        for sequence, token, log_prob in zip(sequences, tokens_B.tolist(), log_probs_B.tolist(), strict=False):
+            sequence.choose(token, log_prob, is_end=token in self._end_ids)
+
+    def _pass_segments(self, row: int, logits_V: torch.Tensor) -> torch.Tensor | None:
+        """What this row samples from, after the logits that it has; None where its next token is given."""
+        sequence = self.live[row]
+        while not sequence.forced:
+            if not sequence.todo:
+                return logits_V
+            segment = sequence.todo.popleft()
+            if isinstance(segment, Sampled):
+                sequence.forced.extend(segment.tokens)
+            else:
+                logits_V = self._give(row, segment)
+        sequence.next_token = sequence.forced.popleft()
+        return None
+
+    def _give(self, row: int, segment: Given) -> torch.Tensor:
+        sequence = self.live[row]
+        past = Prefilled(*self._cache.take(row, sequence.length), torch.empty(0))
+        start = sequence.length
+        self._turn_to(start + len(segment.tokens) + self.shapes.tokens_for(1))
+        for first in range(0, len(segment.tokens), CHUNK):
+            past = self._pass_after(past, segment.tokens[first : first + CHUNK])
+        self._cache.put(row, past.keys[:, :, start:], past.values[:, :, start:], start)
+        sequence.length = past.keys.shape[2]
+        return past.logits
+
+    def follow(self) -> torch.Tensor:
+        """The logits of every live row, after its next token; then those of padding."""
+        count, rows = len(self.live), self.shapes.rows_for(len(self.live))
+        lengths = [sequence.length for sequence in self.live]
+        self._turn_to(max(lengths) + 1)
+        columns = self._cache.open(lengths, rows)
+        tokens = [sequence.next_token for sequence in self.live] + [0] * (rows - count)
+        tokens_B = torch.tensor(tokens, device=self.decoder.device)
+        positions_B = torch.tensor(lengths + [0] * (rows - count), device=self.decoder.device)
+        logits_BV = self.decoder.step(tokens_B, positions_B, self._rotation, self._cache, columns)
+        for sequence in self.live:
+            sequence.length += 1
+        return logits_BV
+
+    def kept(self, row: int) -> Prefilled:
+        """A copy of what the cache has of a row."""
+        return Prefilled(*self._cache.take(row, self.live[row].length), torch.empty(0))
+
+    def remove(self, rows: Iterable[int]) -> None:
+        """Free rows; the last ones take their places."""
+        for row in sorted(rows, reverse=True):
+            last = self.live.pop()
+            if row < len(self.live):
+                self._cache.move(len(self.live), row, last.length)
+                self.live[row] = last
+
+    def clear(self) -> None:
+        """Give the cache's memory back."""
+        self._prompts.clear()
+        self._cache.clear()
+
+    def _turn_to(self, length: int) -> None:
+        """Have the rotation of that many positions."""
+        if length > self._turns:
+            self._turns = max(128, 1 << (length - 1).bit_length())
+            self._rotation = self.decoder.rotation(self._turns)

@@ -1,0 +1,96 @@
+"""A sequence on its way through an engine."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from ..data.sampling import FinishReason
+from .decoder import Prefilled
+from .protocol import Progress, Request
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Tokens that were not sampled: their cache comes from a pass over all of them."""
+
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """Tokens that were sampled: their cache comes from decode steps, one by one, whenever it is made."""
+
+    tokens: tuple[int, ...]
+
+
+Segment: TypeAlias = Given | Sampled
+
+
+@dataclass(eq=False, slots=True)
+class DecodedSequence:
+    """What an engine knows of a request: what is in the cache, what is still to be put there, and what came of it."""
+
+    request: Request
+    segments: Sequence[Segment]
+    """All that it consists of before its own samples."""
+    todo: deque[Segment] = field(default_factory=deque)
+    """Segments that are not in the cache yet. It samples when there are none."""
+    forced: deque[int] = field(default_factory=deque)
+    """What is left of a sampled segment that is put into the cache again."""
+    cached: Prefilled | None = None
+    """The cache that it begins with, until it has a row."""
+    length: int = 0
+    """Tokens whose keys and values are in the cache."""
+    next_token: int = 0
+    """Chosen, and not in the cache yet."""
+    sampled: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    _reported: int = 0
+    _log_probs: list[float] = field(default_factory=list)
+    """Of what was sampled since progress was last taken."""
+
+    @property
+    def longest(self) -> int:
+        """The most tokens that it may come to have in the cache."""
+        given = sum(len(segment.tokens) for segment in self.segments)
+        return given + self.request.sampling.max_new_tokens
+
+    @property
+    def group(self) -> str:
+        """Whose prompt it shares; one without a group shares with nobody."""
+        return self.request.group or f"alone {self.request.id}"
+
+    @property
+    def settings(self) -> tuple[float, float, int]:
+        """What decides how its next token is chosen from logits."""
+        sampling = self.request.sampling
+        return sampling.temperature, sampling.top_p, sampling.top_k
+
+    @property
+    def samples_next(self) -> bool:
+        """Whether the next token is its own."""
+        return not self.todo and not self.forced
+
+    def choose(self, token: int, log_prob: float, *, is_end: bool) -> None:
+        """Take its next token."""
+        if not math.isfinite(log_prob):
+            raise FloatingPointError("the engine's logits are not finite: the weights it was given are damaged")
+        self.next_token = token
+        self.sampled.append(token)
+        self._log_probs.append(log_prob)
+        if is_end or token in self.request.stops:
+            self.finish_reason = "stop"
+        elif len(self.sampled) == self.request.sampling.max_new_tokens:
+            self.finish_reason = "length"
+
+    def take_progress(self) -> Progress | None:
+        """What was sampled since this was last asked; None if nothing was."""
+        if self._reported == len(self.sampled):
+            return None
+        tokens, self._reported = tuple(self.sampled[self._reported :]), len(self.sampled)
+        log_probs, self._log_probs = tuple(self._log_probs), []
+        return Progress(self.request.id, tokens, log_probs, self.request.version, self.finish_reason)
