@@ -8,9 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from .version import __version__
 from .visible import make_logs_visible
-
-__version__ = "0.2.0.dev0"
 
 make_logs_visible()
 

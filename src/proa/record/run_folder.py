@@ -16,9 +16,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from .. import __version__
 from ..errors import ProaError
 from ..private_files import make_private_folder, restrict_folder
+from ..version import __version__
 from .durable import Disk
 from .secrets import redact, redact_values, remember
 from .times import previous_process
