@@ -269,9 +269,11 @@ class BuildMaker:
     case: Case
 
     @contextmanager
-    def __call__(self, name: str, store: Any, link: Any) -> Iterator[ExperienceMakerHolder]:
+    def __call__(self, name: str, store: Any, link: Any) -> Iterator[Any]:
+        from proa.runtime.ray.maker_host import MakerParts
+
         torch.set_num_threads(1)
-        yield build_maker(self.case, name)
+        yield MakerParts(build_maker(self.case, name))
 
 
 _NUMBERS = itertools.count()
