@@ -57,8 +57,8 @@ STEPS_BETWEEN = 5
 """So many steps before the first background save, to compare with, and between two: it is written before they end."""
 FOREGROUND_LIMIT = 6.0
 BACKGROUND_LIMIT = 1 / 2
-"""A step waits for a copy in memory; the rest is the disk's and the hash's. On a disk that takes no time the copy is still
-no more than half of what is left: hashing a byte takes at least as long as copying it."""
+"""A step waits for a copy in memory; the rest is the disk's and the hash's. On a disk that takes no time the copy is
+still no more than half: hashing a byte takes at least as long as copying it."""
 COPIES_LIMIT = 2.0
 
 

@@ -115,7 +115,7 @@ def test_the_fastest_round_counts_and_the_median_of_what_steps_are_slowed_down()
     [
         ({}, [True, True, True]),
         ({"foreground": 1.21}, [False, True, True]),
-        ({"foreground": 0.59}, [True, False, True]),
+        ({"foreground": 0.39}, [True, False, True]),
         ({"copy": 0.1}, [True, True, False]),
     ],
 )

@@ -79,7 +79,7 @@ def alone() -> dict[str, tuple[list[int], list[float], str]]:
     return {request.id: bits(generate(engine, [request])[0]) for request in requests_of(16)}
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=settings.default.max_examples // 3)
 @given(seed=st.integers(0, 10**6), slots=st.integers(1, 24), cache=st.sampled_from((0, 600, 2000)))
 def test_no_bit_depends_on_company_order_refills_or_cancelled_neighbours(
     alone: dict[str, tuple[list[int], list[float], str]], seed: int, slots: int, cache: int
@@ -94,11 +94,11 @@ def test_no_bit_depends_on_company_order_refills_or_cancelled_neighbours(
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_completion_alone_is_the_same_among_sixty_others_for_every_shape(shape: str) -> None:
+def test_a_completion_alone_is_the_same_among_forty_others_for_every_shape(shape: str) -> None:
     model = tiny_model(shape)
-    together = generate(build_engine("native", model, end_ids=(4,)), requests_of(32))
+    together = generate(build_engine("native", model, end_ids=(4,)), requests_of(20))
     engine = build_engine("native", model, end_ids=(4,))
-    for request, completion in list(zip(requests_of(32), together, strict=True))[::7]:
+    for request, completion in list(zip(requests_of(20), together, strict=True))[::9]:
         assert bits(generate(engine, [request])[0]) == bits(completion)
 
 
@@ -292,7 +292,7 @@ def test_sleeping_gives_the_cache_back_and_does_nothing_while_something_runs() -
     assert (engine.cache_tokens, engine.free) == (0, 64)
 
 
-@pytest.mark.parametrize("count", [2_000, pytest.param(100_000, marks=pytest.mark.prove)])
+@pytest.mark.parametrize("count", [1_500, pytest.param(100_000, marks=pytest.mark.prove)])
 def test_many_short_requests_leave_nothing_behind(count: int) -> None:
     engine = NativeEngine(tiny_model(), end_ids=(4,), slots=256)
     sampling = Sampling(max_new_tokens=2)
@@ -325,6 +325,7 @@ def dependent(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch, *, is_dep
         return honest(self, inputs) * (1.0 + 1e-6 * is_dependent(rows))
 
     monkeypatch.setattr(Linear, "__call__", product)
+    monkeypatch.setattr(independence, "_found", {})
     return NativeEngine(model, end_ids=(4,), slots=12)
 
 
@@ -351,9 +352,9 @@ def test_where_they_depend_on_more_it_says_so(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_it_is_tried_on_this_model_and_takes_no_more_than_its_context(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried = []
-    honest = independence.is_independent
-    monkeypatch.setattr("proa.engines.native.is_independent", lambda *given: tried.append(given) or honest(*given))
-    engine = NativeEngine(tiny_model("gpt2"), end_ids=())
-    assert engine.is_independent
-    assert len(tried) == 1
+    tried, honest = [], independence._try
+    monkeypatch.setattr(independence, "_found", {})
+    monkeypatch.setattr(independence, "_try", lambda *given: tried.append(given) or honest(*given))
+    for shape in ("gpt2", "gpt2", "llama"):
+        assert NativeEngine(tiny_model(shape), end_ids=()).is_independent
+    assert len(tried) == 2  # once for each kind of products

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import replace
 
 import torch
@@ -19,9 +20,25 @@ block, and its neighbours are shorter and longer."""
 _STEPS = 5
 
 
-@torch.inference_mode()
+_found: dict[Hashable, bool] = {}
+"""What was tried in this process, by all that products depend on but the numbers in them."""
+
+
 def is_independent(decoder: Decoder, shapes: ProductShapes) -> bool:
     """Whether a sequence gets the same bits alone and among others, on two layers and the head of this model."""
+    layer = decoder.layers[0]
+    sizes = [part.weight.shape for part in (layer.qkv, layer.attention_out, layer.mlp_in, layer.mlp_out)]
+    key = (
+        shapes, *sizes, decoder.head.shape, decoder.query_heads, decoder.key_heads, decoder.embeddings.dtype,
+        decoder.device, torch.get_num_threads(),
+    )  # fmt: skip
+    if key not in _found:
+        _found[key] = _try(decoder, shapes)
+    return _found[key]
+
+
+@torch.inference_mode()
+def _try(decoder: Decoder, shapes: ProductShapes) -> bool:
     few_layers = replace(decoder, layers=decoder.layers[:2])
     longest = max(_LENGTHS) + _STEPS
     if few_layers.position_embeddings is not None:
