@@ -108,11 +108,17 @@ def test_a_million_values_and_ten_thousand_predictions_stay_small_and_fast(tmp_p
     assert len(text) < 5_000_000
 
 
-def test_the_record_of_a_demo_takes_less_than_a_second(tmp_path):
-    folder = records.write_run(tmp_path / "run", steps=300)
+def seconds_for(folder):
+    """Of this process: others on the machine do not count."""
     began = time.process_time()
     assert report(str(folder)) == 0
-    assert time.process_time() - began < 1.0
+    return time.process_time() - began
+
+
+def test_the_time_grows_no_faster_than_the_record(tmp_path):
+    short, long = (records.write_run(tmp_path / f"run_{steps}", steps=steps) for steps in (30, 300))
+    seconds_for(short)  # imports
+    assert seconds_for(long) < 20 * min(seconds_for(short) for _ in range(3))  # ten times, were there no fixed part
 
 
 def test_a_secret_that_a_record_holds_is_not_put_on_the_page(tmp_path):
