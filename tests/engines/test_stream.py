@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -358,3 +359,56 @@ def test_it_is_tried_on_this_model_and_takes_no_more_than_its_context(monkeypatc
     for shape in ("gpt2", "gpt2", "llama"):
         assert NativeEngine(tiny_model(shape), end_ids=()).is_independent
     assert len(tried) == 2  # once for each kind of products
+
+
+# -- mistakes ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["native", "hf"])
+def test_two_requests_of_one_name_are_refused_and_nothing_is_left(kind: str) -> None:
+    engine = build_engine(kind, tiny_model(), end_ids=())
+    twice = [Request("a", (1,), seed, Sampling(max_new_tokens=3)) for seed in (0, 1)]
+    with pytest.raises(SettingError, match="there is a request 'a' already"):
+        generate(engine, twice)
+    assert len(generate(engine, twice[:1])) == len(generate(engine, twice[1:])) == 1
+
+
+def test_requests_of_one_group_with_other_prompts_each_have_their_own() -> None:
+    engine = build_engine("native", tiny_model(), end_ids=())
+    sampling = Sampling(max_new_tokens=5)
+    one, other = (Request(name, tokens, 3, sampling, group="g") for name, tokens in (("a", (1, 2)), ("b", (5, 6, 7))))
+    together = [bits(completion) for completion in generate(engine, [one, other])]
+    assert together == [bits(generate(engine, [request])[0]) for request in (one, other)]
+
+
+def test_the_budget_holds_for_few_long_ones_after_many_short_ones_and_for_two_versions() -> None:
+    budget = 2_000
+    engine = NativeEngine(tiny_model(), end_ids=(), slots=48, cache_tokens=budget)
+    short = [Request(f"s{n}", (1,), n, Sampling(max_new_tokens=4)) for n in range(48)]
+    long = [Request(f"l{n}", (1,), n, Sampling(max_new_tokens=60), version=1) for n in range(4)]
+    for request in short:
+        engine.submit(request)
+    engine.step()
+    engine.load(tiny_model().state_dict(), 1)
+    for request in long:
+        engine.submit(request)
+    served: set[str] = set()
+    while len(served) < 52:
+        served |= {progress.id for progress in engine.step() if progress.finish_reason is not None}
+        assert engine.cache_tokens <= budget
+    with pytest.raises(SettingError, match="takes 256 tokens"):
+        NativeEngine(tiny_model(), end_ids=(), cache_tokens=200).submit(short[0])
+
+
+def test_a_step_does_not_look_at_all_that_wait() -> None:
+    engine = NativeEngine(tiny_model(), end_ids=(), slots=1)
+    for number in range(200):
+        engine.submit(Request(str(number), (1,), number, Sampling(max_new_tokens=50)))
+
+    class Unread(deque):
+        def __iter__(self):
+            raise AssertionError("a step went through all that wait")
+
+    engine._waiting = Unread(engine._waiting)
+    for _ in range(120):
+        engine.step()

@@ -57,7 +57,8 @@ class Stream:
         if live:
             self.rows.step()
         self.rows.remove([place for place, one in enumerate(self.rows.live) if one.finish_reason is not None])
-        self.rows.forget_prompts({one.group for one in self.waiting})
+        awaited = {one.group for one in self.waiting}
+        self.rows.forget_prompts(awaited.__contains__)
         return [progress for one in live if (progress := one.take_progress()) is not None]
 
 

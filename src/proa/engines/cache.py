@@ -50,6 +50,10 @@ class BlockCache:
         """How many tokens there is memory for."""
         return self._rows * self._blocks * BLOCK
 
+    def tokens_with(self, rows: int, columns: int) -> int:
+        """For how many tokens there is memory once there is room for that many rows of that many."""
+        return max(rows, self._rows) * max(blocks_for(columns), self._blocks) * BLOCK
+
     def reserve(self, rows: int, columns: int) -> None:
         """Have room for that many rows of that many tokens."""
         blocks = blocks_for(columns)

@@ -14,7 +14,7 @@ from ..errors import SettingError
 from ..model_shape import context_length
 from .adapters import remove_adapters
 from .choice import choose
-from .protocol import EngineBusyError, Progress, Request, check_request
+from .protocol import EngineBusyError, Progress, Request, check_request, refuse_second
 from .sequences import DecodedSequence, Given
 from .stepping import Steps, Trials
 from .streams import uniforms_at
@@ -49,6 +49,7 @@ class HFEngine:
         self._vocabulary = int(self._model.get_input_embeddings().weight.shape[0])
         self._trials = Trials(self._model, self._vocabulary)
         self._trials.is_cache_right(1)  # what cannot be run at all is refused now
+        self._names: set[str] = set()  # of what waits or is decoded
         self._waiting: list[DecodedSequence] = []
         self._batch: list[DecodedSequence] = []
         self._follow: Steps | None = None
@@ -63,17 +64,20 @@ class HFEngine:
         return max(0, self._slots - len(self._batch) - len(self._waiting))
 
     def submit(self, request: Request) -> None:
+        refuse_second(request, self._names)
         if request.version != self._version:
             raise SettingError(f"request {request.id} wants weights of version {request.version}, which are not loaded")
         if request.continues and request.continues not in self._kept:
             raise SettingError(f"request {request.id} continues {request.continues!r}, which was not kept")
         before = self._kept.get(request.continues, ())
         check_request(request, context_length=self.context_length, vocabulary=self._vocabulary, continued=len(before))
+        self._names.add(request.id)
         self._waiting.append(DecodedSequence(request, [Given((*before, *request.tokens))]))
         self._kept.pop(request.continues, None)
 
     def cancel(self, request_id: str) -> None:
         self._kept.pop(request_id, None)
+        self._names.discard(request_id)
         self._waiting = [sequence for sequence in self._waiting if sequence.request.id != request_id]
         for sequence in self._batch:
             if sequence.request.id == request_id:
@@ -120,7 +124,10 @@ class HFEngine:
             sequence.choose(token, log_prob, is_end=token in self._end_ids)
 
     def _keep(self, sequence: DecodedSequence) -> None:
-        if sequence.finish_reason is not None and sequence.request.keep:
+        if sequence.finish_reason is None:
+            return
+        self._names.discard(sequence.request.id)
+        if sequence.request.keep:
             self._kept[sequence.request.id] = (*sequence.segments[0].tokens, *sequence.sampled)
 
     @torch.inference_mode()

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import copy
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from ..errors import SettingError
+from .cache import BLOCK, blocks_for
 from .decoder import Decoder, Prefilled
 from .independence import is_independent
 from .product_shapes import ProductShapes, padded
-from .protocol import EngineBusyError, Progress, Request, check_request
+from .protocol import EngineBusyError, Progress, Request, check_request, refuse_second
 from .rows import CHUNK, Rows
 from .scoring import score_by_steps
-from .sequences import DecodedSequence, Given, Sampled, Segment
+from .sequences import DecodedSequence, Given, Group, Sampled, Segment
 from .shapes import build_decoder
 from .weights import WeightPlaces
 
@@ -74,7 +76,9 @@ class NativeEngine:
         self._most_versions = versions
         self.shapes, self._is_independent = _independent_shapes(decoder, self._slots)
         self._versions = {0: _Version(Rows(decoder, self.shapes, self._end_ids), places)}
+        self._names: set[str] = set()  # of what waits or is decoded
         self._waiting: deque[DecodedSequence] = deque()
+        self._awaited: Counter[tuple[int, Group]] = Counter()  # by version and group, how many of them wait
         self._kept: dict[str, _Kept] = {}
 
     @property
@@ -101,6 +105,7 @@ class NativeEngine:
     # -- requests ------------------------------------------------------------------------------------
 
     def submit(self, request: Request) -> None:
+        refuse_second(request, self._names)
         if request.version not in self._versions:
             raise SettingError(f"request {request.id} wants weights of version {request.version}, which are not loaded")
         kept = self._kept_for(request)
@@ -116,7 +121,9 @@ class NativeEngine:
         sequence.cached = None if kept is None else kept.cache
         sequence.todo.extend(more if sequence.cached is not None else sequence.segments)
         self._check_room(sequence)
+        self._names.add(request.id)
         self._waiting.append(sequence)
+        self._awaited[request.version, sequence.group] += 1
         self._kept.pop(request.continues, None)
 
     def _kept_for(self, request: Request) -> _Kept | None:
@@ -132,7 +139,7 @@ class NativeEngine:
         return kept
 
     def _check_room(self, sequence: DecodedSequence) -> None:
-        needed = self.shapes.rows_for(1) * sequence.longest
+        needed = self.shapes.rows_for(1) * blocks_for(sequence.longest) * BLOCK
         if self._cache_tokens and needed > self._cache_tokens:
             raise SettingError(
                 f"request {sequence.request.id} may become {sequence.longest} tokens long, which takes {needed} tokens "
@@ -142,7 +149,12 @@ class NativeEngine:
     @torch.inference_mode()
     def cancel(self, request_id: str) -> None:
         self._kept.pop(request_id, None)
-        self._waiting = deque(one for one in self._waiting if one.request.id != request_id)
+        if request_id not in self._names:
+            return
+        self._names.remove(request_id)
+        for sequence in [one for one in self._waiting if one.request.id == request_id]:
+            self._waiting.remove(sequence)
+            self._count_out(sequence)
         for version in self._versions.values():
             version.rows.remove([row for row, one in enumerate(version.rows.live) if one.request.id == request_id])
         self._forget_prompts()
@@ -163,18 +175,31 @@ class NativeEngine:
     def _enter(self) -> list[DecodedSequence]:
         """Give rows to those that wait and have room, in the order in which they came: one that has no room holds back
         those after it."""
+        if not self._waiting:
+            return []
+        if self._cache_tokens:
+            for version in self._versions.values():
+                version.rows.clear()
         entering: list[DecodedSequence] = []
         while self._waiting and self._decoded + len(entering) < self._slots:
             if not self._fits([*entering, self._waiting[0]]):
                 break
             entering.append(self._waiting.popleft())
+            self._count_out(entering[-1])
         for number, version in self._versions.items():
             version.rows.enter([sequence for sequence in entering if sequence.request.version == number])
-        self._forget_prompts()
+        if entering:
+            self._forget_prompts()
         return entering
 
+    def _count_out(self, sequence: DecodedSequence) -> None:
+        key = sequence.request.version, sequence.group
+        self._awaited[key] -= 1
+        if not self._awaited[key]:
+            del self._awaited[key]
+
     def _fits(self, entering: Sequence[DecodedSequence]) -> bool:
-        if not self._cache_tokens or (not self._decoded and len(entering) == 1):
+        if not self._cache_tokens:
             return True
         needed = 0
         for number, version in self._versions.items():
@@ -184,7 +209,10 @@ class NativeEngine:
 
     def _forget_prompts(self) -> None:
         for number, version in self._versions.items():
-            version.rows.forget_prompts({one.group for one in self._waiting if one.request.version == number})
+            version.rows.forget_prompts(partial(self._is_awaited, number))
+
+    def _is_awaited(self, version: int, group: Group) -> bool:
+        return (version, group) in self._awaited
 
     def _retire(self) -> None:
         """Free the rows of those that have ended; keep what may be continued."""
@@ -192,6 +220,7 @@ class NativeEngine:
             ended = [row for row, sequence in enumerate(version.rows.live) if sequence.finish_reason is not None]
             for row in ended:
                 sequence = version.rows.live[row]
+                self._names.discard(sequence.request.id)
                 if sequence.request.keep:
                     segments = (*sequence.segments, Sampled(tuple(sequence.sampled)))
                     self._kept[sequence.request.id] = _Kept(number, segments, version.rows.kept(row))
@@ -248,7 +277,7 @@ class NativeEngine:
     def _forget(self, version: int) -> None:
         """Weights are replaced: caches that they made are worth nothing."""
         self._kept = {name: kept for name, kept in self._kept.items() if kept.version != version}
-        self._versions[version].rows.forget_prompts(())
+        self._versions[version].rows.forget_prompts(lambda _: False)
 
     def _another(self, weights: Mapping[str, torch.Tensor]) -> _Version:
         """Memory for one more version, with these weights."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -105,6 +105,12 @@ class Engine(Protocol):
     def sleep(self) -> None:
         """Where nothing is decoded: give memory back until the next request."""
         ...
+
+
+def refuse_second(request: Request, under_way: Collection[str]) -> None:
+    """Two requests of one name could not be told apart."""
+    if request.id in under_way:
+        raise SettingError(f"there is a request {request.id!r} already: give each request that is under way its own id")
 
 
 def check_request(request: Request, *, context_length: int, vocabulary: int, continued: int = 0) -> None:

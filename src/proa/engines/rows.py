@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
-from .cache import BLOCK, BlockCache, blocks_for
+from .cache import BlockCache
 from .choice import choose
 from .decoder import Decoder, Prefilled, Rotation
 from .product_shapes import ProductShapes
-from .sequences import DecodedSequence, Given, Sampled
+from .sequences import DecodedSequence, Given, Group, Sampled
 from .streams import uniforms_at
 
 PREFILL_TOKENS = 8192
@@ -28,7 +28,7 @@ class Rows:
         self.live: list[DecodedSequence] = []
         self._end_ids = end_ids
         self._cache = BlockCache(decoder.cache_shape)
-        self._prompts: dict[str, Prefilled] = {}
+        self._prompts: dict[Group, Prefilled] = {}
         self._rotation: Rotation | None = None
         self._turns = 0
 
@@ -38,11 +38,11 @@ class Rows:
         return self._cache.tokens
 
     def tokens_with(self, entering: Sequence[DecodedSequence]) -> int:
-        """For how many tokens there must be memory when these enter."""
-        own = [*self.live, *entering]
-        if not own:
-            return 0
-        return self.shapes.rows_for(len(own)) * blocks_for(max(sequence.longest for sequence in own)) * BLOCK
+        """For how many tokens there is memory when these have entered; it only grows while there are rows."""
+        if not entering:
+            return self._cache.tokens
+        longest = max(sequence.longest for sequence in entering)
+        return self._cache.tokens_with(self.shapes.rows_for(len(self.live) + len(entering)), longest)
 
     # -- beginning -----------------------------------------------------------------------------------
 
@@ -77,9 +77,9 @@ class Rows:
         sequence.length = start.keys.shape[2]
         self.live.append(sequence)
 
-    def forget_prompts(self, but: Collection[str]) -> None:
+    def forget_prompts(self, is_awaited: Callable[[Group], bool]) -> None:
         """Of groups of which nobody waits any more."""
-        self._prompts = {group: prompt for group, prompt in self._prompts.items() if group in but}
+        self._prompts = {group: prompt for group, prompt in self._prompts.items() if is_awaited(group)}
 
     def prefill(self, prompts: Sequence[tuple[int, ...]]) -> list[Prefilled]:
         """Passes over prompts, those of one padded length together."""
@@ -192,9 +192,9 @@ class Rows:
                 self.live[row] = last
 
     def clear(self) -> None:
-        """Give the cache's memory back."""
-        self._prompts.clear()
-        self._cache.clear()
+        """Give the cache's memory back, where there are no rows."""
+        if not self.live:
+            self._cache.clear()
 
     def _turn_to(self, length: int) -> None:
         """Have the rotation of that many positions."""

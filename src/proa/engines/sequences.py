@@ -28,6 +28,7 @@ class Sampled:
 
 
 Segment: TypeAlias = Given | Sampled
+Group: TypeAlias = tuple[str, tuple[int, ...]]
 
 
 @dataclass(eq=False, slots=True)
@@ -60,9 +61,9 @@ class DecodedSequence:
         return given + self.request.sampling.max_new_tokens
 
     @property
-    def group(self) -> str:
-        """Whose prompt it shares; one without a group shares with nobody."""
-        return self.request.group or f"alone {self.request.id}"
+    def group(self) -> Group:
+        """Whose prompt it shares: those of a group that begin alike; one without a group shares with nobody."""
+        return self.request.group or f"alone {self.request.id}", self.segments[0].tokens
 
     @property
     def settings(self) -> tuple[float, float, int]:

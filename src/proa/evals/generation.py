@@ -26,14 +26,7 @@ class EvalEngine:
         """Take the policy's weights as they are now; all of them are in this process."""
         weights = policy.whole()
         if self._engine is None:
-            section = self._section
-            engine = build_engine(
-                section.kind,
-                policy.model,
-                end_ids=policy.end_ids,
-                slots=section.slots,
-                cache_tokens=section.cache_tokens,
-            )
+            engine = build_engine(model=policy.model, end_ids=policy.end_ids, **self._section.model_dump())
             self._engine = VersionedEngine(engine)
         self._engine.load(weights, version)
         return self._engine

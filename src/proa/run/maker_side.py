@@ -61,16 +61,8 @@ class MakerSide:
         if section is not None and self.reward_model is not None:
             model_reward = ModelReward(self.reward_model, section.weight, section.token_budget)
         rollout = SingleTurn(policy.tokenizer, make_sampling(config), scorer=self._scorer, model_reward=model_reward)
-        own = config.engine
-        engine = build_engine(
-            own.kind,
-            policy.model,
-            end_ids=policy.end_ids,
-            slots=own.slots,
-            cache_tokens=own.cache_tokens,
-        )
         return ExperienceMakerHolder(
-            engine=engine,
+            engine=build_engine(model=policy.model, end_ids=policy.end_ids, **config.engine.model_dump()),
             rollout=rollout,
             receiver=receiver,
             callbacks=callbacks,

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from ..decoder import Decoder
-from ..sequences import DecodedSequence
+from ..sequences import DecodedSequence, Group
 from .passes import BLOCK, CHUNK, ROWS, Cache, PromptPass, RowState, StepPass, make_cache
 
 _CHUNKS = (2, 4, 8, 16)
@@ -103,7 +103,7 @@ class CudaRows:
         }
         self._free_rows = list(range(slots - 1, -1, -1))
         self._placed: dict[DecodedSequence, _Placed] = {}
-        self._prompts: dict[str, _Prompt] = {}
+        self._prompts: dict[Group, _Prompt] = {}
         self._said = torch.empty(3, rows, dtype=torch.int32, device=decoder.device)
         self._said_here = [torch.empty(3, rows, dtype=torch.int32, pin_memory=True) for _ in range(2)]
         self._staging = [_Staging(), _Staging()]
@@ -160,7 +160,7 @@ class CudaRows:
                 self.live.append(sequence)
             self._write_state(sequences)
 
-    def _prefill(self, prompts: dict[str, tuple[int, ...]]) -> None:
+    def _prefill(self, prompts: dict[Group, tuple[int, ...]]) -> None:
         """Put prompts that are not there into the cache."""
         chunks: list[tuple[_Prompt, int]] = []
         for group, tokens in prompts.items():
@@ -208,9 +208,9 @@ class CudaRows:
     def _on_device(self, name: str, values: torch.Tensor) -> torch.Tensor:
         return self._staging[self._steps % 2].hold(name, values).to(self.decoder.device, non_blocking=True)
 
-    def forget_prompts(self, but: Collection[str]) -> None:
+    def forget_prompts(self, is_awaited: Callable[[Group], bool]) -> None:
         """Of groups that nobody uses and nobody waits for."""
-        for group in [group for group, prompt in self._prompts.items() if not prompt.users and group not in but]:
+        for group in [one for one, prompt in self._prompts.items() if not prompt.users and not is_awaited(one)]:
             self._pool.give_back(self._prompts.pop(group).blocks)
 
     # -- stepping ------------------------------------------------------------------------------------
@@ -257,5 +257,5 @@ def _blocks(tokens: int) -> int:
     return -(-tokens // BLOCK)
 
 
-def _prompts_of(sequences: Sequence[DecodedSequence]) -> dict[str, tuple[int, ...]]:
+def _prompts_of(sequences: Sequence[DecodedSequence]) -> dict[Group, tuple[int, ...]]:
     return {sequence.group: sequence.segments[0].tokens for sequence in sequences}
