@@ -340,7 +340,7 @@ def test_where_bits_depend_on_the_number_of_rows_there_is_only_one_number(
 ) -> None:
     engine = dependent(tiny_model(), monkeypatch, is_dependent=lambda rows: rows)
     assert engine.is_independent
-    assert engine.shapes == ProductShapes(16, 1024)
+    assert engine.way.shapes == ProductShapes(16, 1024)
     together = generate(engine, requests_of(5))
     for request, completion in zip(requests_of(5), together, strict=True):
         assert bits(generate(engine, [request])[0]) == bits(completion)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections import deque
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -13,6 +15,10 @@ from .product_shapes import ProductShapes
 from .protocol import Request
 from .rows import Rows
 from .sequences import DecodedSequence, Given
+
+if TYPE_CHECKING:
+    from .protocol import Progress
+    from .ways import DecodingRows
 
 _LENGTHS = (30, 1, 9, 70, 33, 64, 17, 5, 100, 31, 2, 47)
 """Of the prompts that are tried together. The first is the one whose bits are compared: its steps cross the end of a
@@ -68,3 +74,33 @@ def _logits(rows: Rows, prompts: list[tuple[int, ...]], watched: tuple[int, ...]
             sequence.next_token = sequence.request.tokens[step % len(sequence.request.tokens)]
         found.append(rows.follow()[row])
     return torch.stack(found)
+
+
+@torch.inference_mode()
+def rows_are_independent(rows: DecodingRows, slots: int, context: int, cache_tokens: int) -> bool:
+    """Whether these rows, which are empty, give a sequence the same bits alone and among others."""
+    prompts = [_prompt(rows.decoder, place, min(length, context - _STEPS)) for place, length in enumerate(_LENGTHS)]
+    together = prompts[:slots]
+    while len(together) > 1 and rows.tokens_needed([_sequence(prompt) for prompt in together]) > cache_tokens:
+        together.pop()
+    if rows.tokens_needed([_sequence(together[0])]) > cache_tokens:
+        return True  # there is never a second one beside it
+    first, *others = together
+    alone = _decoded(rows, [first])[first]
+    return all(_decoded(rows, order)[first] == alone for order in (together, [*others, first]))
+
+
+def _sequence(prompt: tuple[int, ...]) -> DecodedSequence:
+    given = Given(prompt)
+    return DecodedSequence(Request("", prompt, 0, Sampling(max_new_tokens=_STEPS)), [given], todo=deque([given]))
+
+
+def _decoded(rows: DecodingRows, prompts: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], Progress | None]:
+    """What comes of each prompt."""
+    sequences = {prompt: _sequence(prompt) for prompt in prompts}
+    rows.enter(list(sequences.values()))
+    while rows.live:
+        rows.step()
+        rows.remove([row for row, sequence in enumerate(rows.live) if sequence.finish_reason is not None])
+    rows.forget_prompts(lambda _: False)
+    return {prompt: sequence.take_progress() for prompt, sequence in sequences.items()}

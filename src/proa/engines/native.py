@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import math
+from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,15 +14,10 @@ from typing import Any
 import torch
 
 from ..errors import SettingError
-from .cache import BLOCK, blocks_for
-from .decoder import Decoder, Prefilled
-from .independence import is_independent
-from .product_shapes import ProductShapes, padded
 from .protocol import EngineBusyError, Progress, Request, check_request, refuse_second
-from .rows import CHUNK, Rows
-from .scoring import score_by_steps
 from .sequences import DecodedSequence, Given, Group, Sampled, Segment
 from .shapes import build_decoder
+from .ways import DecodingRows, way_to_decode
 from .weights import WeightPlaces
 
 SLOTS = {"cpu": 64, "cuda": 256}
@@ -31,7 +28,7 @@ SLOTS = {"cpu": 64, "cuda": 256}
 class _Version:
     """One version of the weights, and what is decoded with it."""
 
-    rows: Rows
+    rows: DecodingRows
     places: WeightPlaces
 
 
@@ -41,7 +38,7 @@ class _Kept:
 
     version: int
     segments: tuple[Segment, ...]
-    cache: Prefilled | None
+    cache: object | None
 
     @property
     def length(self) -> int:
@@ -70,12 +67,10 @@ class NativeEngine:
         decoder, places = build_decoder(model, dtype, device)
         self._context_length = int(config.max_position_embeddings)
         self._vocabulary = decoder.embeddings.shape[0]
-        self._end_ids = frozenset(end_ids)
         self._slots = slots or SLOTS.get(decoder.device.type, 64)
-        self._cache_tokens = cache_tokens
+        self.way = way_to_decode(decoder, self._slots, frozenset(end_ids), cache_tokens, self._context_length)
         self._most_versions = versions
-        self.shapes, self._is_independent = _independent_shapes(decoder, self._slots)
-        self._versions = {0: _Version(Rows(decoder, self.shapes, self._end_ids), places)}
+        self._versions = {0: _Version(self.way.rows(decoder), places)}
         self._names: set[str] = set()  # of what waits or is decoded
         self._waiting: deque[DecodedSequence] = deque()
         self._awaited: Counter[tuple[int, Group]] = Counter()  # by version and group, how many of them wait
@@ -87,7 +82,7 @@ class NativeEngine:
 
     @property
     def is_independent(self) -> bool:
-        return self._is_independent
+        return self.way.is_independent
 
     @property
     def free(self) -> int:
@@ -95,8 +90,8 @@ class NativeEngine:
 
     @property
     def cache_tokens(self) -> int:
-        """How many tokens its cache has memory for now."""
-        return sum(version.rows.cache_tokens for version in self._versions.values())
+        """How many tokens its cache has memory for now; on a GPU, how many of it are taken."""
+        return self.way.taken([version.rows for version in self._versions.values()])
 
     @property
     def _decoded(self) -> int:
@@ -139,22 +134,24 @@ class NativeEngine:
         return kept
 
     def _check_room(self, sequence: DecodedSequence) -> None:
-        needed = self.shapes.rows_for(1) * blocks_for(sequence.longest) * BLOCK
-        if self._cache_tokens and needed > self._cache_tokens:
+        needed = self._versions[sequence.request.version].rows.tokens_alone(sequence)
+        if needed > self.way.most_tokens:
             raise SettingError(
                 f"request {sequence.request.id} may become {sequence.longest} tokens long, which takes {needed} tokens "
-                f"of the cache, and engine.cache_tokens is {self._cache_tokens}"
+                f"of the cache, and engine.cache_tokens is {self.way.most_tokens}"
             )
 
     @torch.inference_mode()
     def cancel(self, request_id: str) -> None:
-        self._kept.pop(request_id, None)
+        if (kept := self._kept.pop(request_id, None)) is not None:
+            self._drop(kept.version, kept.cache)
         if request_id not in self._names:
             return
         self._names.remove(request_id)
         for sequence in [one for one in self._waiting if one.request.id == request_id]:
             self._waiting.remove(sequence)
             self._count_out(sequence)
+            self._drop(sequence.request.version, sequence.cached)
         for version in self._versions.values():
             version.rows.remove([row for row, one in enumerate(version.rows.live) if one.request.id == request_id])
         self._forget_prompts()
@@ -177,35 +174,45 @@ class NativeEngine:
         those after it."""
         if not self._waiting:
             return []
-        if self._cache_tokens:
-            for version in self._versions.values():
-                version.rows.clear()
-        entering: list[DecodedSequence] = []
-        while self._waiting and self._decoded + len(entering) < self._slots:
-            if not self._fits([*entering, self._waiting[0]]):
-                break
-            entering.append(self._waiting.popleft())
-            self._count_out(entering[-1])
+        room = self._slots - self._decoded
+        if room < min(self.way.fewest_entering, len(self._waiting)):
+            return []
+        for version in self._versions.values():
+            version.rows.compact()
+        entering = [self._waiting.popleft() for _ in range(self._entering(room))]
+        for sequence in entering:
+            self._count_out(sequence)
         for number, version in self._versions.items():
             version.rows.enter([sequence for sequence in entering if sequence.request.version == number])
         if entering:
             self._forget_prompts()
         return entering
 
+    def _entering(self, rows: int) -> int:
+        """How many of those that wait the cache has room for, after dropping what can be made again, if need be."""
+        first = [self._waiting[place] for place in range(min(rows, len(self._waiting)))]
+        if self.way.most_tokens == math.inf:
+            return len(first)
+        self._drop_kept(self._needed(first))
+        if not self._fits(first[:1]):
+            self._drop_waiting()
+        return bisect_left(range(1, len(first) + 1), True, key=lambda count: not self._fits(first[:count]))
+
+    def _fits(self, entering: Sequence[DecodedSequence]) -> bool:
+        return self.cache_tokens + self._needed(entering) <= self.way.most_tokens
+
+    def _needed(self, entering: Sequence[DecodedSequence]) -> int:
+        """How many tokens of the cache these take beyond what is taken."""
+        return sum(
+            version.rows.tokens_needed([one for one in entering if one.request.version == number])
+            for number, version in self._versions.items()
+        )
+
     def _count_out(self, sequence: DecodedSequence) -> None:
         key = sequence.request.version, sequence.group
         self._awaited[key] -= 1
         if not self._awaited[key]:
             del self._awaited[key]
-
-    def _fits(self, entering: Sequence[DecodedSequence]) -> bool:
-        if not self._cache_tokens:
-            return True
-        needed = 0
-        for number, version in self._versions.items():
-            own = [sequence for sequence in entering if sequence.request.version == number]
-            needed += version.rows.tokens_with(own)
-        return needed <= self._cache_tokens
 
     def _forget_prompts(self) -> None:
         for number, version in self._versions.items():
@@ -224,29 +231,36 @@ class NativeEngine:
                 if sequence.request.keep:
                     segments = (*sequence.segments, Sampled(tuple(sequence.sampled)))
                     self._kept[sequence.request.id] = _Kept(number, segments, version.rows.kept(row))
-            version.rows.remove(ended)
-        self._drop_caches()
+            if ended:
+                version.rows.remove(ended)
+                version.rows.forget_prompts(partial(self._is_awaited, number))
+        self._drop_kept(0)
 
-    def _drop_caches(self) -> None:
-        """Of what is kept, the oldest first, as long as the cache is over its budget; they can be made again."""
-        if not self._cache_tokens:
-            return
-        over = self.cache_tokens - self._cache_tokens
-        over += sum(kept.length for kept in self._kept.values() if kept.cache is not None)
+    def _drop_kept(self, needed: int) -> None:
+        """As long as that much room is missing, the caches of what is kept, the oldest first."""
         for name, kept in self._kept.items():
-            if over > 0 and kept.cache is not None:
-                self._kept[name] = replace(kept, cache=None)
-                over -= kept.length
+            if self.cache_tokens + needed <= self.way.most_tokens:
+                return
+            self._drop(kept.version, kept.cache)
+            self._kept[name] = replace(kept, cache=None)
+
+    def _drop_waiting(self) -> None:
+        """Caches of those that wait, the last one's first, until the one that waits longest has room."""
+        for sequence in reversed(list(self._waiting)[1:]):
+            if self._fits([self._waiting[0]]):
+                return
+            self._drop(sequence.request.version, sequence.cached)
+            sequence.cached, sequence.todo = None, deque(sequence.segments)
+
+    def _drop(self, version: int, cache: object | None) -> None:
+        if cache is not None:
+            self._versions[version].rows.drop(cache)
 
     # -- weights -------------------------------------------------------------------------------------
 
     @torch.inference_mode()
     def score(self, sequences: Sequence[Sequence[int]]) -> list[torch.Tensor]:
-        newest = self._versions[max(self._versions)].rows.decoder
-        scored = []
-        for first in range(0, len(sequences), self._slots):
-            scored += score_by_steps(Rows(newest, self.shapes), sequences[first : first + self._slots])
-        return scored
+        return self._versions[max(self._versions)].rows.score(sequences)
 
     def load(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
         held = self._versions.get(version)
@@ -260,42 +274,40 @@ class NativeEngine:
             if not idle:
                 self._versions[version] = self._another(weights)
                 return
-            self._versions[min(idle)].places.fill(weights)
-            self._forget(min(idle))
+            self._replace(min(idle), weights)
             self._versions[version] = self._versions.pop(min(idle))
         elif self._uses(version):
             raise EngineBusyError(f"version {version} cannot be loaded again while sequences of it are decoded")
         else:
-            held.places.fill(weights)
-            self._forget(version)
+            self._replace(version, weights)
 
     def _uses(self, version: int) -> bool:
         """Whether something is decoded with it, or waits for it."""
         waits = any(sequence.request.version == version for sequence in self._waiting)
         return waits or bool(self._versions[version].rows.live)
 
-    def _forget(self, version: int) -> None:
-        """Weights are replaced: caches that they made are worth nothing."""
-        self._kept = {name: kept for name, kept in self._kept.items() if kept.version != version}
-        self._versions[version].rows.forget_prompts(lambda _: False)
+    def _replace(self, version: int, weights: Mapping[str, torch.Tensor]) -> None:
+        """Other weights in the place of these, whose caches are worth nothing then."""
+        held = self._versions[version]
+        with held.rows.changing():
+            held.places.fill(weights)
+        for name in [name for name, kept in self._kept.items() if kept.version == version]:
+            self._drop(version, self._kept.pop(name).cache)
+        held.rows.forget_prompts(lambda _: False)
 
     def _another(self, weights: Mapping[str, torch.Tensor]) -> _Version:
         """Memory for one more version, with these weights."""
         first = next(iter(self._versions.values()))
         decoder, places = copy.deepcopy((first.rows.decoder, first.places))
         places.fill(weights)
-        return _Version(Rows(decoder, self.shapes, self._end_ids), places)
+        return _Version(self.way.rows(decoder), places)
 
     def sleep(self) -> None:
         if self._decoded or self._waiting:
             return
+        for name, kept in self._kept.items():
+            self._drop(kept.version, kept.cache)
+            self._kept[name] = replace(kept, cache=None)
+        self._forget_prompts()
         for version in self._versions.values():
-            version.rows.clear()
-        self._kept = {name: replace(kept, cache=None) for name, kept in self._kept.items()}
-
-
-def _independent_shapes(decoder: Decoder, slots: int) -> tuple[ProductShapes, bool]:
-    """The shapes in which this machine computes every sequence as if it were alone, and whether there are any."""
-    free = ProductShapes()
-    tried = [free] if decoder.device.type == "cuda" else [free, ProductShapes(padded(slots), CHUNK)]
-    return next(((shapes, True) for shapes in tried if is_independent(decoder, shapes)), (free, False))
+            version.rows.release()

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from .cache import BlockCache
+from ..data.sampling import Sampling
+from .cache import BLOCK, BlockCache, blocks_for
 from .choice import choose
 from .decoder import Decoder, Prefilled, Rotation
 from .product_shapes import ProductShapes
+from .protocol import Request
 from .sequences import DecodedSequence, Given, Group, Sampled
 from .streams import uniforms_at
 
@@ -17,6 +20,8 @@ PREFILL_TOKENS = 8192
 """The most prompt tokens, with padding, of one pass: it bounds the memory of activations."""
 CHUNK = 1024
 """The most tokens of one sequence in a pass. Longer ones are cut there, wherever they are."""
+_SCORED = 64
+"""Sequences that are scored together."""
 
 
 class Rows:
@@ -31,18 +36,39 @@ class Rows:
         self._prompts: dict[Group, Prefilled] = {}
         self._rotation: Rotation | None = None
         self._turns = 0
+        self._kept_tokens = 0
+
+    # -- room ----------------------------------------------------------------------------------------
 
     @property
     def cache_tokens(self) -> int:
-        """How many tokens there is memory for."""
-        return self._cache.tokens
+        """How many tokens there is memory for, with those that are kept."""
+        return self._cache.tokens + self._kept_tokens
 
-    def tokens_with(self, entering: Sequence[DecodedSequence]) -> int:
-        """For how many tokens there is memory when these have entered; it only grows while there are rows."""
+    def tokens_alone(self, sequence: DecodedSequence) -> int:
+        """How many tokens of an empty cache it takes."""
+        return self.shapes.rows_for(1) * blocks_for(sequence.longest) * BLOCK
+
+    def tokens_needed(self, entering: Sequence[DecodedSequence]) -> int:
+        """For how many tokens more there is memory when these have entered."""
         if not entering:
-            return self._cache.tokens
+            return 0
         longest = max(sequence.longest for sequence in entering)
-        return self._cache.tokens_with(self.shapes.rows_for(len(self.live) + len(entering)), longest)
+        rows = self.shapes.rows_for(len(self.live) + len(entering))
+        return self._cache.tokens_with(rows, longest) - self._cache.tokens
+
+    def compact(self) -> None:
+        """Give the memory of rows back where there are none, for it may be cut for longer or fewer ones."""
+        if not self.live:
+            self._cache.clear()
+
+    def release(self) -> None:
+        """Give back all memory that is not needed now."""
+        self.compact()
+
+    def changing(self) -> AbstractContextManager[None]:
+        """Weights may be written while nothing is decoded."""
+        return nullcontext()
 
     # -- beginning -----------------------------------------------------------------------------------
 
@@ -55,7 +81,9 @@ class Rows:
         self._cache.reserve(self.shapes.rows_for(len(self.live) + len(sequences)), longest)
         for sequence in sequences:
             if sequence.cached is not None:
+                assert isinstance(sequence.cached, Prefilled)
                 self.place(sequence, sequence.cached)
+                self.drop(sequence.cached)
                 sequence.next_token = sequence.segments[-1 - len(sequence.todo)].tokens[-1]
                 sequence.cached = None
         new = [sequence for sequence in sequences if sequence.length == 0]
@@ -179,9 +207,18 @@ class Rows:
             sequence.length += 1
         return logits_BV
 
+    # -- ending --------------------------------------------------------------------------------------
+
     def kept(self, row: int) -> Prefilled:
         """A copy of what the cache has of a row."""
-        return Prefilled(*self._cache.take(row, self.live[row].length), torch.empty(0))
+        length = self.live[row].length
+        self._kept_tokens += length
+        return Prefilled(*self._cache.take(row, length), torch.empty(0))
+
+    def drop(self, kept: object) -> None:
+        """A copy that was kept is not needed any more."""
+        assert isinstance(kept, Prefilled)
+        self._kept_tokens -= kept.keys.shape[2]
 
     def remove(self, rows: Iterable[int]) -> None:
         """Free rows; the last ones take their places."""
@@ -191,13 +228,43 @@ class Rows:
                 self._cache.move(len(self.live), row, last.length)
                 self.live[row] = last
 
-    def clear(self) -> None:
-        """Give the cache's memory back, where there are no rows."""
-        if not self.live:
-            self._cache.clear()
-
     def _turn_to(self, length: int) -> None:
         """Have the rotation of that many positions."""
         if length > self._turns:
             self._turns = max(128, 1 << (length - 1).bit_length())
             self._rotation = self.decoder.rotation(self._turns)
+
+    # -- scoring -------------------------------------------------------------------------------------
+
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+        """Of each sequence's tokens but the first: the log-probability at temperature 1, by steps as in decoding."""
+        scored = []
+        together = self.shapes.decoded_rows or _SCORED
+        for first in range(0, len(sequences), together):
+            scored += Rows(self.decoder, self.shapes)._score_together(sequences[first : first + together])
+        return scored
+
+    def _score_together(self, sequences: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+        scored: dict[DecodedSequence, list[float]] = {}
+        for place, tokens in enumerate(sequences):
+            first, rest = tuple(tokens[:1]), tuple(tokens[1:])
+            sampling = Sampling(max_new_tokens=max(1, len(rest)))
+            sequence = DecodedSequence(Request(str(place), first, 0, sampling), [Given(first)])
+            sequence.forced.extend(rest)
+            scored[sequence] = []
+        starts = self.prefill([sequence.request.tokens for sequence in scored])
+        for sequence, start in zip(scored, starts, strict=True):
+            self.place(sequence, start)
+        logits_BV = torch.stack([start.logits for start in starts])
+        while self.live:
+            log_probs_BV = logits_BV[: len(self.live)].float().log_softmax(-1)
+            for row, sequence in enumerate(self.live):
+                if sequence.forced:
+                    sequence.next_token = sequence.forced.popleft()
+                    scored[sequence].append(float(log_probs_BV[row, sequence.next_token]))
+                else:
+                    sequence.finish_reason = "length"
+            self.remove([row for row, sequence in enumerate(self.live) if sequence.finish_reason is not None])
+            if self.live:
+                logits_BV = self.follow()
+        return [torch.tensor(log_probs, dtype=torch.float32) for log_probs in scored.values()]

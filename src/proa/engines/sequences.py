@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from ..data.sampling import FinishReason
-from .decoder import Prefilled
 from .protocol import Progress, Request
 
 
@@ -42,7 +41,7 @@ class DecodedSequence:
     """Segments that are not in the cache yet. It samples when there are none."""
     forced: deque[int] = field(default_factory=deque)
     """What is left of a sampled segment that is put into the cache again."""
-    cached: Prefilled | None = None
+    cached: object | None = None
     """The cache that it begins with, until it has a row."""
     length: int = 0
     """Tokens whose keys and values are in the cache."""

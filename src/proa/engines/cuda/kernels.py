@@ -18,7 +18,9 @@ COUNT: tl.constexpr = tl.constexpr(4)  # tokens chosen since it has this row
 FORCED: tl.constexpr = tl.constexpr(5)  # of these, how many are given
 LIMIT: tl.constexpr = tl.constexpr(6)  # how many are chosen at the most
 TEMPERATURE: tl.constexpr = tl.constexpr(7)  # the bits of a float64; 0 is greedy
-FIELDS = 8
+TOP_K: tl.constexpr = tl.constexpr(8)  # 0 keeps all
+TOP_P: tl.constexpr = tl.constexpr(9)  # the bits of a float64; 1 keeps all
+FIELDS = 10
 _FIELDS: tl.constexpr = tl.constexpr(FIELDS)
 
 GOLDEN: tl.constexpr = tl.constexpr(0x9E3779B97F4A7C15)
@@ -140,6 +142,26 @@ def _turned(heads, d, weight, cosine, sine, epsilon, inside, WIDTH: tl.constexpr
 
 
 @triton.jit
+def _together(
+    mixtures, sums, first, programs, is_head, d, SHARED: tl.constexpr, PADDED: tl.constexpr, WIDTH: tl.constexpr
+):  # fmt: skip
+    """The parts that programs have computed of one row's attention, put together in the order of the programs."""
+    peak = tl.full((PADDED,), float("-inf"), tl.float32)
+    for other in range(programs):
+        part = first + other * SHARED
+        peak = tl.maximum(peak, tl.load(sums + part * 2, mask=is_head, other=0.0, cache_modifier=".cg"))
+    total = tl.zeros((PADDED,), tl.float32)
+    mixed = tl.zeros((PADDED, WIDTH), tl.float32)
+    for other in range(programs):
+        part = first + other * SHARED
+        shrink = tl.exp(tl.load(sums + part * 2, mask=is_head, other=0.0, cache_modifier=".cg") - peak)
+        total += shrink * tl.load(sums + part * 2 + 1, mask=is_head, other=1.0, cache_modifier=".cg")
+        place = mixtures + part[:, None] * WIDTH + d[None, :]
+        mixed += shrink[:, None] * tl.load(place, mask=is_head[:, None], other=0.0, cache_modifier=".cg")
+    return mixed / total[:, None]
+
+
+@triton.jit
 def attend(
     qkv, out, keys, values, state, table, query_weight, key_weight, cosines, sines, mixtures, sums, arrived,
     scale, epsilon, columns,
@@ -219,19 +241,8 @@ def attend(
     if tl.atomic_add(arrived + pair, 1, sem="acq_rel") < programs - 1:
         return
     tl.store(arrived + pair, 0)
-    peak = tl.full((PADDED,), float("-inf"), tl.float32)
-    for other in range(programs):
-        part = (pair * SPLITS + other) * SHARED + g
-        peak = tl.maximum(peak, tl.load(sums + part * 2, mask=is_head, other=0.0, cache_modifier=".cg"))
-    total = tl.zeros((PADDED,), tl.float32)
-    mixed = tl.zeros((PADDED, WIDTH), tl.float32)
-    for other in range(programs):
-        part = (pair * SPLITS + other) * SHARED + g
-        shrink = tl.exp(tl.load(sums + part * 2, mask=is_head, other=0.0, cache_modifier=".cg") - peak)
-        total += shrink * tl.load(sums + part * 2 + 1, mask=is_head, other=1.0, cache_modifier=".cg")
-        place = mixtures + part[:, None] * WIDTH + d[None, :]
-        mixed += shrink[:, None] * tl.load(place, mask=is_head[:, None], other=0.0, cache_modifier=".cg")
-    tl.store(target, (mixed / total[:, None]).to(out.dtype.element_ty), mask=is_head[:, None])
+    whole = _together(mixtures, sums, pair * SPLITS * SHARED + g, programs, is_head, d, SHARED, PADDED, WIDTH)
+    tl.store(target, whole.to(out.dtype.element_ty), mask=is_head[:, None])
 
 
 @triton.jit
@@ -338,19 +349,94 @@ def _temperature(state, row):
 
 
 @triton.jit
+def _is_restricted(state, row):
+    """Whether the row samples from less than the whole vocabulary."""
+    top_p = tl.load(state + row * _FIELDS + TOP_P).to(tl.float64, bitcast=True)
+    return (tl.load(state + row * _FIELDS + TOP_K) > 0) | (top_p < 1.0)
+
+
+@triton.jit
+def _scaled(logits, row, part, vocabulary, temperature, SIZE: tl.constexpr):
+    """A part of a row's logits at its temperature."""
+    v = part * SIZE + tl.arange(0, SIZE)
+    x = tl.load(logits + row.to(tl.int64) * vocabulary + v, mask=v < vocabulary, other=float("-inf"))
+    return tl.where(temperature > 0, x / temperature, x)
+
+
+@triton.jit
 def weigh(logits, state, peaks, sums, vocabulary, parts, SIZE: tl.constexpr):
     """Of a part of the vocabulary: its highest logit, and the sum of its weights relative to that."""
     row = tl.program_id(0)
     part = tl.program_id(1)
     if tl.load(state + row * _FIELDS + POSITION) < 0:
         return
-    temperature = _temperature(state, row)
-    v = part * SIZE + tl.arange(0, SIZE)
-    x = tl.load(logits + row.to(tl.int64) * vocabulary + v, mask=v < vocabulary, other=float("-inf"))
-    x = tl.where(temperature > 0, x / temperature, x)
+    x = _scaled(logits, row, part, vocabulary, _temperature(state, row), SIZE)
     peak = tl.max(x)
     tl.store(peaks + row * parts + part, peak)
     tl.store(sums + row * parts + part, tl.sum(tl.exp(x - peak)))
+
+
+@triton.jit
+def _ordered(x):
+    """Floats as integers of the same order."""
+    bits = x.to(tl.int32, bitcast=True)
+    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+
+
+@triton.jit
+def _reaches(logits, row, vocabulary, parts, temperature, peak, least, WEIGHED: tl.constexpr, SIZE: tl.constexpr):
+    """How many logits are at least so high, or how much they weigh."""
+    found = tl.zeros((SIZE,), tl.float32)
+    for part in range(parts):
+        x = _scaled(logits, row, part, vocabulary, temperature, SIZE)
+        found += tl.where(_ordered(x) >= least, tl.exp(x - peak) if WEIGHED else 1.0, 0.0)
+    return tl.sum(found.to(tl.float64))
+
+
+@triton.jit
+def _highest_that_reaches(
+    logits, row, vocabulary, parts, temperature, peak, goal, WEIGHED: tl.constexpr, SIZE: tl.constexpr
+):  # fmt: skip
+    """The highest level at which logits are enough, by halving what is left; levels are ordered integers."""
+    low = tl.full((), -2147483647, tl.int64)
+    high = tl.full((), 2147483647, tl.int64)
+    for _ in range(32):
+        middle = low + (high - low + 1) // 2
+        enough = _reaches(logits, row, vocabulary, parts, temperature, peak, middle, WEIGHED, SIZE) >= goal
+        low = tl.where(enough, middle, low)
+        high = tl.where(enough, high, middle - 1)
+    return low
+
+
+@triton.jit
+def restrict(
+    logits, state, peaks, levels, kept, vocabulary, parts, PADDED_PARTS: tl.constexpr, SIZE: tl.constexpr
+):  # fmt: skip
+    """Of rows with top-k or top-p: the level below which no token is sampled, and what each part of the vocabulary
+    weighs without those. Top-p counts among what top-k leaves, and the token that crosses it is in; of equal tokens
+    all are in or none."""
+    row = tl.program_id(0)
+    if tl.load(state + row * _FIELDS + POSITION) < 0:
+        return
+    if not _is_restricted(state, row):
+        return
+    temperature = _temperature(state, row)
+    p = tl.arange(0, PADDED_PARTS)
+    peak = tl.max(tl.load(peaks + row * parts + p, mask=p < parts, other=float("-inf")))
+    top_k = tl.load(state + row * _FIELDS + TOP_K)
+    top_p = tl.load(state + row * _FIELDS + TOP_P).to(tl.float64, bitcast=True)
+    level = tl.full((), -2147483647, tl.int64)
+    if top_k > 0:
+        goal = tl.minimum(top_k, vocabulary).to(tl.float64)
+        level = _highest_that_reaches(logits, row, vocabulary, parts, temperature, peak, goal, False, SIZE)
+    if top_p < 1.0:
+        goal = top_p * _reaches(logits, row, vocabulary, parts, temperature, peak, level, True, SIZE)
+        crossed = _highest_that_reaches(logits, row, vocabulary, parts, temperature, peak, goal, True, SIZE)
+        level = tl.maximum(level, crossed)
+    tl.store(levels + row, level)
+    for part in range(parts):
+        x = _scaled(logits, row, part, vocabulary, temperature, SIZE)
+        tl.store(kept + row * parts + part, tl.sum(tl.where(_ordered(x) >= level, tl.exp(x - peak), 0.0)))
 
 
 @triton.jit
@@ -362,8 +448,8 @@ def _mixed(bits):
 
 @triton.jit
 def choose(
-    logits, state, forced, forced_columns, ends, end_count, peaks, sums, chosen, log_probs, reasons, vocabulary, parts,
-    PADDED_PARTS: tl.constexpr, SIZE: tl.constexpr, ENDS: tl.constexpr,
+    logits, state, forced, forced_columns, ends, end_count, peaks, sums, levels, kept, chosen, log_probs, reasons,
+    vocabulary, parts, PADDED_PARTS: tl.constexpr, SIZE: tl.constexpr, ENDS: tl.constexpr,
 ):  # fmt: skip
     """Every row's next token: the first whose cumulative weight exceeds the row's share of the total, a part first and
     a token in it then; or the one that it is given. Then the row is ready for its next step, or has ended."""
@@ -382,28 +468,30 @@ def choose(
     peak = tl.max(highest)
     weights = tl.load(sums + row * parts + p, mask=is_part, other=0.0) * tl.exp(highest - peak)
     weights = tl.where(is_part, weights, 0.0).to(tl.float64)
+    whole = tl.sum(weights)
+    level = tl.full((), -2147483647, tl.int64)
+    if _is_restricted(state, row):
+        level = tl.load(levels + row)
+        weights = tl.load(kept + row * parts + p, mask=is_part, other=0.0).to(tl.float64)
     cumulative = tl.cumsum(weights, 0)
-    total = tl.sum(weights)
     seed = tl.load(own + SEED).to(tl.uint64)
     bits = _mixed(_mixed(seed + GOLDEN) + (count - forced_count + 1).to(tl.uint64) * GOLDEN)
-    target = (bits >> 12).to(tl.float64) * 2.220446049250313e-16 * total
-    part = tl.minimum(tl.sum((cumulative <= target).to(tl.int32)), parts - 1)
+    target = (bits >> 12).to(tl.float64) * 2.220446049250313e-16 * tl.sum(weights)
+    last_part = tl.max(tl.where(weights > 0, p, 0))
+    part = tl.minimum(tl.sum((cumulative <= target).to(tl.int32)), last_part)
     part = tl.where(temperature > 0, part, tl.argmax(highest, 0))
     before = tl.sum(tl.where(p < part, weights, 0.0))
+    x = _scaled(logits, row, part, vocabulary, temperature, SIZE)
     i = tl.arange(0, SIZE)
-    v = part * SIZE + i
-    line = logits + row.to(tl.int64) * vocabulary
-    x = tl.load(line + v, mask=v < vocabulary, other=float("-inf"))
-    x = tl.where(temperature > 0, x / temperature, x)
-    inside = tl.cumsum(tl.exp(x - peak).to(tl.float64), 0)
-    last = tl.minimum(vocabulary - part * SIZE, SIZE) - 1
-    sampled = tl.minimum(tl.sum((before + inside <= target).to(tl.int32)), last)
+    inside = tl.where(_ordered(x) >= level, tl.exp(x - peak), 0.0)
+    last = tl.max(tl.where(inside > 0, i, 0))
+    sampled = tl.minimum(tl.sum((before + tl.cumsum(inside.to(tl.float64), 0) <= target).to(tl.int32)), last)
     sampled = part * SIZE + tl.where(temperature > 0, sampled, tl.argmax(x, 0))
     given = tl.load(forced + row * forced_columns + count, mask=count < forced_count, other=0)
     token = tl.where(count < forced_count, given, sampled)
-    logit = tl.load(line + token)
+    logit = tl.load(logits + row.to(tl.int64) * vocabulary + token)
     logit = tl.where(temperature > 0, logit / temperature, logit)
-    log_prob = logit - peak - tl.log(total).to(tl.float32)
+    log_prob = logit - peak - tl.log(whole).to(tl.float32)
     e = tl.arange(0, ENDS)
     is_end = tl.sum((tl.load(ends + e, mask=e < end_count, other=-1) == token).to(tl.int32)) > 0
     is_end = is_end & (count >= forced_count)

@@ -68,11 +68,27 @@ PROMPT_TOKENS = Tiles(
 )  # fmt: skip
 
 
-def fitted(tile: Tile, depth: int) -> Tile:
-    """The tile for a product of that depth, which its pieces divide."""
-    piece = next(size for size in (128, 64, 32, 16) if size <= tile.depth and depth % size == 0)
+def why_not(decoder: Decoder) -> str:
+    """What about a model or its device the kernels do not know; empty if there is nothing."""
+    layer = decoder.layers[0]
+    depths = {linear.weight.shape[0] for linear in (layer.qkv, layer.attention_out, layer.mlp_out)}
+    if torch.cuda.get_device_capability(decoder.device) < (8, 0):
+        return "its kernels need compute capability 8.0"
+    if decoder.inverse_frequencies is None or not decoder.gated or layer.attention_norm.bias is not None:
+        return "its kernels know models with a rotary embedding, a gated MLP and root-mean-square norms"
+    if decoder.activation is not torch.nn.functional.silu or layer.mlp_in.bias is not None:
+        return "its kernels know the activation silu, without a bias"
+    if decoder.width not in (16, 32, 64, 128, 256) or any(depth % 16 for depth in depths):
+        return "its kernels know heads of 16, 32, 64, 128 or 256 numbers, and layers whose width 16 divides"
+    return ""
+
+
+def fitted(tile: Tile, depth: int, dtype: torch.dtype) -> Tile:
+    """The tile for a product of that depth, which its pieces divide; of float32, which is twice as large, a half."""
+    largest, stages = (tile.depth // 2, min(tile.stages, 3)) if dtype == torch.float32 else (tile.depth, tile.stages)
+    piece = next(size for size in (128, 64, 32, 16) if size <= largest and depth % size == 0)
     parts = next(parts for parts in (4, 2, 1) if parts <= tile.parts and depth % (parts * piece) == 0)
-    return replace(tile, depth=piece, parts=parts)
+    return replace(tile, depth=piece, parts=parts, stages=stages)
 
 
 @dataclass(frozen=True)
@@ -123,8 +139,9 @@ class _Pass:
         inner = decoder.layers[0].mlp_out.weight.shape[0]
         attended = decoder.query_heads * decoder.width
         self._tiles = Tiles(
-            fitted(tiles.qkv, hidden), fitted(tiles.attention_out, attended), fitted(tiles.mlp_in, hidden),
-            fitted(tiles.mlp_out, inner), fitted(tiles.head, hidden), tiles.attention,
+            fitted(tiles.qkv, hidden, dtype), fitted(tiles.attention_out, attended, dtype),
+            fitted(tiles.mlp_in, hidden, dtype), fitted(tiles.mlp_out, inner, dtype),
+            fitted(tiles.head, hidden, dtype), tiles.attention,
         )  # fmt: skip
         parts = max(self._tiles.attention_out.parts, self._tiles.mlp_out.parts)
         self.residual = torch.empty(rows, hidden, dtype=dtype, device=device)
@@ -214,6 +231,8 @@ class StepPass(_Pass):
         self.logits = torch.empty(rows.count, vocabulary, dtype=torch.float32, device=device)
         self._peaks = torch.empty(rows.count, self._vocabulary_parts, device=device)
         self._sums = torch.empty(rows.count, self._vocabulary_parts, device=device)
+        self._levels = torch.empty(rows.count, dtype=torch.int64, device=device)
+        self._kept = torch.empty(rows.count, self._vocabulary_parts, device=device)
         parts = (rows.count, decoder.key_heads, _SPLITS, decoder.query_heads // decoder.key_heads)
         self._mixtures = torch.empty(*parts, decoder.width, device=device)
         self._sums_of_splits = torch.empty(*parts, 2, device=device)
@@ -252,11 +271,14 @@ class StepPass(_Pass):
         kernels.weigh[(self._rows, parts)](
             self.logits, rows.state, self._peaks, self._sums, self._vocabulary, parts, SIZE=_PART, num_warps=8
         )
+        sizes = {"PADDED_PARTS": triton.next_power_of_2(parts), "SIZE": _PART, "num_warps": 8}
+        kernels.restrict[(self._rows,)](
+            self.logits, rows.state, self._peaks, self._levels, self._kept, self._vocabulary, parts, **sizes
+        )
         kernels.choose[(self._rows,)](
             self.logits, rows.state, rows.forced, rows.forced.shape[1], rows.ends, len(rows.ends), self._peaks,
-            self._sums, rows.chosen, rows.log_probs, rows.reasons, self._vocabulary, parts,
-            PADDED_PARTS=triton.next_power_of_2(parts), SIZE=_PART, ENDS=triton.next_power_of_2(len(rows.ends)),
-            num_warps=8,
+            self._sums, self._levels, self._kept, rows.chosen, rows.log_probs, rows.reasons, self._vocabulary, parts,
+            ENDS=triton.next_power_of_2(len(rows.ends)), **sizes,
         )  # fmt: skip
 
 

@@ -1,42 +1,30 @@
 """The sequences that are decoded with one version of the weights, on an NVIDIA GPU.
 
 A step is launched before the one before it has been looked at, so that the GPU never waits for Python: what a step
-chose is known to the host one step later.
+chose is known to the host one step later. Passes over prompts run beside the steps, in a stream of their own.
 """
 
 from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 
+from ...data.sampling import Sampling
 from ..decoder import Decoder
+from ..protocol import EngineBusyError
 from ..sequences import DecodedSequence, Group
-from .passes import BLOCK, CHUNK, ROWS, Cache, PromptPass, RowState, StepPass, make_cache
+from . import kernels
+from .passes import BLOCK, CHUNK, ROWS, Cache, PromptPass, RowState, StepPass
+from .phases import Pass, Phase, Steps, phases_of
+from .pool import BlockPool, blocks_for
 
 _CHUNKS = (2, 4, 8, 16)
 """How many chunks of prompts a pass may have; the bits do not depend on it."""
-
-
-class BlockPool:
-    """The blocks of a cache that all versions of the weights share."""
-
-    def __init__(self, decoder: Decoder, blocks: int, context: int) -> None:
-        self.cache: Cache = make_cache(decoder, blocks, context)
-        self.table_columns = -(-context // BLOCK) + 2  # the last block of a prompt and of the rest may be half empty
-        self._free = list(range(blocks - 1, -1, -1))
-
-    def __len__(self) -> int:
-        return len(self._free)
-
-    def take(self, count: int) -> list[int]:
-        return [self._free.pop() for _ in range(count)]
-
-    def give_back(self, blocks: Iterable[int]) -> None:
-        self._free.extend(blocks)
 
 
 @dataclass(eq=False)
@@ -46,24 +34,48 @@ class _Prompt:
     tokens: tuple[int, ...]
     blocks: list[int]
     users: int = 0
+    is_launched: bool = False
+    """Whether its pass is under way or done."""
 
     @property
     def cached(self) -> int:
         return len(self.tokens) - 1
 
 
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """Tokens of one sequence in a pass, where they begin, and where the sequence's cache is."""
+
+    tokens: tuple[int, ...]
+    position: int
+    prompt: int
+    """How many tokens lie in blocks of a shared prompt, which are the first blocks."""
+    blocks: Sequence[int]
+
+
+@dataclass(frozen=True, eq=False)
+class _KeptBlocks:
+    """What the cache has of a sequence that ended: all but its last token."""
+
+    prompt: _Prompt
+    blocks: list[int]
+    tokens: int
+    last: int
+
+
 @dataclass(eq=False)
 class _Placed:
-    """Where a sequence is decoded."""
+    """Where a sequence is decoded, and what it still goes through: the first phase is under way."""
 
     row: int
     prompt: _Prompt
     blocks: list[int]
-    is_over: bool = False
-    """Whether the device has ended it."""
+    phases: deque[Phase]
+    forced: int = 0
+    """How many of the tokens that will be chosen next are given."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Launched:
     """A step that is under way: what it will say, when, and of whom."""
 
@@ -72,19 +84,43 @@ class _Launched:
     sequences: list[tuple[int, DecodedSequence]]
 
 
+@dataclass(frozen=True)
+class _Passing:
+    """Sequences whose given tokens are being put into the cache, and when that is done."""
+
+    done: torch.cuda.Event
+    sequences: list[DecodedSequence]
+
+
 @dataclass
-class _Staging:
-    """Memory of the host from which the device copies by itself."""
+class _Recorded:
+    """The passes over one piece of memory, recorded."""
 
-    buffers: dict[tuple[str, int], torch.Tensor] = field(default_factory=dict)
+    cache: Cache
+    prompts: dict[int, PromptPass]
+    step_graph: torch.cuda.CUDAGraph
+    prompt_graphs: dict[int, torch.cuda.CUDAGraph]
 
-    def hold(self, name: str, values: torch.Tensor) -> torch.Tensor:
-        key = (name, values.numel())
-        if key not in self.buffers:
-            self.buffers[key] = torch.empty_like(values, pin_memory=True)
-        held = self.buffers[key].view(values.shape)
-        held.copy_(values)
-        return held
+
+@dataclass
+class _RowInput:
+    """What a row begins a phase with."""
+
+    row: int
+    steps: Steps
+    prompt: int
+    blocks: Sequence[int]
+    seed: int
+    sampling: Sampling
+
+    @property
+    def state(self) -> list[int]:
+        forced, sampling = len(self.steps.forced), self.sampling
+        limit = forced + (sampling.max_new_tokens if self.steps.samples else 0)
+        return [
+            self.steps.token, self.steps.position, self.prompt, self.seed, 0, forced, limit,
+            _bits(sampling.temperature), sampling.top_k, _bits(sampling.top_p),
+        ]  # fmt: skip
 
 
 class CudaRows:
@@ -97,165 +133,348 @@ class CudaRows:
         self._end_ids = end_ids
         rows = -(-slots // ROWS) * ROWS
         self._state = RowState(rows, pool.table_columns, sorted(end_ids), decoder.device)
-        self._step_pass = StepPass(decoder, pool.cache, self._state)
-        self._prompt_passes = {
-            chunks: PromptPass(decoder, pool.cache, chunks, pool.table_columns) for chunks in _CHUNKS
-        }
         self._free_rows = list(range(slots - 1, -1, -1))
         self._placed: dict[DecodedSequence, _Placed] = {}
+        self._decoding: set[DecodedSequence] = set()
+        self._passing: deque[_Passing] = deque()
+        self._launched: deque[_Launched] = deque()
         self._prompts: dict[Group, _Prompt] = {}
         self._said = torch.empty(3, rows, dtype=torch.int32, device=decoder.device)
         self._said_here = [torch.empty(3, rows, dtype=torch.int32, pin_memory=True) for _ in range(2)]
-        self._staging = [_Staging(), _Staging()]
-        self._launched: deque[_Launched] = deque()
         self._steps = 0
-        self._stream: torch.cuda.Stream = torch.cuda.Stream(decoder.device)  # type: ignore[no-untyped-call]
-        self._step_graph, self._prompt_graphs = self._capture()
+        self._recorded: _Recorded | None = None
 
-    def _capture(self) -> tuple[torch.cuda.CUDAGraph, dict[int, torch.cuda.CUDAGraph]]:
-        """Run every pass once, which compiles its kernels, and record it."""
+    # -- launches ------------------------------------------------------------------------------------
 
-        def recorded(launch: Callable[[], None]) -> torch.cuda.CUDAGraph:
-            with torch.cuda.stream(self._stream):
-                launch()
-            self._stream.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, stream=self._stream):
-                launch()
-            return graph
+    @property
+    def _ready(self) -> _Recorded:
+        """Every pass, run once, which compiles its kernels, and recorded; again if the cache has moved."""
+        cache = self._pool.cache
+        if self._recorded is None or self._recorded.cache is not cache:
+            self._recorded = None
+            prompts = {chunks: PromptPass(self.decoder, cache, chunks, self._pool.table_columns) for chunks in _CHUNKS}
+            step = StepPass(self.decoder, cache, self._state)
+            torch.cuda.synchronize(self.decoder.device)
+            prompt_graphs = {chunks: self._record(one.launch) for chunks, one in prompts.items()}
+            step_graph = self._record(lambda: self._launch_step(step))
+            self._recorded = _Recorded(cache, prompts, step_graph, prompt_graphs)
+        return self._recorded
 
-        torch.cuda.synchronize(self.decoder.device)
-        prompts = {chunks: recorded(one.launch) for chunks, one in self._prompt_passes.items()}
-        return recorded(self._launch_step), prompts
+    def _record(self, launch: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        stream = self._pool.steps
+        with torch.cuda.stream(stream):
+            launch()
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            launch()
+        return graph
 
-    def _launch_step(self) -> None:
+    def _launch_step(self, step: StepPass) -> None:
         state = self._state
-        self._step_pass.launch()
+        step.launch()
         self._said[0].copy_(state.chosen)
         self._said[1].copy_(state.log_probs.view(torch.int32))
         self._said[2].copy_(state.reasons)
 
+    def prepare(self) -> None:
+        """Compile and record, if that was not done: before rows have a state, for recording runs a step."""
+        _ = self._ready
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """Weights may be written while nothing is decoded: after the last launch that reads them, before the next."""
+        torch.cuda.current_stream(self.decoder.device).wait_stream(self._pool.steps)
+        torch.cuda.current_stream(self.decoder.device).wait_stream(self._pool.passes)
+        yield
+        self._pool.steps.wait_stream(torch.cuda.current_stream(self.decoder.device))
+        self._pool.passes.wait_stream(torch.cuda.current_stream(self.decoder.device))
+
     # -- room ----------------------------------------------------------------------------------------
 
-    def blocks_for(self, entering: Sequence[DecodedSequence]) -> int:
-        """How many blocks these need when they enter together."""
-        new = {one.group for one in entering} - self._prompts.keys()
-        shared = sum(_blocks(len(tokens) - 1) for group, tokens in _prompts_of(entering).items() if group in new)
-        return shared + sum(_blocks(sequence.request.sampling.max_new_tokens) for sequence in entering)
+    @property
+    def cache_tokens(self) -> int:
+        """How many tokens of the cache are taken: by all versions, which share it."""
+        return (self._pool.blocks - len(self._pool)) * BLOCK
+
+    def tokens_alone(self, sequence: DecodedSequence) -> int:
+        """How many tokens of an empty cache it takes."""
+        prompt = blocks_for(len(sequence.segments[0].tokens) - 1)
+        return BLOCK * (prompt + _own_blocks(sequence))
+
+    def tokens_needed(self, entering: Sequence[DecodedSequence]) -> int:
+        """How many tokens of the cache these take beyond what is taken."""
+        new = {one.group: one.segments[0].tokens for one in entering if one.cached is None}
+        shared = sum(blocks_for(len(tokens) - 1) for group, tokens in new.items() if group not in self._prompts)
+        held = sum(len(_kept(one).blocks) for one in entering if one.cached is not None)
+        return BLOCK * (shared + sum(map(_own_blocks, entering)) - held)
+
+    def compact(self) -> None:
+        """There is nothing to gain: blocks fit every sequence."""
+
+    def release(self) -> None:
+        """Give the memory back, if nothing is in it."""
+        self._pool.release()
+        if not self.live:
+            self._recorded = None
 
     # -- beginning -----------------------------------------------------------------------------------
 
     def enter(self, sequences: Sequence[DecodedSequence]) -> None:
-        """Give rows to these; prompts are computed once for a group."""
+        """Give rows to these. Prompts are computed once for a group; what continues another goes on from its cache."""
         if not sequences:
             return
-        with torch.cuda.stream(self._stream):
-            self._prefill(_prompts_of(sequences))
-            for sequence in sequences:
-                prompt = self._prompts[sequence.group]
-                prompt.users += 1
-                blocks = self._pool.take(_blocks(sequence.request.sampling.max_new_tokens))
-                self._placed[sequence] = _Placed(self._free_rows.pop(), prompt, blocks)
-                sequence.todo.clear()
-                self.live.append(sequence)
-            self._write_state(sequences)
+        self.prepare()
+        for sequence in sequences:
+            self._placed[sequence] = self._place(sequence)
+            self.live.append(sequence)
+        self._go_on(sequences)
 
-    def _prefill(self, prompts: dict[Group, tuple[int, ...]]) -> None:
-        """Put prompts that are not there into the cache."""
-        chunks: list[tuple[_Prompt, int]] = []
-        for group, tokens in prompts.items():
-            if group in self._prompts:
-                continue
-            prompt = self._prompts[group] = _Prompt(tokens, self._pool.take(_blocks(len(tokens) - 1)))
-            chunks += [(prompt, start) for start in range(0, prompt.cached, CHUNK)]
-        for first in range(0, len(chunks), _CHUNKS[-1]):
-            self._pass_over(chunks[first : first + _CHUNKS[-1]], first)
+    def _place(self, sequence: DecodedSequence) -> _Placed:
+        row, todo = self._free_rows.pop(), sequence.todo
+        sequence.todo = deque()
+        if sequence.cached is not None:
+            kept = _kept(sequence)
+            sequence.cached = None
+            blocks = kept.blocks + self._pool.take(_own_blocks(sequence) - len(kept.blocks))
+            return _Placed(row, kept.prompt, blocks, phases_of(todo, kept.tokens, kept.last))
+        prompt = self._prompts.get(sequence.group)
+        if prompt is None:
+            tokens = sequence.segments[0].tokens
+            prompt = self._prompts[sequence.group] = _Prompt(tokens, self._pool.take(blocks_for(len(tokens) - 1)))
+        prompt.users += 1
+        return _Placed(row, prompt, self._pool.take(_own_blocks(sequence)), phases_of(todo))
 
-    def _pass_over(self, chunks: Sequence[tuple[_Prompt, int]], number: int) -> None:
+    def _go_on(self, sequences: Sequence[DecodedSequence]) -> None:
+        """Launch the passes that these sequences are at; they decode when those are done."""
+        chunks = [chunk for sequence in sequences for chunk in self._chunks(self._placed[sequence])]
+        side = self._pool.passes
+        if self._launched:  # which may still write to blocks that were given back since
+            side.wait_event(self._launched[-1].done)
+        with torch.cuda.stream(side):
+            for first_chunk in range(0, len(chunks), _CHUNKS[-1]):
+                self._pass_over(chunks[first_chunk : first_chunk + _CHUNKS[-1]])
+            self._passing.append(_Passing(_recorded_event(side), list(sequences)))
+
+    def _chunks(self, placed: _Placed) -> Iterator[_Chunk]:
+        """Of the pass that a sequence is at, if it is at one and nobody else in its group has launched it."""
+        prompt, one = placed.prompt, placed.phases[0]
+        if not isinstance(one, Pass):
+            return
+        placed.phases.popleft()
+        is_prompt = one.position == 0
+        if is_prompt and prompt.is_launched:
+            return
+        prompt.is_launched = True
+        blocks = prompt.blocks if is_prompt else prompt.blocks + placed.blocks
+        for start in range(0, len(one.tokens), CHUNK):
+            yield _Chunk(one.tokens[start : start + CHUNK], one.position + start, prompt.cached, blocks)
+
+    def _pass_over(self, chunks: Sequence[_Chunk]) -> None:
         count = next(count for count in _CHUNKS if count >= len(chunks))
-        one = self._prompt_passes[count]
+        one = self._ready.prompts[count]
         tokens, places = torch.zeros(count, CHUNK, dtype=torch.int64), torch.zeros(count, 3, dtype=torch.int32)
         table = torch.zeros(count, self._pool.table_columns, dtype=torch.int32)
-        for chunk, (prompt, start) in enumerate(chunks):
-            own = prompt.tokens[start : min(start + CHUNK, prompt.cached)]
-            tokens[chunk, : len(own)] = torch.tensor(own)
-            places[chunk] = torch.tensor([start, len(own), prompt.cached])
-            table[chunk, : len(prompt.blocks)] = torch.tensor(prompt.blocks)
-        self._copy(f"tokens {number}", tokens.flatten(), one.tokens)
-        self._copy(f"places {number}", places, one.chunks)
-        self._copy(f"table {number}", table, one.table)
-        self._prompt_graphs[count].replay()
+        for place, chunk in enumerate(chunks):
+            tokens[place, : len(chunk.tokens)] = torch.tensor(chunk.tokens)
+            places[place] = torch.tensor([chunk.position, len(chunk.tokens), chunk.prompt])
+            table[place, : len(chunk.blocks)] = torch.tensor(chunk.blocks)
+        one.tokens.copy_(tokens.flatten().pin_memory(), non_blocking=True)
+        one.chunks.copy_(places.pin_memory(), non_blocking=True)
+        one.table.copy_(table.pin_memory(), non_blocking=True)
+        self._ready.prompt_graphs[count].replay()
 
-    def _write_state(self, sequences: Sequence[DecodedSequence]) -> None:
-        """Let rows begin: the last token of a prompt is the first that is decoded."""
-        states, table = [], torch.zeros(len(sequences), self._pool.table_columns, dtype=torch.int32)
-        for place, sequence in enumerate(sequences):
-            placed, request = self._placed[sequence], sequence.request
-            cached = placed.prompt.cached
-            temperature = struct.unpack("q", struct.pack("d", request.sampling.temperature))[0]
-            limit = request.sampling.max_new_tokens
-            states.append([placed.prompt.tokens[-1], cached, cached, request.seed, 0, 0, limit, temperature])
-            blocks = placed.prompt.blocks + placed.blocks
-            table[place, : len(blocks)] = torch.tensor(blocks)
-        rows = torch.tensor([self._placed[sequence].row for sequence in sequences])
-        index = self._on_device("rows", rows)
-        self._state.state.index_copy_(0, index, self._on_device("states", torch.tensor(states)))
-        self._state.table.index_copy_(0, index, self._on_device("tables", table))
+    def _begin_steps(self) -> None:
+        """Let those decode whose passes are done: without waiting, unless there is nothing else to do."""
+        while self._passing and (not self._decoding or self._passing[0].done.query()):  # type: ignore[no-untyped-call]
+            passing = self._passing.popleft()
+            sequences = [sequence for sequence in passing.sequences if sequence in self._placed]
+            if not sequences:
+                continue
+            self._pool.steps.wait_event(passing.done)
+            self._write([self._row_input(sequence) for sequence in sequences])
+            self._decoding.update(sequences)
 
-    def _copy(self, name: str, values: torch.Tensor, target: torch.Tensor) -> None:
-        target.copy_(self._staging[self._steps % 2].hold(name, values), non_blocking=True)
+    def _row_input(self, sequence: DecodedSequence) -> _RowInput:
+        placed, request = self._placed[sequence], sequence.request
+        steps = placed.phases[0]
+        assert isinstance(steps, Steps)
+        placed.forced = len(steps.forced)
+        blocks = placed.prompt.blocks + placed.blocks
+        return _RowInput(placed.row, steps, placed.prompt.cached, blocks, request.seed, request.sampling)
 
-    def _on_device(self, name: str, values: torch.Tensor) -> torch.Tensor:
-        return self._staging[self._steps % 2].hold(name, values).to(self.decoder.device, non_blocking=True)
+    def _write(self, rows: Sequence[_RowInput]) -> None:
+        """Let rows begin."""
+        table = torch.zeros(len(rows), self._pool.table_columns, dtype=torch.int32)
+        for place, one in enumerate(rows):
+            table[place, : len(one.blocks)] = torch.tensor(one.blocks)
+        with torch.cuda.stream(self._pool.steps):
+            index = self._sent(torch.tensor([one.row for one in rows]))
+            self._state.state.index_copy_(0, index, self._sent(torch.tensor([one.state for one in rows])))
+            self._state.table.index_copy_(0, index, self._sent(table))
+            for one in rows:
+                if one.steps.forced:
+                    forced = torch.tensor(one.steps.forced, dtype=torch.int32)
+                    self._state.forced[one.row, : len(forced)] = self._sent(forced)
+
+    def _sent(self, values: torch.Tensor) -> torch.Tensor:
+        return values.pin_memory().to(self.decoder.device, non_blocking=True)
+
+    # -- stepping ------------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """Launch a step, and take in what the one before it chose."""
+        self._begin_steps()
+        is_launched = bool(self._decoding)
+        if is_launched:
+            self._launch()
+        if self._launched and (len(self._launched) == 2 or not is_launched):
+            self._take(self._launched.popleft())
+
+    def _launch(self) -> None:
+        said = self._said_here[self._steps % 2]
+        self._steps += 1
+        with torch.cuda.stream(self._pool.steps):
+            self._ready.step_graph.replay()
+            said.copy_(self._said, non_blocking=True)
+            done = _recorded_event(self._pool.steps)
+        sequences = [(self._placed[sequence].row, sequence) for sequence in self.live if sequence in self._decoding]
+        self._launched.append(_Launched(said, done, sequences))
+
+    def _take(self, launched: _Launched) -> None:
+        launched.done.synchronize()
+        tokens, log_prob_bits, reasons = launched.said
+        chosen, log_probs, ends = tokens.tolist(), log_prob_bits.view(torch.float32).tolist(), reasons.tolist()
+        going_on = []
+        for row, sequence in launched.sequences:
+            placed = self._placed.get(sequence)
+            if placed is None or sequence.finish_reason is not None or ends[row] < 0:
+                continue
+            if placed.forced:
+                placed.forced -= 1
+            else:
+                sequence.choose(chosen[row], log_probs[row], is_end=chosen[row] in self._end_ids)
+            if ends[row] > 0:
+                self._decoding.discard(sequence)
+                placed.phases.popleft()
+                if placed.phases:
+                    going_on.append(sequence)
+        if going_on:
+            self._go_on(going_on)
+
+    # -- ending --------------------------------------------------------------------------------------
+
+    def kept(self, place: int) -> _KeptBlocks:
+        """What the cache has of a sequence that has ended; `remove` leaves it there."""
+        sequence = self.live[place]
+        placed = self._placed[sequence]
+        before = sum(len(segment.tokens) for segment in sequence.segments)
+        kept = _KeptBlocks(placed.prompt, placed.blocks, before + len(sequence.sampled) - 1, sequence.sampled[-1])
+        placed.blocks = []
+        placed.prompt.users += 1
+        return kept
+
+    def drop(self, kept: object) -> None:
+        """Free what was kept."""
+        assert isinstance(kept, _KeptBlocks)
+        self._pool.give_back(kept.blocks)
+        kept.prompt.users -= 1
+
+    def remove(self, places: Iterable[int]) -> None:
+        """Free the rows of sequences, by their place in `live`."""
+        gone = [self.live[place] for place in places]
+        if not gone:
+            return
+        rows = []
+        for sequence in gone:
+            placed = self._placed.pop(sequence)
+            if sequence in self._decoding:  # the device goes on with it
+                self._decoding.discard(sequence)
+                rows.append(placed.row)
+            self._free_rows.append(placed.row)
+            self._pool.give_back(placed.blocks)
+            placed.prompt.users -= 1
+        if rows:
+            with torch.cuda.stream(self._pool.steps):
+                self._state.state[self._sent(torch.tensor(rows)), kernels.POSITION.value] = -1
+        self.live = [sequence for sequence in self.live if sequence in self._placed]
 
     def forget_prompts(self, is_awaited: Callable[[Group], bool]) -> None:
         """Of groups that nobody uses and nobody waits for."""
         for group in [one for one, prompt in self._prompts.items() if not prompt.users and not is_awaited(one)]:
             self._pool.give_back(self._prompts.pop(group).blocks)
 
-    # -- stepping ------------------------------------------------------------------------------------
+    # -- scoring -------------------------------------------------------------------------------------
 
-    def step(self) -> None:
-        """Launch a step, and take in what the one before it chose."""
-        with torch.cuda.stream(self._stream):
-            self._step_graph.replay()
-            said = self._said_here[self._steps % 2]
-            said.copy_(self._said, non_blocking=True)
-            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            done.record(self._stream)
-        sequences = [(self._placed[sequence].row, sequence) for sequence in self.live]
-        self._launched.append(_Launched(said, done, sequences))
-        self._steps += 1
-        if len(self._launched) == 2:
-            self._take(self._launched.popleft())
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+        """Of each sequence's tokens but the first: the log-probability at temperature 1, by steps whose choices are
+        given. What is decoded waits meanwhile, and its rows are put back."""
+        scored: dict[int, torch.Tensor] = {}
+        for batch in self._batches(sequences):
+            scored |= zip(batch, self._score([sequences[place] for place in batch]), strict=True)
+        return [scored.get(place, torch.empty(0)) for place in range(len(sequences))]
 
-    def _take(self, launched: _Launched) -> None:
-        launched.done.synchronize()
-        tokens, log_prob_bits, reasons = launched.said
-        chosen, log_probs, ends = tokens.tolist(), log_prob_bits.view(torch.float32).tolist(), reasons.tolist()
-        for row, sequence in launched.sequences:
-            if sequence.finish_reason is None and ends[row] >= 0:
-                sequence.choose(chosen[row], log_probs[row], is_end=chosen[row] in self._end_ids)
-                if ends[row] > 0:
-                    self._placed[sequence].is_over = True
+    def _batches(self, sequences: Sequence[Sequence[int]]) -> Iterator[list[int]]:
+        """Places of sequences that are scored together: as many as there are rows and blocks for."""
+        batch: list[int] = []
+        blocks = 0
+        for place, tokens in enumerate(sequences):
+            own = blocks_for(len(tokens))
+            if own > len(self._pool.for_scoring):
+                raise EngineBusyError(
+                    f"a sequence of {len(tokens)} tokens cannot be scored: there is room for "
+                    f"{len(self._pool.for_scoring) * BLOCK}"
+                )
+            if batch and (blocks + own > len(self._pool.for_scoring) or len(batch) == self._state.count):
+                yield batch
+                batch, blocks = [], 0
+            if len(tokens) > 1:
+                batch.append(place)
+                blocks += own
+        if batch:
+            yield batch
 
-    def remove(self, places: Iterable[int]) -> None:
-        """Free the rows of sequences, by their place in `live`."""
-        gone = [self.live[place] for place in places]
-        with torch.cuda.stream(self._stream):
-            for sequence in gone:
-                placed = self._placed.pop(sequence)
-                if not placed.is_over:  # the device goes on with it
-                    self._state.state[placed.row, 1] = -1
-                self._free_rows.append(placed.row)
-                self._pool.give_back(placed.blocks)
-                placed.prompt.users -= 1
-        self.live = [sequence for sequence in self.live if sequence in self._placed]
+    def _score(self, sequences: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+        self.prepare()
+        blocks = iter(self._pool.for_scoring)
+        inputs = [
+            _RowInput(
+                row, Steps(tokens[0], 0, tuple(tokens[1:]), samples=False), 0,
+                [next(blocks) for _ in range(blocks_for(len(tokens)))], 0, Sampling(max_new_tokens=1),
+            )
+            for row, tokens in enumerate(sequences)
+        ]  # fmt: skip
+        found = []
+        with torch.cuda.stream(self._pool.steps):
+            rows = (self._state.state, self._state.table, self._state.forced)
+            saved = [one.clone() for one in rows]
+            self._state.state[:, kernels.POSITION.value] = -1
+            self._write(inputs)
+            for _ in range(max(map(len, sequences)) - 1):
+                self._ready.step_graph.replay()
+                found.append(self._state.log_probs.clone())
+            for one, before in zip(rows, saved, strict=True):
+                one.copy_(before)
+            log_probs_BT = torch.stack(found, 1).cpu()
+        return [log_probs_BT[row, : len(tokens) - 1].clone() for row, tokens in enumerate(sequences)]
 
 
-def _blocks(tokens: int) -> int:
-    return -(-tokens // BLOCK)
+def _own_blocks(sequence: DecodedSequence) -> int:
+    """For the last token of its first segment and all that may come after it but the very last, which stays out."""
+    return blocks_for(sequence.longest - len(sequence.segments[0].tokens))
 
 
-def _prompts_of(sequences: Sequence[DecodedSequence]) -> dict[Group, tuple[int, ...]]:
-    return {sequence.group: sequence.segments[0].tokens for sequence in sequences}
+def _kept(sequence: DecodedSequence) -> _KeptBlocks:
+    assert isinstance(sequence.cached, _KeptBlocks)
+    return sequence.cached
+
+
+def _recorded_event(stream: torch.cuda.Stream) -> torch.cuda.Event:
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record(stream)
+    return event
+
+
+def _bits(number: float) -> int:
+    """The bits of a float64, as an integer."""
+    return int(struct.unpack("q", struct.pack("d", number))[0])

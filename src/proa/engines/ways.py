@@ -1,0 +1,149 @@
+"""The ways of the native engine to decode: with torch on any device, with kernels of its own on an NVIDIA GPU."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Protocol
+
+from .independence import is_independent, rows_are_independent
+from .product_shapes import ProductShapes, padded
+from .rows import CHUNK, Rows
+
+if TYPE_CHECKING:
+    import torch
+
+    from .cuda.rows import CudaRows
+    from .decoder import Decoder
+    from .sequences import DecodedSequence, Group
+
+
+class DecodingRows(Protocol):
+    """The sequences that are decoded with one version of the weights, each in a row."""
+
+    decoder: Decoder
+    live: list[DecodedSequence]
+
+    @property
+    def cache_tokens(self) -> int: ...
+
+    def tokens_alone(self, sequence: DecodedSequence) -> int: ...
+
+    def tokens_needed(self, entering: Sequence[DecodedSequence]) -> int: ...
+
+    def enter(self, sequences: Sequence[DecodedSequence]) -> None: ...
+
+    def step(self) -> None: ...
+
+    def kept(self, row: int) -> object: ...
+
+    def drop(self, kept: object) -> None: ...
+
+    def remove(self, rows: Iterable[int]) -> None: ...
+
+    def forget_prompts(self, is_awaited: Callable[[Group], bool]) -> None: ...
+
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[torch.Tensor]: ...
+
+    def changing(self) -> AbstractContextManager[None]: ...
+
+    def compact(self) -> None: ...
+
+    def release(self) -> None: ...
+
+
+class WayToDecode(Protocol):
+    """What an engine needs to know of how it decodes."""
+
+    @property
+    def is_independent(self) -> bool:
+        """Whether the bits of a sequence depend on no other: tried on this machine."""
+        ...
+
+    @property
+    def most_tokens(self) -> float:
+        """What the cache may take, of all versions together."""
+        ...
+
+    @property
+    def fewest_entering(self) -> int:
+        """So many sequences enter together, if so many wait: their prompts share passes."""
+        ...
+
+    def rows(self, decoder: Decoder) -> DecodingRows:
+        """Rows for one version of the weights."""
+        ...
+
+    def taken(self, rows: Sequence[DecodingRows]) -> int:
+        """How many tokens of the cache these take."""
+        ...
+
+
+class TorchWay:
+    """With torch's products, in shapes in which this machine computes every sequence as if it were alone."""
+
+    fewest_entering = 1
+
+    def __init__(self, decoder: Decoder, slots: int, end_ids: frozenset[int], cache_tokens: int) -> None:
+        self._end_ids = end_ids
+        self.most_tokens = cache_tokens or math.inf
+        free = ProductShapes()
+        fixed = [] if decoder.device.type == "cuda" else [ProductShapes(padded(slots), CHUNK)]
+        found = next((shapes for shapes in (free, *fixed) if is_independent(decoder, shapes)), None)
+        self.shapes, self.is_independent = found or free, found is not None
+
+    def rows(self, decoder: Decoder) -> Rows:
+        return Rows(decoder, self.shapes, self._end_ids)
+
+    def taken(self, rows: Sequence[DecodingRows]) -> int:
+        return sum(one.cache_tokens for one in rows)
+
+
+class KernelWay:
+    """With kernels of our own in recorded graphs; the versions share the blocks of one cache."""
+
+    def __init__(self, decoder: Decoder, slots: int, end_ids: frozenset[int], cache_tokens: int, context: int) -> None:
+        from .cuda.pool import BlockPool, default_tokens
+        from .cuda.rows import CudaRows
+
+        self._pool = BlockPool(decoder, cache_tokens or default_tokens(decoder, slots, context), context)
+        self._slots, self._end_ids = slots, end_ids
+        self.fewest_entering = max(1, slots // 16)
+        self.most_tokens = self._pool.tokens
+        self._first = CudaRows(decoder, self._pool, slots, end_ids)
+        self.is_independent = rows_are_independent(self._first, slots, context, self.most_tokens)
+
+    def rows(self, decoder: Decoder) -> CudaRows:
+        from .cuda.rows import CudaRows
+
+        if decoder is self._first.decoder:
+            return self._first
+        return CudaRows(decoder, self._pool, self._slots, self._end_ids)
+
+    def taken(self, rows: Sequence[DecodingRows]) -> int:
+        return rows[0].cache_tokens
+
+
+def way_to_decode(
+    decoder: Decoder, slots: int, end_ids: frozenset[int], cache_tokens: int, context: int
+) -> WayToDecode:
+    """The fastest that this device and this model allow; if that is not the kernels on a GPU, a warning says why."""
+    if decoder.device.type == "cuda":
+        obstacle = _obstacle(decoder)
+        if not obstacle:
+            return KernelWay(decoder, slots, end_ids, cache_tokens, context)
+        warnings.warn(f"the native engine decodes slowly on this GPU: {obstacle}", stacklevel=2)
+    return TorchWay(decoder, slots, end_ids, cache_tokens)
+
+
+def _obstacle(decoder: Decoder) -> str:
+    """Why the kernels cannot decode this model here; empty if they can."""
+    try:
+        import triton  # noqa: F401
+    except ImportError:
+        return "Triton is not installed (pip install triton)"
+    from .cuda.passes import why_not
+
+    return why_not(decoder)
