@@ -7,10 +7,8 @@ from tests.chaos.kill_scenarios import SCENARIOS
 from tests.chaos.killed_runs import finish, killed_everywhere
 
 SOME = (
-    "grpo_one_behind", "sft",
-    "grpo_twice_over_one_behind", "ppo_separate", "grpo_reference_after_warm_start", "dapo_with_refill",
-    "grpo_rewards_that_fail", "dr_grpo_skipped_steps", "grpo_stopped_between_saves", "grpo_behind", "sft_stopped",
-    "dpo_lora", "reward_model",
+    "grpo_one_behind", "sft_stopped", "ppo_separate", "dapo_with_refill", "dr_grpo_skipped_steps", "dpo_lora",
+    "reward_model",
 )  # fmt: skip
 """Those that are resumed from every eleventh copy, from the last on. `make prove` does all with every copy."""
 

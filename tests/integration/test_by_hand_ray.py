@@ -55,7 +55,7 @@ def folder(tmp_path_factory):
 
 
 def case(kind, makers, trainers, lora):
-    long = (kind, makers, trainers, lora) != (PPOTrainer, 2, 2, LORA)
+    long = (kind, makers, trainers, lora) != (PPOTrainer, 1, 2, LORA)
     name = f"{kind.__name__}-{makers}x{trainers}-{'lora' if lora else 'full'}"
     return pytest.param(kind, makers, trainers, lora, id=name, marks=[pytest.mark.prove] if long else [])
 

@@ -37,7 +37,7 @@ def is_there(pid):
 @pytest.mark.parametrize(
     ("mishap", "reason"),
     [
-        (IsKilled, "died"),
+        pytest.param(IsKilled, "died", marks=pytest.mark.prove),  # a smaller one is in test_ray_resume.py
         pytest.param(IsStopped, "has had lease", marks=pytest.mark.prove),
         pytest.param(ReturnsGarbage, "GarbageError", marks=pytest.mark.prove),
         pytest.param(Hangs, "has had lease", marks=pytest.mark.prove),
@@ -123,6 +123,7 @@ def test_an_error_in_a_trainer_comes_out_with_where_it_was(ray_cluster, tmp_path
     assert f"what trainer_{rank} printed is in " in notes
 
 
+@pytest.mark.prove  # a smaller one is in test_ray_hooks.py
 def test_a_stop_in_the_driver_stops_every_trainer(ray_cluster, tmp_path):
     manager = CallbackManager()
     manager.on("step_end")(lambda state: state.stop_training("enough") if state.global_step == 2 else None)

@@ -58,6 +58,14 @@ class Prunes(Callback):
                 state.checkpoint_mgr.remove(old)
 
 
+class Stops(Callback):
+    """In the driver, before the trainer would end by itself."""
+
+    def on_step_end(self, state, step_idx, batch, metrics):
+        if state.global_step == STEPS:
+            state.stop_training("enough")
+
+
 @dataclass(frozen=True)
 class Hooked:
     """A run on Ray with all of them, the same run in one process, and one without hooks."""
@@ -80,8 +88,8 @@ def hooked(ray_cluster, tmp_path_factory):
         digest(runs, "plain", total_steps=STEPS)
         changing = listening(Negate(), MakerFails(), TrainerFails())
         digest(runs, "local", total_steps=STEPS, callbacks=changing)
-        changing = listening(Negate(), MakerFails(), TrainerFails(), *shipped)
-        digest(runs, "ray", total_steps=STEPS, checkpoint=saving, callbacks=changing, runtime="ray", makers=2)
+        changing = listening(Negate(), MakerFails(), TrainerFails(), Stops(), *shipped)
+        digest(runs, "ray", total_steps=STEPS + 4, checkpoint=saving, callbacks=changing, runtime="ray", makers=2)
     return Hooked(folder, prunes)
 
 
@@ -90,11 +98,18 @@ def test_hooks_in_actors_and_in_the_driver_change_what_is_trained(hooked):
     assert there == local != plain
 
 
+def test_a_stop_in_the_driver_stops_the_trainer(hooked):
+    told = hooked.header("ray")
+    assert (told["status"], told["steps_run"], told["stop_reason"]) == ("completed", STEPS, "enough")
+
+
 def test_errors_in_actors_are_counted(hooked):
     leases = STEPS * SMALL["train_batch_size"] // SMALL["sampling"]["group_size"]
     expected = {"MakerFails": leases, "TrainerFails": STEPS}
     assert hooked.header("local")["callback_errors"] == expected
-    assert hooked.header("ray")["callback_errors"] == expected
+    on_ray = hooked.header("ray")["callback_errors"]
+    assert on_ray["TrainerFails"] == STEPS
+    assert on_ray["MakerFails"] >= leases, "makers were ahead when it was stopped"
 
 
 def test_hooks_in_the_driver_remove_and_upload_checkpoints(hooked):
