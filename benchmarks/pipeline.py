@@ -96,7 +96,8 @@ class SleepingEngine:
 
     context_length = 1024
     free = 1024
-    is_independent = True
+    is_independent = False  # one lease at a time: what theory says of the pipeline is about leases
+    versions = ()
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds

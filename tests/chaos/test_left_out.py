@@ -408,7 +408,7 @@ def test_without_any_part_a_lease_book_does_something_else(part):
     seen = []
     for make in (a_book_in_order, a_windowed_book, an_interrupted_book):
         book, first = make()
-        kinds = {f"making.seconds.{kind}" for kind in ("generate", "score", "load", "wait")}
+        kinds = {f"making.seconds.{kind}" for kind in ("generate", "score", "load", "switch", "wait")}
         dropped = {f"ledger.dropped.{reason}" for reason in ("unlucky", "stale")}
         assert set(paths_in(book.state_dict())) <= {*BOOK_PARTS, *dropped, *kinds, "making.values.x"}
         outcomes = []

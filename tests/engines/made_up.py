@@ -15,6 +15,7 @@ class MadeUpEngine:
 
     def __init__(self) -> None:
         self._open: list[Request] = []
+        self.versions = {0}
 
     def tokens(self, request: Request) -> tuple[tuple[int, ...], FinishReason]:
         raise NotImplementedError
@@ -37,7 +38,7 @@ class MadeUpEngine:
         raise NotImplementedError
 
     def load(self, weights, version: int) -> None:
-        pass
+        self.versions.add(version)
 
     def sleep(self) -> None:
         pass

@@ -83,20 +83,19 @@ SAVED_LATE = {"checkpoint": {"save_every": 4}}
     ids=["after a checkpoint", "before the first checkpoint", "in the first step"],
 )
 def test_a_maker_and_a_trainer_that_are_killed_are_started_again_and_change_nothing(
-    ray_cluster, tmp_path, capsys, settings, killed_at, went_on_from
+    ray_cluster, tmp_path, settings, killed_at, went_on_from
 ):
     digest(tmp_path, "local", **settings)
     steps, makers, maker_killed = CountsSteps(), CallbackManager(), tmp_path / "maker killed"
     lost, recreated = [], []
     makers.on("maker.lost")(lambda maker, reason: lost.append(reason))
     makers.on("maker.recreated")(lambda maker: recreated.append(maker))
-    killed = [IsKilledSoOften(tmp_path / "killed", step=killed_at), IsKilled(maker_killed)]
+    killed = [IsKilledSoOften(tmp_path / "killed", step=killed_at), IsKilled(maker_killed, version=0)]
     digest(tmp_path, "ray", runtime="ray", callbacks=[steps, makers, *killed], **settings)
     assert (tmp_path / "killed.0").exists()
     assert maker_killed.exists()
     assert "died" in lost[0]
     assert recreated[0] == "maker_0+1"
-    assert "[maker_0] farewell\n" in capsys.readouterr().out, "its last line"
     assert came_to(tmp_path, "ray") == came_to(tmp_path, "local")
     told = header(tmp_path, "ray")
     assert told["ledger"] == header(tmp_path, "local")["ledger"]

@@ -70,6 +70,15 @@ class Studio:
             raise following
         return following
 
+    def another_lease(self, maker):
+        return None
+
+    def note_made(self, lease_id, maker):
+        pass
+
+    def note_progress(self, lease_ids, maker):
+        pass
+
     def deliver(self, delivery, maker):
         self.step("deliver")
         self.deliveries.append(delivery)
@@ -103,6 +112,8 @@ class Studio:
 
 
 class StudioEngine(MadeUpEngine):
+    is_independent = False  # one lease after the other: what happens when is the same each time
+
     def __init__(self, studio):
         super().__init__()
         self._studio = studio

@@ -16,7 +16,7 @@ from tests.small import MODEL as CONFIG
 from proa import CallbackManager
 from proa.algorithms import build_algorithm
 from proa.data.sampling import Sampling
-from proa.engines import Progress, build_engine
+from proa.engines import NativeEngine, Progress, build_engine
 from proa.learning.optimizer import OptimizerSettings
 from proa.leases.book import LeaseBook
 from proa.leases.plan import LeasePlan
@@ -157,6 +157,12 @@ def with_random_delays(seed: int) -> Callable[[ExperienceMakerHolder], None]:
     return disturb
 
 
+class OneLeaseAtATime(NativeEngine):
+    """Never has room for a second."""
+
+    free = 0
+
+
 def failing_once(at_call: int, how: Callable[[], None]) -> Callable[[ExperienceMakerHolder], None]:
     """The first maker does something bad in the middle of its n-th lease; its replacements do not.
 
@@ -172,11 +178,12 @@ def failing_once(at_call: int, how: Callable[[], None]) -> Callable[[ExperienceM
                 return step()
             made = step()
             leases.update(progress.id.partition("/")[0] for progress in made)  # one prompt is one lease here
-            if len(leases) == at_call + 1 and not happened.is_set():
+            if len(leases) > at_call and not happened.is_set():
                 happened.set()
                 how()
             return made
 
+        maker.engine.__class__ = OneLeaseAtATime
         maker.engine.step = faulty  # type: ignore[method-assign]
 
     return disturb

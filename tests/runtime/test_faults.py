@@ -82,9 +82,9 @@ def test_a_maker_that_delivers_garbage_is_replaced_and_the_garbage_refused(caplo
     run.manager.on("maker.lost")(lambda maker, reason: lost.append(maker))
 
     def short(maker):
-        make = maker.make
+        experience = maker._experience
         if maker.name == "maker_0":
-            maker.make = lambda *args: make(*args)[:-1]
+            maker._experience = lambda samples: experience(samples)[:-1]
 
     assert run.run(1, disturb=short) == SmallRun(total_steps=2).run()
     assert lost == ["maker_0"]

@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ..data.lease import Span
@@ -63,6 +63,12 @@ class Activity:
             with self._lock:
                 self._spent[kind] = self._spent.get(kind, 0.0) + seconds
                 self._spans.append((kind, start, seconds))
+
+    def count(self, seconds: Mapping[str, float]) -> None:
+        """Count what was done elsewhere for this actor."""
+        with self._lock:
+            for kind, more in seconds.items():
+                self._spent[kind] = self._spent.get(kind, 0.0) + more
 
     def take_spans(self) -> tuple[Span, ...]:
         """What was done since this was last asked, each with when it began and how long it took."""

@@ -8,6 +8,7 @@ from time import perf_counter
 from typing import Any
 
 from ..data.experience import Experience
+from ..lifecycle.current import current_state
 from ..lifecycle.hooks import MakerCallback, TrainerCallback
 from ..lifecycle.policy import ErrorPolicy, Priority
 
@@ -168,7 +169,8 @@ class ExperienceMakerPerformanceEvaluator(MakerCallback):
         self._watch.start("making")
 
     def on_make_experience_end(self, experience: Experience) -> None:
-        self._watch.stop("making")
+        state = current_state()
+        self._watch.stop("making", seconds=getattr(state, "making_seconds", None))
         self._watch.count(experience, self._flop_per_token)
 
     def on_send_start(self) -> None:
@@ -214,10 +216,11 @@ class _Stopwatch:
     def start(self, activity: str) -> None:
         self.started[activity] = perf_counter()
 
-    def stop(self, activity: str) -> None:
+    def stop(self, activity: str, seconds: float | None = None) -> None:
+        """Count the time since it was started; or so many seconds, if it was done before."""
         begun = self.started.pop(activity, None)
         if begun is not None:
-            self.seconds[activity] += perf_counter() - begun
+            self.seconds[activity] += perf_counter() - begun if seconds is None else seconds
 
     def count(self, experience: Experience, flop_per_token: float) -> None:
         mask = experience.attention_mask

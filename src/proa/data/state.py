@@ -152,6 +152,8 @@ class LoopState(TrainState):
     world_size: int = 1
     policy_version: int = 0
     resumed_from: str | None = None
+    making_seconds: float | None = None
+    """Of a maker: what it took to make the batch whose hooks fire, if that was made before they do."""
 
     @property
     def stop_requested(self) -> bool:
@@ -162,7 +164,9 @@ class LoopState(TrainState):
         self.stop_training(reason, by=_caller_name())
 
 
-_HANDLES = frozenset({"exception", "checkpoint_mgr", "ctx", "_unwritten", "_step_metrics", "_clashes"})
+_HANDLES = frozenset(
+    {"exception", "checkpoint_mgr", "ctx", "making_seconds", "_unwritten", "_step_metrics", "_clashes"}
+)
 
 
 def _number(name: str, value: Any) -> float | int | bool:

@@ -63,6 +63,10 @@ class HFEngine:
     def free(self) -> int:
         return max(0, self._slots - len(self._batch) - len(self._waiting))
 
+    @property
+    def versions(self) -> tuple[int, ...]:
+        return (self._version,)
+
     def submit(self, request: Request) -> None:
         refuse_second(request, self._names)
         if request.version != self._version:

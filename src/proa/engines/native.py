@@ -89,6 +89,10 @@ class NativeEngine:
         return max(0, self._slots - self._decoded - len(self._waiting))
 
     @property
+    def versions(self) -> Collection[int]:
+        return self._versions.keys()
+
+    @property
     def cache_tokens(self) -> int:
         """How many tokens its cache has memory for now; on a GPU, how many of it are taken."""
         return self.way.taken([version.rows for version in self._versions.values()])

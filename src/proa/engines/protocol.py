@@ -77,6 +77,11 @@ class Engine(Protocol):
         """Whether the bits of a request depend on no other; tried when the engine was built."""
         ...
 
+    @property
+    def versions(self) -> Collection[int]:
+        """Of the weights that it has now."""
+        ...
+
     def submit(self, request: Request) -> None:
         """Take a request in. Refused at once, with a SettingError, is what can never be decoded."""
         ...

@@ -49,6 +49,8 @@ class LeaseBook:
         """What makers spent on the leases that the last `take_step` consumed, as metrics; empty if it consumed none."""
         self.logged: dict[str, float] = {}
         """What hooks of makers logged for these leases: means over those that have a value."""
+        self.makers = 1
+        """How many there are to share the work."""
         self.room = WaitingRoom()
         self._prompt = prompt
         self._filter_group = filter_group
@@ -146,19 +148,31 @@ class LeaseBook:
                 reason="the trainer to admit more leases",
                 timeout=self._wait_timeout if seconds is None else seconds,
             )
-            self._check_open()
-            if maker in self._dismissed:
-                raise ClosedError(f"{maker} was replaced")
-            lease_id = min(self._open.unassigned)
-            try:
-                lease = self._lease(lease_id)
-            except Exception as error:  # a prompt that cannot be tokenised, say
-                raise LeaseFailedError(f"lease {lease_id} cannot be handed out: {error}", lease_id) from error
-            if lease.id not in self._open.handed_out:
-                self.ledger.lease(lease.samples)
-            self._open.hand_out(lease, maker)
-            room.announce()
-            return lease
+            return self._hand_out(maker)
+
+    def another_lease(self, maker: str) -> Lease | None:
+        """One more for a maker that has some already; None if there is none, or if it would be more than its share."""
+        with self.room:
+            share = -(-len(self._open.ids) // max(self.makers, len({*self._open.holders, maker})))
+            has_share = self._open.being_made_by(maker) >= share
+            if not self._closed and maker not in self._dismissed and (has_share or not self._open.unassigned):
+                return None
+            return self._hand_out(maker)
+
+    def _hand_out(self, maker: str) -> Lease:
+        self._check_open()
+        if maker in self._dismissed:
+            raise ClosedError(f"{maker} was replaced")
+        lease_id = min(self._open.unassigned)
+        try:
+            lease = self._lease(lease_id)
+        except Exception as error:  # a prompt that cannot be tokenised, say
+            raise LeaseFailedError(f"lease {lease_id} cannot be handed out: {error}", lease_id) from error
+        if lease.id not in self._open.handed_out:
+            self.ledger.lease(lease.samples)
+        self._open.hand_out(lease, maker)
+        self.room.announce()
+        return lease
 
     def deliver(self, delivery: Delivery, maker: str, *, seconds: float | None = None) -> bool:
         """Take in what was made of a lease. Delivering twice is harmless: the second time changes nothing and returns
@@ -197,6 +211,11 @@ class LeaseBook:
             if self._open.note_made(lease_id, maker):
                 room.announce()
 
+    def note_progress(self, lease_ids: Sequence[int], maker: str) -> None:
+        """Leases of a maker have moved on since it said so last."""
+        with self.room:
+            self._open.note_progress(lease_ids, maker)
+
     def release(self, lease_id: int, maker: str) -> None:
         """A maker gives a lease up; the next maker that asks gets it. A late delivery still counts."""
         with self.room as room:
@@ -225,7 +244,7 @@ class LeaseBook:
             return self._open.held_by(maker)
 
     def overdue(self, seconds: float) -> dict[int, str]:
-        """Leases that one maker has had for longer than that without making them, and the maker."""
+        """Leases that one maker has, and that have not moved on for longer than that, and the maker."""
         with self.room:
             return self._open.overdue(seconds)
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from ..data.lease import Delivery
 
-_KINDS = ("generate", "score", "load", "wait")
-"""Where a maker's time goes before it sends."""
+_KINDS = ("generate", "score", "load", "switch", "wait")
+"""Where a maker's time goes before it sends; `switch` is for how long its stream stood still for new weights."""
 
 
 @dataclass

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from time import monotonic
 
 from ..data.lease import Delivery, GarbageError, Lease, check_delivery
@@ -13,7 +14,8 @@ class Assignment:
     """One lease in the hands of one maker."""
 
     maker: str
-    since: float
+    moved_at: float
+    """When it was handed out, or last moved on."""
     lease: Lease
     """What was asked for; kept until it is delivered, so that the two can be compared."""
 
@@ -30,6 +32,11 @@ class OpenLeases:
     def ids(self) -> set[int]:
         return self.unassigned | self.handed_out.keys()
 
+    @property
+    def holders(self) -> set[str]:
+        """The makers that have leases."""
+        return {assignment.maker for assignment in self._held().values()}
+
     def hand_out(self, lease: Lease, maker: str) -> None:
         self.unassigned.discard(lease.id)
         self._made.discard(lease.id)
@@ -41,6 +48,15 @@ class OpenLeases:
         if is_held:
             self._made.add(lease_id)
         return is_held
+
+    def note_progress(self, lease_ids: Iterable[int], maker: str) -> None:
+        """Leases of that maker have moved on: they are not late."""
+        for lease_id in set(lease_ids) & set(self.held_by(maker)):
+            self.handed_out[lease_id] = replace(self.handed_out[lease_id], moved_at=monotonic())
+
+    def being_made_by(self, maker: str) -> int:
+        """How many leases a maker has that it has not made."""
+        return len(set(self.held_by(maker)) - self._made)
 
     def is_made_by(self, lease_id: int, maker: str) -> bool:
         """Whether that maker has it, made."""
@@ -71,12 +87,12 @@ class OpenLeases:
         return [lease_id for lease_id, assignment in self._held().items() if assignment.maker == maker]
 
     def overdue(self, seconds: float) -> dict[int, str]:
-        """Leases that one maker has had for longer than that, and the maker. Those that are made are not late."""
+        """Leases that one maker has, and that have not moved on for so long. Those that are made are not late."""
         now = monotonic()
         return {
             lease_id: assignment.maker
             for lease_id, assignment in self._held().items()
-            if now - assignment.since > seconds and lease_id not in self._made
+            if now - assignment.moved_at > seconds and lease_id not in self._made
         }
 
     def whereabouts(self, lease_id: int) -> str:

@@ -7,9 +7,11 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 from transformers import PreTrainedModel
 
@@ -19,7 +21,7 @@ from ..actors.finding import find_actor, own_name
 from ..actors.waiting import ClosedError, LeaseFailedError, WaitTimeoutError
 from ..data.experience import BufferItem
 from ..data.experience_changes import as_delivered, nothing_made, shown_to_hooks
-from ..data.lease import Delivery, Lease, Prompt, sample_seed
+from ..data.lease import Delivery, Lease, Prompt, Span, sample_seed
 from ..data.state import LoopState
 from ..data.versions import NO_VERSION
 from ..engines.protocol import Engine
@@ -33,22 +35,18 @@ from ..policy.opening import Lora, ModelSource, TokenizerSource
 from ..policy.policy import Receiver
 from ..rewards import Scorer
 from ..rewards.function import GivenReward
-from ..rollouts import Progress, Rollout, Sample, VersionedEngine
+from ..rollouts import EngineStream, Progress, Rollout, Sample, VersionedEngine
 from ..tasks import load_task
 from ..visible import show_details
+from .lease_stream import Book, LeaseStream, Loaded, Made
 from .maker_parts import EngineKind, MakerSource
 from .prompt_batches import read_batch, task_batches
 from .weights import Weights
 
 log = logging.getLogger("proa.maker")
 
-
-class Book(Protocol):
-    """The lease book as a maker sees it, here or on another machine."""
-
-    def next_lease(self, maker: str) -> Lease: ...
-    def deliver(self, delivery: Delivery, maker: str) -> bool: ...
-    def release(self, lease_id: int, maker: str) -> None: ...
+Spent: TypeAlias = tuple[dict[str, float], tuple[Span, ...]]
+"""On a lease: seconds by kind, and the spans of what was done for it elsewhere."""
 
 
 class Store(Protocol):
@@ -129,6 +127,8 @@ class ExperienceMakerHolder:
             lambda trainer: find_actor(trainer, patience=wait_timeout, call_seconds=wait_timeout)
         )
         self._doubt = self._answered = object()
+        self._trusted: dict[int, object] = {}
+        """By version, the doubt that there was when its weights were loaded beside others."""
         self._loaded_digest = ""
         self._turn = 0
         self._prompts_per_batch = prompts_per_batch
@@ -144,27 +144,83 @@ class ExperienceMakerHolder:
 
     @with_own_state
     def work(self, book: Book, store: Store) -> None:
-        """Take leases and deliver them until the book closes; a lease on which this raises goes to another maker."""
+        """Take leases and deliver them until the book closes; a lease on which this raises goes to another maker.
+
+        Several are under way at once, if the engine decodes every sequence as if it were alone; else one at a time.
+        """
         moments, state = self.manager.moments, self.state
         moments.maker_loop_start(state)
         self.activity.rest("working on leases")
         try:
-            while True:
-                before = self.activity.look()
-                lease = self._next_lease(book)
-                try:
-                    self._make_lease(lease, book, store, before)
-                except ClosedError:
-                    raise
-                except LeaseFailedError:  # an earlier one's delivery
-                    book.release(lease.id, self.name)
-                    raise
-                except BaseException as error:
-                    book.release(lease.id, self.name)
-                    raise LeaseFailedError(f"{self.name} failed on lease {lease.id}: {error}", lease.id) from error
+            if self.engine.is_independent:
+                self._work_on_many(book, store)
+            else:
+                self._work_on_one_after_the_other(book, store)
         finally:
             self.activity.rest("over")
             moments.maker_loop_end(state)
+
+    def _work_on_many(self, book: Book, store: Store) -> None:
+        """What is made is handed in here, lease by lease, while others are generated beside it."""
+        stream = EngineStream(self.engine, name=self.name, guarded_from=f"a callback or a reward of {self.name}")
+
+        def is_trusted(version: int) -> bool:
+            return self._trusted.get(version) is self._doubt and stream.has(version)
+
+        leases = LeaseStream(
+            book, stream, self.rollout, maker=self.name, is_trusted=is_trusted, doing=self.activity.rest,
+            load=lambda version, activity: self._load_beside(version, store, stream, activity),
+        )  # fmt: skip
+        with leases:
+            for made in leases:
+                if isinstance(made, Loaded):
+                    self._note_loaded(made.version)
+                    continue
+                self.state.policy_version = made.lease.version
+                self.state.making_seconds = sum(made.seconds.get(kind, 0.0) for kind in ("generate", "score"))
+                with self._giving_up(made.lease, book):
+                    self._hand_in(made.lease, book, made.take, partial(self._spent_on, made))
+                leases.is_handed_in(made)
+
+    def _spent_on(self, made: Made) -> Spent:
+        self.activity.count(made.seconds)
+        return made.seconds, made.spans
+
+    def _load_beside(self, version: int, store: Store, stream: EngineStream, activity: Activity) -> None:
+        """Give weights to the stream of an engine; called by the threads of leases, one at a time."""
+        doubt = self._doubt
+        with activity.doing("load", f"loading weights of version {version}"):
+            weights = store.fetch(version, owner=self.name)
+            weights.check()
+            activity.count({"switch": stream.load(self._receiver.whole(weights.tensors), version)})
+        self._versioned_engine.version = version
+        self._loaded_digest = weights.digest
+        self._trusted = {known: before for known, before in self._trusted.items() if stream.has(known)}
+        self._answered = self._trusted[version] = doubt
+
+    def _work_on_one_after_the_other(self, book: Book, store: Store) -> None:
+        while True:
+            before = self.activity.look()
+            lease = self._next_lease(book)
+            with self._giving_up(lease, book):
+                if lease.version != self.loaded_version:
+                    self._load(lease.version, store)
+                make = partial(self._samples, lease.prompts, lease.seeds, f"lease {lease.id}")
+                self._hand_in(lease, book, make, partial(self._spent_since, before))
+
+    @contextmanager
+    def _giving_up(self, lease: Lease, book: Book) -> Iterator[None]:
+        """A lease on which this maker fails goes to another."""
+        try:
+            yield
+        except ClosedError:
+            raise
+        except LeaseFailedError:  # an earlier one's delivery
+            book.release(lease.id, self.name)
+            raise
+        except BaseException as error:
+            book.release(lease.id, self.name)
+            raise LeaseFailedError(f"{self.name} failed on lease {lease.id}: {error}", lease.id) from error
 
     def _next_lease(self, book: Book) -> Lease:
         with self.activity.doing("wait", "waiting for a lease"):
@@ -174,19 +230,24 @@ class ExperienceMakerHolder:
                 except WaitTimeoutError:
                     continue  # an idle maker is not a failure: the trainer's own wait is the one that counts
 
-    def _make_lease(self, lease: Lease, book: Book, store: Store, before: Doing) -> None:
-        moments, state, what = self.manager.moments, self.state, f"lease {lease.id}"
-        if lease.version != self.loaded_version:
-            self._load(lease.version, store)
+    def _spent_since(self, before: Doing) -> Spent:
+        return self.activity.look().spent_since(before), ()
+
+    def _hand_in(
+        self, lease: Lease, book: Book, samples: Callable[[], list[Sample]], spent: Callable[[], Spent]
+    ) -> None:
+        """Turn samples into experience and deliver it, with what was spent on it, and the hooks of all that."""
+        moments, state = self.manager.moments, self.state
         moments.maker_batch_start(state)
         try:
-            items = self.make(lease.prompts, lease.seeds, what)
+            items = self._experience(samples)
             self.leases_made += 1
-            spent, spans = self.activity.look().spent_since(before), self.activity.take_spans()
-            delivery = Delivery(lease.id, tuple(items), self.name, spent, spans, state.take_logged())
+            seconds, spans = spent()
+            spans += self.activity.take_spans()
+            delivery = Delivery(lease.id, tuple(items), self.name, seconds, spans, state.take_logged())
             moments.maker_send_start(state)
             try:
-                with self.activity.doing("send", f"delivering {what}"):
+                with self.activity.doing("send", f"delivering lease {lease.id}"):
                     book.deliver(delivery, self.name)
             finally:
                 moments.maker_send_end(state)
@@ -232,12 +293,15 @@ class ExperienceMakerHolder:
                 base.check()
                 self._receiver.use_base({name: tensor.clone() for name, tensor in base.tensors.items()})
             engine.load(self._receiver.whole(weights.tensors), weights.version)
-        self.state.policy_version = weights.version
         self._loaded_digest = weights.digest
         self._answered = doubt
         self._weights_came.set()
-        self._report("version %d is loaded", weights.version)
-        self.manager.moments.maker_weights_loaded(self.state, weights.version)
+        self._note_loaded(weights.version)
+
+    def _note_loaded(self, version: int) -> None:
+        self.state.policy_version = version
+        self._report("version %d is loaded", version)
+        self.manager.moments.maker_weights_loaded(self.state, version)
 
     @concurrency_group("model_io")
     def get_policy_version(self) -> int:
@@ -338,14 +402,18 @@ class ExperienceMakerHolder:
     def make(
         self, prompts: Sequence[Prompt], seeds: Sequence[Sequence[int]], what: str = "a batch"
     ) -> list[BufferItem]:
-        """One item per sample, groups together; `what` names the work for whoever looks at this maker.
+        """One item per sample, groups together; `what` names the work for whoever looks at this maker."""
+        return self._experience(partial(self._samples, prompts, seeds, what))
 
-        What `on_make_experience_end` changes of rewards and masks is in the items.
-        """
+    def _samples(self, prompts: Sequence[Prompt], seeds: Sequence[Sequence[int]], what: str) -> list[Sample]:
+        return self.rollout.run(self._versioned_engine, prompts, seeds, Progress(what, self.activity))
+
+    def _experience(self, make: Callable[[], list[Sample]]) -> list[BufferItem]:
+        """Samples as items. What `on_make_experience_end` changes of rewards and masks is in them."""
         moments, state = self.manager.moments, self.state
         moments.maker_make_experience_start(state)
         try:
-            samples = self.rollout.run(self._versioned_engine, prompts, seeds, Progress(what, self.activity))
+            samples = make()
             self._report_failed_reward(samples)
             self.tokens_made += sum(sample.tokens for sample in samples)
             items = [row for sample in samples for row in sample.rows(self.rollout.sampling)]

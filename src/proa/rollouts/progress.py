@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+import contextlib
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from ..actors.activity import Activity
@@ -15,9 +17,13 @@ class Progress:
     work: str
     """What the samples are for, e.g. `lease 12`."""
     activity: Activity = field(default_factory=Activity)
+    one_scores: AbstractContextManager[object] = field(default_factory=nullcontext)
+    """A lock of those of whom only one scores at a time: rewards need not care for threads."""
 
     def generating(self) -> AbstractContextManager[None]:
         return self.activity.doing("generate", f"generating {self.work}")
 
-    def scoring(self) -> AbstractContextManager[None]:
-        return self.activity.doing("score", f"scoring {self.work}")
+    @contextlib.contextmanager
+    def scoring(self) -> Iterator[None]:
+        with self.one_scores, self.activity.doing("score", f"scoring {self.work}"):
+            yield

@@ -8,9 +8,18 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from ..data.lease import Prompt
     from ..data.sampling import Sampling
+    from ..engines.protocol import Request
     from .progress import Progress
     from .sample import Sample
-    from .versioned_engine import VersionedEngine
+    from .versioned_engine import Generated
+
+
+class SamplingEngine(Protocol):
+    """An engine as a rollout sees it: with weights of one version, whoever else uses it."""
+
+    def generate(self, requests: Sequence[Request], progress: Progress) -> Generated:
+        """A completion for each request, in order."""
+        ...
 
 
 class Rollout(Protocol):
@@ -23,7 +32,7 @@ class Rollout(Protocol):
     def sampling(self) -> Sampling: ...
 
     def run(
-        self, engine: VersionedEngine, prompts: Sequence[Prompt], seeds: Sequence[Sequence[int]], progress: Progress
+        self, engine: SamplingEngine, prompts: Sequence[Prompt], seeds: Sequence[Sequence[int]], progress: Progress
     ) -> list[Sample]:
         """One sample for each seed of each prompt, those of a prompt together, in order."""
         ...

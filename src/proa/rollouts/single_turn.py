@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..data.sampling import Completion, Sampling
     from ..rewards.score import Scorer
     from .progress import Progress
-    from .versioned_engine import VersionedEngine
+    from .rollout import SamplingEngine
 
 
 class SingleTurn:
@@ -36,7 +36,7 @@ class SingleTurn:
         self._model_reward = model_reward
 
     def run(
-        self, engine: VersionedEngine, prompts: Sequence[Prompt], seeds: Sequence[Sequence[int]], progress: Progress
+        self, engine: SamplingEngine, prompts: Sequence[Prompt], seeds: Sequence[Sequence[int]], progress: Progress
     ) -> list[Sample]:
         """One sample for each seed of each prompt, those of a prompt together, in order."""
         requests = [

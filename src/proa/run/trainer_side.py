@@ -168,6 +168,7 @@ class TrainerSide:
             filter_group=trainer.group_filter.filter,
             wait_timeout=config.wait_timeout,
         )
+        book.makers = config.makers
         book.repeat(around.journal)
         trainer.source = book if around.replicas.size == 1 else SharedSource(around.replicas, book)
         around.listeners.add(TakeStepRecord(trainer, book, around.record, self.policy.tokenizer, config))

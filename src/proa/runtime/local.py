@@ -50,6 +50,7 @@ class LocalRuntime:
     ) -> None:
         self._trainer = trainer
         self._book = book
+        self._book.makers = makers
         self._store = store
         self._watch = watch
         self._maker_threads = MakerThreads(builder, book, store)

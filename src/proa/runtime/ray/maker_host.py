@@ -57,20 +57,27 @@ class RemoteBook:
 
     def next_lease(self, maker: str) -> Lease:
         self._ticket += 1
-        while True:  # an idle maker is not a failure: the trainer's own wait is the one that counts
-            if self._in_flight is not None and self._in_flight.done():
-                self._in_flight.result()  # it may have been refused
-            arguments = (maker, self._ticket, self._store.last_fetched)
-            reply = _request(self._trainer.next_lease, *arguments, patience=self._patience)
-            if reply.value is not None:
-                lease: Lease = reply.value
-                if reply.weights is not None:
-                    self._store.at_hand = (lease.version, reply.weights)
-                return lease
+        while (lease := self._ask(maker, waits=True)) is None:
+            pass  # an idle maker is not a failure: the trainer's own wait is the one that counts
+        return lease
+
+    def another_lease(self, maker: str) -> Lease | None:
+        self._ticket += 1
+        return self._ask(maker, waits=False)
+
+    def _ask(self, maker: str, *, waits: bool) -> Lease | None:
+        if self._in_flight is not None and self._in_flight.done():
+            self._in_flight.result()  # it may have been refused
+        arguments = (maker, self._ticket, self._store.last_fetched, waits)
+        reply = _request(self._trainer.next_lease, *arguments, patience=self._patience)
+        lease: Lease | None = reply.value
+        if lease is not None and reply.weights is not None:
+            self._store.at_hand = (lease.version, reply.weights)
+        return lease
 
     def deliver(self, delivery: Delivery, maker: str) -> bool:
         if self._in_flight is not None and not self._in_flight.done():
-            _request(self._trainer.note_made, delivery.lease_id, maker, patience=self._patience)  # it is not overdue
+            self.note_made(delivery.lease_id, maker)  # it is not overdue
         last_arrived = self._in_flight.result() if self._in_flight is not None else True
         self._in_flight = self._sender.submit(self._deliver, delivery, maker)
         return last_arrived
@@ -87,6 +94,12 @@ class RemoteBook:
         except Exception as error:
             lease_id = delivery.lease_id
             raise LeaseFailedError(f"{maker} failed on lease {lease_id}: {error}", lease_id) from error
+
+    def note_made(self, lease_id: int, maker: str) -> None:
+        _request(self._trainer.note_made, lease_id, maker, patience=self._patience)
+
+    def note_progress(self, lease_ids: Sequence[int], maker: str) -> None:
+        self._trainer.note_progress.remote(list(lease_ids), maker)
 
     def release(self, lease_id: int, maker: str) -> None:
         self._trainer.release.remote(lease_id, maker)

@@ -241,8 +241,10 @@ class TrainerHost(RankHost):
         return Reply(self._is_prepared.wait(POLL_SECONDS))
 
     @concurrency_group("leases")
-    def next_lease(self, maker: str, ticket: int, has_version: int) -> Reply:
-        """Work for a maker. Repeated with the same ticket, because the reply was lost, it is the same lease.
+    def next_lease(self, maker: str, ticket: int, has_version: int, waits: bool = True) -> Reply:
+        """Work for a maker: if it does not wait, because it has some, no more than its share.
+
+        Repeated with the same ticket, because the reply was lost, it is the same lease.
 
         A call may also be repeated so late that the maker has asked for the next one since: that gets nothing.
         """
@@ -251,7 +253,9 @@ class TrainerHost(RankHost):
             if ticket <= last:
                 return reply if ticket == last else Reply()
             try:
-                lease = self._book.next_lease(maker, seconds=POLL_SECONDS)
+                lease = self._book.next_lease(maker, seconds=POLL_SECONDS) if waits else self._book.another_lease(maker)
+                if lease is None:
+                    return Reply()
                 reply = Reply(
                     lease, weights=None if lease.version == has_version else self.weights(lease.version).value
                 )
@@ -275,6 +279,10 @@ class TrainerHost(RankHost):
     def note_made(self, lease_id: int, maker: str) -> Reply:
         self._book.note_made(lease_id, maker)
         return Reply()
+
+    @concurrency_group("deliveries")
+    def note_progress(self, lease_ids: Sequence[int], maker: str) -> None:
+        self._book.note_progress(lease_ids, maker)
 
     @concurrency_group("deliveries")
     def release(self, lease_id: int, maker: str) -> None:

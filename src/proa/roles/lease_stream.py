@@ -1,0 +1,230 @@
+"""A maker's leases, several under way at once, so that its engine is never without work.
+
+Four kinds of threads share that. One takes leases, as many as are the maker's fair share and find room in the engine.
+Each lease has one: it has the weights loaded, its samples generated and scored. One steps the engine. And whoever
+iterates over the stream gets what was made, lease by lease, and hands it in; that may take as long as it likes.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import TYPE_CHECKING, Protocol
+
+from ..actors.activity import Activity
+from ..actors.waiting import ClosedError, WaitTimeoutError
+from ..rollouts import EngineStream, Progress, Rollout, Sample, StreamUser
+
+if TYPE_CHECKING:
+    from ..data.lease import Delivery, Lease, Span
+
+ASK_SECONDS = 0.05
+"""How often the book is asked for one more lease, while there is room for one."""
+PROGRESS_SECONDS = 1.0
+"""How often the book is told that leases move on."""
+
+
+class Book(Protocol):
+    """The lease book as a maker sees it, here or on another machine."""
+
+    def next_lease(self, maker: str) -> Lease: ...
+    def another_lease(self, maker: str) -> Lease | None: ...
+    def deliver(self, delivery: Delivery, maker: str) -> bool: ...
+    def note_made(self, lease_id: int, maker: str) -> None: ...
+    def note_progress(self, lease_ids: Sequence[int], maker: str) -> None: ...
+    def release(self, lease_id: int, maker: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """The engine has weights of that version."""
+
+    version: int
+
+
+@dataclass(eq=False)
+class Made:
+    """What came of a lease: samples, or what was raised."""
+
+    lease: Lease
+    user: StreamUser
+    waited: float
+    """Seconds without any work, before this lease came."""
+    activity: Activity = field(default_factory=Activity)
+    samples: list[Sample] = field(default_factory=list)
+    error: BaseException | None = None
+
+    def take(self) -> list[Sample]:
+        if self.error is not None:
+            raise self.error
+        return self.samples
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """What was spent on it, by kind. Of the engine's time it has its share."""
+        spent = {**self.activity.look().spent, "wait": self.waited}
+        if "generate" in spent:
+            spent["generate"] = self.user.engine_seconds
+        return {kind: seconds for kind, seconds in spent.items() if seconds > 0}
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        return self.activity.take_spans()
+
+
+class LeaseStream:
+    """Leases as they are made, in the order of that, and the versions of weights that were loaded for them.
+
+    `load` fetches weights of a version and gives them to the stream; `is_trusted` says whether the engine has them and
+    nobody doubts it.
+    """
+
+    def __init__(
+        self,
+        book: Book,
+        stream: EngineStream,
+        rollout: Rollout,
+        *,
+        maker: str,
+        load: Callable[[int, Activity], None],
+        is_trusted: Callable[[int], bool],
+        doing: Callable[[str], None],
+    ) -> None:
+        self._book = book
+        self._stream = stream
+        self._rollout = rollout
+        self._maker = maker
+        self._load = load
+        self._is_trusted = is_trusted
+        self._doing = doing
+        self._loading, self._one_scores = threading.Lock(), threading.Lock()
+        self._open: dict[int, Made] = {}
+        self._making: set[int] = set()
+        self._changed = threading.Condition()
+        self._news: queue.SimpleQueue[Made | Loaded | BaseException] = queue.SimpleQueue()
+        self._is_over = False
+        self._takes = threading.Thread(target=self._take_leases, name=f"{maker} leases", daemon=True)
+
+    def __enter__(self) -> LeaseStream:
+        self._takes.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Nothing is made any more; leases that were not handed in go to other makers, if the run goes on."""
+        with self._changed:
+            self._is_over = True
+            self._changed.notify_all()
+        self._stream.close("the maker has ended")
+        with self._changed:
+            self._changed.wait_for(lambda: not self._making)
+        if kind is not ClosedError:
+            for lease_id in list(self._open):
+                self._book.release(lease_id, self._maker)
+
+    def __iter__(self) -> LeaseStream:
+        return self
+
+    def __next__(self) -> Made | Loaded:
+        news = self._news.get()
+        if isinstance(news, BaseException):
+            raise news
+        return news
+
+    def is_handed_in(self, made: Made) -> None:
+        """It is the book's now."""
+        with self._changed:
+            self._open.pop(made.lease.id, None)
+            self._changed.notify_all()
+
+    # -- taking --------------------------------------------------------------------------------------
+
+    def _take_leases(self) -> None:
+        try:
+            told_at = monotonic()
+            while not self._is_over:
+                taken = self._next()
+                if taken is not None:
+                    self._begin(*taken)
+                    continue
+                with self._changed:
+                    self._changed.wait(ASK_SECONDS)
+                if monotonic() - told_at > PROGRESS_SECONDS:
+                    told_at = self._tell_progress(told_at)
+        except BaseException as error:  # also that the run is over
+            self._news.put(error)
+
+    def _next(self) -> tuple[Lease, float] | None:
+        """A lease, and how long there was nothing to do before it. While nothing is open it waits for one: nothing can
+        fail meanwhile."""
+        if self._open:
+            lease = self._book.another_lease(self._maker) if self._has_room else None
+            return None if lease is None else (lease, 0.0)
+        self._doing("waiting for a lease")
+        begun = monotonic()
+        while True:
+            try:
+                return self._book.next_lease(self._maker), monotonic() - begun
+            except WaitTimeoutError:
+                continue  # an idle maker is not a failure: the trainer's own wait is the one that counts
+
+    @property
+    def _has_room(self) -> bool:
+        """Whether a row is free of which nobody will have need."""
+        with self._changed:
+            coming = [made.lease.samples for made in self._open.values() if not made.user.has_begun]
+        return self._stream.free > sum(coming)
+
+    def _tell_progress(self, since: float) -> float:
+        with self._changed:
+            moved = [made.lease.id for made in self._open.values() if made.user.moved_at > since]
+        now = monotonic()
+        if moved:
+            self._book.note_progress(moved, self._maker)
+        return now
+
+    def _begin(self, lease: Lease, waited: float) -> None:
+        user = StreamUser(self._stream, f"lease {lease.id}", lease.version, lambda: self._ensure(made))
+        made = Made(lease, user, waited)
+        with self._changed:
+            self._open[lease.id] = made
+            self._making.add(lease.id)
+        self._tell()
+        threading.Thread(target=self._make, args=(made,), name=f"{self._maker} lease {lease.id}", daemon=True).start()
+
+    # -- making --------------------------------------------------------------------------------------
+
+    def _make(self, made: Made) -> None:
+        lease = made.lease
+        try:
+            self._ensure(made)
+            progress = Progress(f"lease {lease.id}", made.activity, self._one_scores)
+            made.samples = self._rollout.run(made.user, lease.prompts, lease.seeds, progress)
+            self._book.note_made(lease.id, self._maker)
+        except BaseException as error:
+            made.error = error
+        self._news.put(made)
+        with self._changed:
+            self._making.discard(lease.id)
+            self._changed.notify_all()
+        self._tell()
+
+    def _ensure(self, made: Made) -> None:
+        """Have the weights that it names loaded: once, however many leases name them."""
+        version = made.lease.version
+        if self._is_trusted(version):
+            return
+        with self._loading:
+            if self._is_trusted(version):
+                return
+            self._load(version, made.activity)
+            self._news.put(Loaded(version))
+
+    def _tell(self) -> None:
+        """What the maker is doing, for whoever looks at it."""
+        with self._changed:
+            making = sorted(self._making)
+        named = ", ".join(map(str, making[:4])) + (" ..." if len(making) > 4 else "")
+        self._doing(f"generating lease{'s' if len(making) > 1 else ''} {named}" if making else "handing in")

@@ -1,0 +1,237 @@
+"""An engine that many generate with at the same time: their requests share every step, and each waits for its own."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from time import monotonic, perf_counter
+from typing import TYPE_CHECKING, Any
+
+from ..actors.waiting import ClosedError
+from ..data.sampling import Completion
+from ..engines.generating import Collected
+from ..engines.protocol import EngineBusyError
+from ..errors import ProaError
+from ..numerics import Numerics
+from .versioned_engine import Generated
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..engines.protocol import Engine, Progress, Request
+    from .progress import Progress as WorkProgress
+
+
+class WeightsGoneError(ProaError):
+    """Requests for a version of the weights that made room for another since it was loaded."""
+
+
+@dataclass(eq=False)
+class _Call:
+    """What somebody wants of the engine between two steps; and again after the next one, while it is busy."""
+
+    act: Callable[[], Any]
+    answer: Future[Any] = field(default_factory=Future)
+
+    def try_now(self) -> bool:
+        """Whether it is done, in one way or the other."""
+        try:
+            self.answer.set_result(self.act())
+        except EngineBusyError:
+            return False
+        except BaseException as error:
+            self.answer.set_exception(error)
+        return True
+
+
+@dataclass(eq=False)
+class _Batch:
+    """Requests that were submitted together, and what has come of them."""
+
+    requests: Sequence[Request]
+    user: StreamUser
+    open: dict[str, Collected]
+    done: dict[str, Completion] = field(default_factory=dict)
+    answer: Future[list[Completion]] = field(default_factory=Future)
+
+    def add(self, progress: Progress) -> None:
+        completion = self.open[progress.id].add(progress)
+        if completion is not None:
+            del self.open[progress.id]
+            self.done[progress.id] = completion
+        if not self.open:
+            self.answer.set_result([self.done[request.id] for request in self.requests])
+
+
+class EngineStream:
+    """Steps an engine in a thread of its own, for as long as there is something to decode.
+
+    Nobody else may use the engine meanwhile. Where code of a user runs in the same process, `guarded_from` says whose:
+    settings of torch that it changed are put back before requests are taken in.
+    """
+
+    def __init__(self, engine: Engine, *, name: str, guarded_from: str | None = None) -> None:
+        self._engine = engine
+        self._guarded_from = guarded_from
+        self._numerics: Numerics | None = None
+        self._changed = threading.Condition()
+        self._calls: deque[_Call] = deque()
+        self._batches: dict[str, _Batch] = {}  # by the id of each request that is open
+        self._over: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name=f"{name} engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def free(self) -> int:
+        """How many more sequences the engine could decode at once."""
+        return self._engine.free
+
+    def close(self, reason: str) -> None:
+        """Whoever waits for something is told so; the engine is left with nothing."""
+        self._end(ClosedError(reason))
+        self._thread.join()
+        for request_id in list(self._batches):
+            self._engine.cancel(request_id)
+
+    def _end(self, why: BaseException) -> None:
+        with self._changed:
+            self._over = self._over or why
+            waiting = [call.answer for call in self._calls]
+            waiting += [batch.answer for batch in set(self._batches.values())]
+            self._calls.clear()
+            self._changed.notify_all()
+        for answer in waiting:
+            if not answer.done():
+                answer.set_exception(self._over)
+
+    # -- from any thread -----------------------------------------------------------------------------
+
+    def load(self, weights: Mapping[str, torch.Tensor], version: int) -> float:
+        """Have the engine take weights, as soon as it has room for them; for how long what is decoded stood still."""
+
+        def take() -> float:
+            begun = perf_counter()
+            self._engine.load(weights, version)
+            return perf_counter() - begun if self._batches else 0.0
+
+        return float(self._ask(take).result())
+
+    def has(self, version: int) -> bool:
+        """Whether the engine has these weights now."""
+        return version in self._engine.versions
+
+    def generate(self, requests: Sequence[Request], user: StreamUser) -> list[Completion]:
+        """A completion for each request, in order; other threads generate meanwhile."""
+        if not requests:
+            return []
+        batch = _Batch(requests, user, {request.id: Collected() for request in requests})
+        self._ask(lambda: self._submit(batch)).result()
+        return batch.answer.result()
+
+    def _ask(self, act: Callable[[], Any]) -> Future[Any]:
+        call = _Call(act)
+        with self._changed:
+            if self._over is not None:
+                raise self._over
+            self._calls.append(call)
+            self._changed.notify_all()
+        return call.answer
+
+    # -- in its own thread ---------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while self._await_work():
+                self._answer_calls()
+                if self._batches:
+                    self._step()
+        except BaseException as error:  # of the engine: nothing that is under way can be gone on with
+            self._end(error)
+
+    def _await_work(self) -> bool:
+        with self._changed:
+            self._changed.wait_for(lambda: self._over is not None or self._calls or self._batches)
+            return self._over is None
+
+    def _answer_calls(self) -> None:
+        with self._changed:
+            calls = list(self._calls)
+        done = {call for call in calls if call.try_now()}
+        with self._changed:
+            self._calls = deque(call for call in self._calls if call not in done)
+
+    def _submit(self, batch: _Batch) -> None:
+        if any(not self.has(request.version) for request in batch.requests):
+            raise WeightsGoneError("the weights that these requests name made room for others")
+        self._restore_numerics()
+        submitted = []
+        try:
+            for request in batch.requests:
+                self._engine.submit(request)
+                submitted.append(request.id)
+        except BaseException:
+            for request_id in submitted:
+                self._engine.cancel(request_id)
+            raise
+        self._batches |= dict.fromkeys(submitted, batch)
+        batch.user.has_begun = True
+
+    def _step(self) -> None:
+        begun = perf_counter()
+        users = [batch.user for batch in self._batches.values()]
+        for progress in self._engine.step():
+            batch = self._batches[progress.id]
+            batch.user.moved_at = monotonic()
+            batch.add(progress)
+            if progress.finish_reason is not None:
+                del self._batches[progress.id]
+        share = (perf_counter() - begun) / len(users)
+        for user in users:
+            user.engine_seconds += share
+
+    def _restore_numerics(self) -> None:
+        if self._guarded_from is None:
+            return
+        if self._numerics is None:
+            self._numerics = Numerics()  # what was set before the first requests is meant
+        self._numerics.restore(self._guarded_from)
+
+
+class StreamUser:
+    """One of those who generate with a stream, with weights of one version: what a rollout takes for its engine.
+
+    `ensure` has the stream load these weights, if it has not got them.
+    """
+
+    def __init__(self, stream: EngineStream, name: str, version: int, ensure: Callable[[], None]) -> None:
+        self.engine_seconds = 0.0
+        """Its share of the time in which the engine was at work, by how many of the sequences were its own."""
+        self.has_begun = False
+        """Whether the engine has got something from it."""
+        self.moved_at = monotonic()
+        """When it last got a token."""
+        self._stream = stream
+        self._name = name
+        self._version = version
+        self._ensure = ensure
+
+    def generate(self, requests: Sequence[Request], progress: WorkProgress) -> Generated:
+        """A completion for each request, in order, with the weights of its version."""
+        own = [self._own(request) for request in requests]
+        while True:
+            self._ensure()
+            try:
+                with progress.generating():
+                    return Generated(self._stream.generate(own, self), self._version)
+            except WeightsGoneError:
+                continue
+
+    def _own(self, request: Request) -> Request:
+        """With names that no other user has, and the version that it generates with."""
+        group, continues = (name and f"{self._name}:{name}" for name in (request.group, request.continues))
+        return replace(
+            request, id=f"{self._name}:{request.id}", version=self._version, group=group, continues=continues
+        )
