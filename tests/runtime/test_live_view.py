@@ -78,7 +78,7 @@ def views(tmp_path_factory):
 
 
 def test_makers_are_seen_at_work(views):
-    at_work = {actor.name for view in views for actor in view.actors if actor.doing.startswith("generating lease ")}
+    at_work = {actor.name for view in views for actor in view.actors if actor.doing.startswith("generating lease")}
     assert at_work == {"maker_0", "maker_1"}
     assert {actor.name for actor in views[0].actors} == {"the trainer", "maker_0", "maker_1"}
 
