@@ -7,12 +7,27 @@ Rewards, callbacks and evaluators run in the process of a run that promises the 
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 log = logging.getLogger("proa.numerics")
+
+
+def compute_alike(threads: int, *, device: str, deterministic: bool) -> None:
+    """Have torch compute the same bits each time in this process: with so many threads, and on a GPU with deterministic
+    kernels only. What has none there raises, and names itself."""
+    import torch
+
+    torch.set_num_threads(threads)
+    if torch.device(device).type == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # which torch insists on
+        torch.use_deterministic_algorithms(deterministic)
+        # Filling new memory takes time, and nothing here reads what it has not written.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
 
 _warned: set[tuple[str, str]] = set()
 

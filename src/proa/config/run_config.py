@@ -57,6 +57,7 @@ class RunConfig(Section):
     output_dir: Path = Path("runs")
     seed: int = Field(0, ge=0, lt=2**63)
     threads: int = Field(1, ge=1, le=4096, description="torch threads per role")
+    deterministic: bool = Field(True, description="the same bits each time on a GPU too; false allows any kernel")
     total_steps: int = Field(ge=1, description="fresh batches")
     train_epochs: int = Field(1, ge=1, description="passes over each episode's batches")
     train_batch_size: int = Field(ge=1, description="samples, whole groups")

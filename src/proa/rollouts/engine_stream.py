@@ -74,6 +74,8 @@ class EngineStream:
     """
 
     def __init__(self, engine: Engine, *, name: str, guarded_from: str | None = None) -> None:
+        self.free = engine.free
+        """How many more sequences the engine could decode at once, when it was last looked at."""
         self._engine = engine
         self._guarded_from = guarded_from
         self._numerics: Numerics | None = None
@@ -83,11 +85,6 @@ class EngineStream:
         self._over: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=f"{name} engine", daemon=True)
         self._thread.start()
-
-    @property
-    def free(self) -> int:
-        """How many more sequences the engine could decode at once."""
-        return self._engine.free
 
     def close(self, reason: str) -> None:
         """Whoever waits for something is told so; the engine is left with nothing."""
@@ -160,6 +157,7 @@ class EngineStream:
         with self._changed:
             calls = list(self._calls)
         done = {call for call in calls if call.try_now()}
+        self.free = self._engine.free
         with self._changed:
             self._calls = deque(call for call in self._calls if call not in done)
 
@@ -188,6 +186,7 @@ class EngineStream:
             batch.add(progress)
             if progress.finish_reason is not None:
                 del self._batches[progress.id]
+        self.free = self._engine.free
         share = (perf_counter() - begun) / len(users)
         for user in users:
             user.engine_seconds += share

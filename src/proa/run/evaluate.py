@@ -7,12 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ..config import RunConfig
 from ..config.sections import BenchmarkSection
 from ..evals.evaluation import build_eval
 from ..evals.scoring import At, Scored
+from ..numerics import compute_alike
 from ..policy.adapter_folder import load_adapter
 from ..policy.lora_policy import LoraPolicy
 from ..policy.policy import Policy
@@ -32,7 +31,7 @@ def evaluate_folder(
     any_length: bool = False,
 ) -> Scored:
     """The scores of the model in a folder, plain or an adapter, as a run of that configuration would take them."""
-    torch.set_num_threads(config.threads)
+    compute_alike(config.threads, device=config.model.device, deterministic=config.deterministic)
     policy = _load_folder(folder, config)
     scored = build_eval(section, config, policy, called, any_length=any_length).score(At(steps, version))
     return replace(scored, result=replace(scored.result, step=None))

@@ -12,8 +12,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ..actors.interruption import Interruption
 from ..config import ConfigError, DetachedConfig
 from ..data.results import EvalResult
@@ -23,6 +21,7 @@ from ..errors import HookError, SettingError
 from ..lifecycle.hooks import BaseCallback
 from ..lifecycle.manager import CallbackManager
 from ..lifecycle.placement import check_portable
+from ..numerics import compute_alike
 from ..policy.policy import Policy, Receiver
 from ..record.checkpoints import CheckpointManager
 from ..record.live import LiveFile
@@ -335,7 +334,7 @@ class _BuildMaker:
     def __call__(self, name: str, store: Store, link: BaseCallback | None) -> Iterator[MakerParts]:
         config = self.config
         pin(self.began)
-        torch.set_num_threads(config.threads)
+        compute_alike(config.threads, device=config.model.device, deterministic=config.deterministic)
         policy = load_policy(config, self.given)
         side = MakerSide(config, self.given, task=load_training_task(config, self.given), policy=policy)
         callbacks = [*([link] if link is not None else []), *(fresh(callback) for callback in self.callbacks)]

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ..actors.interruption import Interruption
 from ..actors.stop import StopRequest
 from ..callbacks.performance import measured_performance
@@ -19,6 +17,7 @@ from ..evals.evaluator import PolicyEvaluator
 from ..learning.optimizer import Optimizer
 from ..lifecycle.hooks import Callback
 from ..lifecycle.policy import Priority
+from ..numerics import compute_alike
 from ..policy.models import weights_digest
 from ..record.run_folder import RunFolder
 from ..resume.checkpoints import Checkpoints
@@ -64,7 +63,7 @@ class SupervisedRun:
 
     def train(self, folder: RunFolder, resumption: Resumption | None, interruption: Interruption) -> TrainState:
         config = self.config
-        torch.set_num_threads(config.threads)
+        compute_alike(config.threads, device=config.model.device, deterministic=config.deterministic)
         begin_training(self.trained, folder.path, resumed=resumption is not None)
         self.optimizer = Optimizer(
             self.trained.parameters(), optimizer_settings(config), config.total_steps * config.train_epochs

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import PreTrainedModel
 
 from ..actors.stop import StopRequest
@@ -20,6 +19,7 @@ from ..leases.book import LeaseBook
 from ..leases.plan import LeasePlan
 from ..lifecycle.manager import CallbackManager
 from ..model_shape import context_length
+from ..numerics import compute_alike
 from ..policy.critic import Critic, critic_from_reward_model, separate_critic, shared_critic
 from ..policy.log_probs import check_causal
 from ..policy.lora import add_lora
@@ -119,7 +119,8 @@ class TrainerSide:
 
     def prepare(self, folder: Path, replicas: Replicas | None = None, *, resumed: bool = False) -> None:
         """What comes before the first version of the weights: the supervised start, the adapter."""
-        torch.set_num_threads(self.config.threads)
+        config = self.config
+        compute_alike(config.threads, device=config.model.device, deterministic=config.deterministic)
         replicas = replicas or Alone()
         is_first = replicas.rank == 0
         warm_start = self.config.warm_start

@@ -94,9 +94,10 @@ class _Passing:
 
 @dataclass
 class _Recorded:
-    """The passes over one piece of memory, recorded."""
+    """The passes over one piece of memory, recorded; their buffers are the memory that the graphs write to."""
 
     cache: Cache
+    step: StepPass
     prompts: dict[int, PromptPass]
     step_graph: torch.cuda.CUDAGraph
     prompt_graphs: dict[int, torch.cuda.CUDAGraph]
@@ -157,7 +158,7 @@ class CudaRows:
             torch.cuda.synchronize(self.decoder.device)
             prompt_graphs = {chunks: self._record(one.launch) for chunks, one in prompts.items()}
             step_graph = self._record(lambda: self._launch_step(step))
-            self._recorded = _Recorded(cache, prompts, step_graph, prompt_graphs)
+            self._recorded = _Recorded(cache, step, prompts, step_graph, prompt_graphs)
         return self._recorded
 
     def _record(self, launch: Callable[[], None]) -> torch.cuda.CUDAGraph:
@@ -166,7 +167,7 @@ class CudaRows:
             launch()
         stream.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):  # others go on meanwhile
             launch()
         return graph
 
