@@ -84,10 +84,10 @@ class WayToDecode(Protocol):
 class TorchWay:
     """With torch's products, in shapes in which this machine computes every sequence as if it were alone."""
 
-    fewest_entering = 1
 
     def __init__(self, decoder: Decoder, slots: int, end_ids: frozenset[int], cache_tokens: int) -> None:
         self._end_ids = end_ids
+        self.fewest_entering = max(1, slots // 8)
         self.most_tokens = cache_tokens or math.inf
         free = ProductShapes()
         fixed = [] if decoder.device.type == "cuda" else [ProductShapes(padded(slots), CHUNK)]
