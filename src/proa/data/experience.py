@@ -123,8 +123,7 @@ def split(experience: Experience) -> list[BufferItem]:
     actions = experience.action_log_probs.shape[1]
     prompts = experience.sequences.shape[1] - actions
     items = []
-    for row in range(len(experience)):
-        first, last = _extent(experience, row, prompts)
+    for row, (first, last) in enumerate(_extents(experience, prompts)):
         item = BufferItem(
             experience.sequences[row, first:last],
             experience.action_log_probs[row, : last - prompts],
@@ -152,11 +151,10 @@ def merge(items: Sequence[BufferItem]) -> Experience:
     """
     if not items:
         raise ValueError("nothing to merge: a batch has at least one row")
-    prompts = max(item.prompt_length for item in items)
-    actions = max(item.action_length for item in items)
+    whole, sampled = _Places.of_sequences(items), _Places.of_actions(items)
     merged = Experience(
-        _stack([item.sequences for item in items], items, prompts, actions),
-        _stack([item.action_log_probs for item in items], items, 0, actions),
+        whole.stack([item.sequences for item in items]),
+        sampled.stack([item.action_log_probs for item in items]),
         uids=tuple(item.uid for item in items),
         group_ids=tuple(item.group_id for item in items),
         sampling=items[0].sampling,
@@ -170,19 +168,25 @@ def merge(items: Sequence[BufferItem]) -> Experience:
             continue
         if any(tensor is None for tensor in tensors):
             raise ValueError(f"{name} is there for some rows and missing for others")
-        setattr(merged, name, _stack(tensors, items, prompts if name in SEQUENCE_LIKE else 0, actions))
+        setattr(merged, name, (whole if name in SEQUENCE_LIKE else sampled).stack(tensors))
     return merged
 
 
-def _extent(experience: Experience, row: int, prompts: int) -> tuple[int, int]:
-    """Where the real tokens of a row begin and end; padding is at the two ends only."""
+def _extents(experience: Experience, prompts: int) -> list[tuple[int, int]]:
+    """Where the real tokens of each row begin and end; padding is at the two ends only."""
+    import torch
+
+    width = experience.sequences.shape[1]
     if experience.attention_mask is None:
-        return 0, experience.sequences.shape[1]
-    mask = experience.attention_mask[row].bool()
-    before, after = mask[:prompts].nonzero(), mask[prompts:].nonzero()
-    first = int(before[0]) if len(before) else prompts
-    last = prompts + (int(after[-1]) + 1 if len(after) else 0)
-    return first, last
+        return [(0, width)] * len(experience)
+    mask_BS = experience.attention_mask.bool()
+    places_S = torch.arange(width + 1, device=mask_BS.device)
+    boundary_B1 = places_S[prompts].expand(len(mask_BS), 1)  # where a row has nothing on one side of it
+    before_BP = places_S[:prompts].where(mask_BS[:, :prompts], prompts)
+    after_BA = places_S[prompts + 1 :].where(mask_BS[:, prompts:], prompts)
+    firsts = torch.cat((before_BP, boundary_B1), 1).amin(1).tolist()
+    lasts = torch.cat((after_BA, boundary_B1), 1).amax(1).tolist()
+    return list(zip(firsts, lasts, strict=True))
 
 
 def _with_masks(masks: list[torch.Tensor | None], items: Sequence[BufferItem], name: str) -> list[torch.Tensor | None]:
@@ -197,12 +201,37 @@ def _with_masks(masks: list[torch.Tensor | None], items: Sequence[BufferItem], n
     ]
 
 
-def _stack(tensors: Sequence[torch.Tensor], items: Sequence[BufferItem], prompts: int, actions: int) -> torch.Tensor:
-    """Rows of different lengths in one tensor of zeros: left of the boundary aligned right, and the reverse."""
-    if tensors[0].dim() == 0:
-        return tensors[0].new_tensor([tensor.item() for tensor in tensors])
-    stacked = tensors[0].new_zeros((len(tensors), prompts + actions))
-    for row, (tensor, item) in enumerate(zip(tensors, items, strict=True)):
-        first = prompts - item.prompt_length if prompts else 0
-        stacked[row, first : first + tensor.shape[0]] = tensor
-    return stacked
+class _Places:
+    """Where the values of rows of different lengths go in a batch of zeros: left of the boundary between prompt and
+    completion aligned right, and the reverse."""
+
+    def __init__(self, width: int, firsts: Sequence[int], lengths: Sequence[int]) -> None:
+        import torch  # slow to import, and most of this package works without it
+
+        self._shape = (len(lengths), width)
+        lengths_B = torch.tensor(lengths)
+        starts_B = torch.tensor(firsts) + torch.arange(len(lengths)) * width
+        before_B = lengths_B.cumsum(0) - lengths_B
+        self._places = (starts_B - before_B).repeat_interleave(lengths_B) + torch.arange(int(lengths_B.sum()))
+
+    @classmethod
+    def of_sequences(cls, items: Sequence[BufferItem]) -> _Places:
+        prompts = max(item.prompt_length for item in items)
+        width = prompts + max(item.action_length for item in items)
+        return cls(width, [prompts - item.prompt_length for item in items], [len(item.sequences) for item in items])
+
+    @classmethod
+    def of_actions(cls, items: Sequence[BufferItem]) -> _Places:
+        lengths = [item.action_length for item in items]
+        return cls(max(lengths), [0] * len(items), lengths)
+
+    def stack(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        """One tensor of all rows; values of which there is one for each row are just put together."""
+        import torch
+
+        if tensors[0].dim() == 0:
+            return torch.stack([tensor.to(tensors[0]) for tensor in tensors])
+        flat = torch.cat(list(tensors))
+        stacked = flat.new_zeros(self._shape)
+        stacked.view(-1)[self._places.to(flat.device)] = flat
+        return stacked

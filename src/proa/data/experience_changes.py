@@ -78,8 +78,8 @@ def as_delivered(experience: Experience) -> list[BufferItem]:
     if own.action_mask is not None:
         own.action_mask = own.action_mask.detach().to("cpu").bool()
     items = split(own)
-    for item in items:
-        if item.reward is not None and bool(item.reward.isnan()):
+    for item, has_none in zip(items, own.reward.isnan().tolist(), strict=True):
+        if has_none:
             item.reward = None
         else:
             item.facts = item.facts.without_failure()

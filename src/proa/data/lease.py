@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import numbers
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, get_args
 
@@ -76,16 +76,22 @@ def check_delivery(lease: Lease, delivery: Delivery) -> None:
     """Raise `GarbageError` unless the delivery is what its lease asked for, saying which sample is not, and why."""
     if len(delivery.items) != lease.samples:
         raise GarbageError(f"lease {lease.id} has {lease.samples} samples, {len(delivery.items)} were delivered")
-    items = iter(delivery.items)
-    for prompt, seeds in zip(lease.prompts, lease.seeds, strict=True):
-        for sample in range(len(seeds)):
-            fault = next(_faults(next(items), prompt, sample, lease.version), "")
-            if fault:
-                raise GarbageError(f"lease {lease.id}, sample {prompt.ordinal}/{sample}: {fault}")
+    pairs = zip(lease.prompts, lease.seeds, strict=True)
+    places = [(prompt, sample) for prompt, seeds in pairs for sample in range(len(seeds))]
+    for (prompt, sample), item in zip(places, delivery.items, strict=True):
+        _refuse(next(_faults(item, prompt, sample), ""), lease, prompt, sample)
+    if not _numbers_are_right(delivery.items, lease.version):  # all at once: one by one takes many times as long
+        for (prompt, sample), item in zip(places, delivery.items, strict=True):
+            _refuse(next(_faults_of_numbers(item, lease.version), ""), lease, prompt, sample)
 
 
-def _faults(item: Any, prompt: Prompt, sample: int, version: int) -> Iterator[str]:
-    """What is wrong with an item. Each check relies on those before it: use only the first fault."""
+def _refuse(fault: str, lease: Lease, prompt: Prompt, sample: int) -> None:
+    if fault:
+        raise GarbageError(f"lease {lease.id}, sample {prompt.ordinal}/{sample}: {fault}")
+
+
+def _faults(item: Any, prompt: Prompt, sample: int) -> Iterator[str]:
+    """What is wrong with an item but for its numbers. Each check relies on those before it: use only the first."""
     if not isinstance(item, BufferItem):
         yield f"a {type(item).__name__} is not a BufferItem"
     if (item.uid, item.group_id) != (f"{prompt.ordinal}/{sample}", str(prompt.ordinal)):
@@ -94,12 +100,54 @@ def _faults(item: Any, prompt: Prompt, sample: int, version: int) -> Iterator[st
     yield from _faults_of_actions(item)
     if item.versions is None:
         yield "it does not say which version sampled it"
-    elif bool((item.versions != version).any()):
+    if item.reward is not None and not _is_tensor(item.reward, 0):
+        yield _wrong_reward(item)
+    yield from _faults_of_facts(item)
+
+
+def _wrong_reward(item: BufferItem) -> str:
+    return f"its reward is {_describe(item.reward)}, not a finite number in a tensor, or None where there is none"
+
+
+def _numbers_are_right(items: Sequence[BufferItem], version: int) -> bool:
+    """Whether `_faults_of_numbers` would find nothing in any item."""
+    import torch
+
+    if bool(torch.cat([item.sequences for item in items]).min() < 0):
+        return False
+    floats = [
+        values.flatten()
+        for name in (*ACTION_LIKE, "reward")
+        for item in items
+        if (values := getattr(item, name)) is not None and values.dtype.is_floating_point
+    ]
+    if not bool(torch.cat(floats).isfinite().all()):
+        return False
+    if float(torch.cat([item.action_log_probs for item in items]).max()) > ROUNDING:
+        return False
+    if bool((torch.cat([item.versions for item in items if item.versions is not None]) != version).any()):
+        return False
+    masks = [item.action_mask for item in items if item.action_mask is not None]
+    return not masks or bool(torch.nn.utils.rnn.pad_sequence(masks, batch_first=True).any(1).all())
+
+
+def _faults_of_numbers(item: BufferItem, version: int) -> Iterator[str]:
+    if int(item.sequences.min()) < 0:
+        yield f"token {int(item.sequences.min())} is negative"
+    for name in ACTION_LIKE:
+        values = getattr(item, name)
+        if values is not None and values.dtype.is_floating_point and not bool(values.isfinite().all()):
+            yield f"its {name} is not finite everywhere"
+    highest = float(item.action_log_probs.max())
+    if highest > ROUNDING:
+        yield f"a log-probability is {highest:g}, and none is above 0"
+    if item.action_mask is not None and not bool(item.action_mask.any()):
+        yield "its action_mask leaves none of its sampled tokens"
+    if item.versions is not None and bool((item.versions != version).any()):
         others = sorted(set(item.versions.tolist()) - {version})
         yield f"it was sampled with version {', '.join(map(str, others))}, not with version {version}"
-    if item.reward is not None and not (_is_tensor(item.reward, 0) and bool(item.reward.isfinite())):
-        yield f"its reward is {_describe(item.reward)}, not a finite number in a tensor, or None where there is none"
-    yield from _faults_of_facts(item)
+    if item.reward is not None and not bool(item.reward.isfinite()):
+        yield _wrong_reward(item)
 
 
 def _faults_of_tokens(item: BufferItem, prompt: Prompt) -> Iterator[str]:
@@ -114,8 +162,6 @@ def _faults_of_tokens(item: BufferItem, prompt: Prompt) -> Iterator[str]:
         yield f"it does not begin with the {length} tokens of its prompt"
     if len(tokens) == length:
         yield "it has no completion, and at least one token is always sampled"
-    if int(tokens.min()) < 0:
-        yield f"token {int(tokens.min())} is negative"
     if not _is_tensor(log_probs, 1) or not log_probs.dtype.is_floating_point:
         yield f"its log-probabilities are {_describe(log_probs)}, not a row of floating-point numbers"
     if len(log_probs) != len(tokens) - length:
@@ -133,13 +179,6 @@ def _faults_of_actions(item: BufferItem) -> Iterator[str]:
         whole = name in _PER_SEQUENCE and _is_tensor(values, 0)
         if not whole and not (_is_tensor(values, 1) and len(values) == count):
             yield f"its {name} is {_describe(values)}, not one value for each of its {count} sampled tokens"
-        if values.dtype.is_floating_point and not bool(values.isfinite().all()):
-            yield f"its {name} is not finite everywhere"
-    highest = float(item.action_log_probs.max())
-    if highest > ROUNDING:
-        yield f"a log-probability is {highest:g}, and none is above 0"
-    if item.action_mask is not None and not bool(item.action_mask.any()):
-        yield "its action_mask leaves none of its sampled tokens"
 
 
 def _faults_of_facts(item: BufferItem) -> Iterator[str]:

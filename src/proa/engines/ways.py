@@ -84,7 +84,6 @@ class WayToDecode(Protocol):
 class TorchWay:
     """With torch's products, in shapes in which this machine computes every sequence as if it were alone."""
 
-
     def __init__(self, decoder: Decoder, slots: int, end_ids: frozenset[int], cache_tokens: int) -> None:
         self._end_ids = end_ids
         self.fewest_entering = max(1, slots // 8)

@@ -226,6 +226,11 @@ class EveryMoment(BaseCallback, family=True):
     unread: ClassVar[frozenset[str]] = frozenset()
     """Items of payloads that it never looks at: nobody builds them for it, or sends them to it."""
 
+    def wants(self, event: EventName, item: str | None) -> bool:
+        """Whether it has use for a moment, or for an item of its payload, now. One that forwards asks the manager to
+        which it does: what nobody reads there need not be built here."""
+        return True
+
     def on_moment(self, event: EventName, payload: Mapping[str, Any]) -> None:
         """`payload` maps each item's name to its value, in the moment's order."""
 

@@ -78,7 +78,7 @@ class CallbackManager:
         self._timing = timing
         self._live: dict[str, Function] = {}
         self._unheard: frozenset[str] = frozenset()
-        self._wanted: dict[tuple[str, str | None], bool] = {}
+        self._wanted: dict[tuple[str, str | None], tuple[bool, list[Any]]] = {}
         self._change = threading.RLock()
         self._failures = Failures(self.rebuild)
         self._background = BackgroundTasks(self._failures, drain_seconds)
@@ -209,15 +209,17 @@ class CallbackManager:
 
     def wants(self, event: EventName, item: str | None = None) -> bool:
         """Whether anyone listens to a moment, or reads this item of its payload: if not, do not build it."""
-        wanted = self._wanted.get((event, item))
-        if wanted is None:
+        known = self._wanted.get((event, item))
+        if known is None:
             moment = self._moment(event)
             if item is not None and item not in moment.payload:
                 raise EventError(f"{event!r} has no item {item!r}{did_you_mean(item, moment.payload)}")
             with self._change:
-                wanted = any(item is None or listener.reads(item) for listener in self._order(moment))
-                self._wanted[event, item] = wanted
-        return wanted
+                readers = [one.registration.owner for one in self._order(moment) if item is None or one.reads(item)]
+                forwarders = [owner for owner in readers if getattr(owner, "forwards", False)]
+                known = self._wanted[event, item] = (len(readers) > len(forwarders), forwarders)
+        is_read_here, forwarders = known
+        return is_read_here or any(one.wants(event, item) for one in forwarders)
 
     def readers(self, event: EventName, item: str) -> list[Any]:
         """The callbacks and functions that are given this item of a moment's payload, in order."""

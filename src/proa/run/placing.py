@@ -204,6 +204,9 @@ class ToDriver(EveryMoment):
     def __init__(self, driver: CallbackManager) -> None:
         self._driver = driver
 
+    def wants(self, event: EventName, item: str | None) -> bool:
+        return self._driver.wants(event, item)
+
     def on_moment(self, event: EventName, payload: Mapping[str, Any]) -> None:
         if MOMENTS[event].scope is Scope.MAKER:
             self._driver.fire(event, *payload.values())
