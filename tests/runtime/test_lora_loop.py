@@ -35,9 +35,9 @@ def test_what_is_published_is_the_adapter_and_nothing_else():
     run = SmallRun(lora=LORA)
     sent, publish = [], run.store.publish
 
-    def counted(version, tensors):
+    def counted(version, tensors, *probe):
         sent.append(sum(tensor.nbytes for tensor in tensors.values()))
-        return publish(version, tensors)
+        return publish(version, tensors, *probe)
 
     run.store.publish = counted
     run.run()

@@ -65,6 +65,8 @@ class Delivery:
     """The same, piece by piece."""
     logged: Mapping[str, float] = field(default_factory=dict)
     """Metrics that hooks of its maker logged."""
+    probe_gap: float | None = None
+    """How far its engine was from the trainer, where weights were loaded since its maker's last delivery."""
 
     @property
     def tokens(self) -> int:

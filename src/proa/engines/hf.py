@@ -64,6 +64,12 @@ class HFEngine:
         return max(0, self._slots - len(self._batch) - len(self._waiting))
 
     @property
+    def dtype(self) -> torch.dtype:
+        """In which it computes."""
+        dtype: torch.dtype = self._model.dtype
+        return dtype
+
+    @property
     def versions(self) -> tuple[int, ...]:
         return (self._version,)
 

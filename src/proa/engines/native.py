@@ -89,6 +89,11 @@ class NativeEngine:
         return max(0, self._slots - self._decoded - len(self._waiting))
 
     @property
+    def dtype(self) -> torch.dtype:
+        """In which it computes."""
+        return next(iter(self._versions.values())).rows.decoder.embeddings.dtype
+
+    @property
     def versions(self) -> Collection[int]:
         return self._versions.keys()
 

@@ -31,6 +31,8 @@ class Making:
     without_reward: int = 0
     values: dict[str, list[float]] = field(default_factory=dict)
     """What hooks of makers logged, by name."""
+    probe_gap: float | None = None
+    """The widest between trainer and an engine; it is only told, and not saved."""
 
     def add(self, delivery: Delivery) -> None:
         for kind in _KINDS:
@@ -39,6 +41,8 @@ class Making:
             self.tokens += delivery.tokens
         if delivery.made_by:
             self.makers.add(delivery.made_by)
+        if delivery.probe_gap is not None:
+            self.probe_gap = max(self.probe_gap or 0.0, delivery.probe_gap)
         for name, value in delivery.logged.items():
             self.values.setdefault(name, []).append(value)
 
@@ -53,6 +57,8 @@ class Making:
             metrics["maker.tokens_per_second"] = self.tokens / self.seconds["generate"]
         if self.makers:
             metrics["makers"] = float(len(self.makers))
+        if self.probe_gap is not None:
+            metrics["maker.probe_gap"] = self.probe_gap
         if self.samples:
             metrics["reward_failed_fraction"] = self.without_reward / self.samples
         return metrics

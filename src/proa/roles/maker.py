@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeAlias
 
+import torch
 from transformers import PreTrainedModel
 
 from ..actors.activity import Activity, Doing
@@ -40,6 +41,7 @@ from ..tasks import load_task
 from ..visible import show_details
 from .lease_stream import Book, LeaseStream, Loaded, Made
 from .maker_parts import EngineKind, MakerSource
+from .probe import Probe
 from .prompt_batches import read_batch, task_batches
 from .weights import Weights
 
@@ -121,6 +123,7 @@ class ExperienceMakerHolder:
         self.tokens_made = 0
         """Completion tokens."""
         self._versioned_engine = VersionedEngine(self.engine, guarded_from=f"a callback of {self.name}")
+        self._probe_gap: float | None = None  # of the last load, until it is told
         self._seed = seed
         self._wait_timeout = wait_timeout
         self._find_trainer: Callable[[str], Any] = find_trainer or (
@@ -193,6 +196,8 @@ class ExperienceMakerHolder:
             weights = store.fetch(version, owner=self.name)
             weights.check()
             activity.count({"switch": stream.load(self._receiver.whole(weights.tensors), version)})
+            if weights.probe is not None:
+                self._compare(weights.probe, stream.score(weights.probe.sequences, version), version)
         self._versioned_engine.version = version
         self._loaded_digest = weights.digest
         self._trusted = {known: before for known, before in self._trusted.items() if stream.has(known)}
@@ -244,7 +249,8 @@ class ExperienceMakerHolder:
             self.leases_made += 1
             seconds, spans = spent()
             spans += self.activity.take_spans()
-            delivery = Delivery(lease.id, tuple(items), self.name, seconds, spans, state.take_logged())
+            gap, self._probe_gap = self._probe_gap, None
+            delivery = Delivery(lease.id, tuple(items), self.name, seconds, spans, state.take_logged(), gap)
             moments.maker_send_start(state)
             try:
                 with self.activity.doing("send", f"delivering lease {lease.id}"):
@@ -293,10 +299,17 @@ class ExperienceMakerHolder:
                 base.check()
                 self._receiver.use_base({name: tensor.clone() for name, tensor in base.tensors.items()})
             engine.load(self._receiver.whole(weights.tensors), weights.version)
+            if weights.probe is not None:
+                self._compare(weights.probe, self.engine.score(weights.probe.sequences), weights.version)
         self._loaded_digest = weights.digest
         self._answered = doubt
         self._weights_came.set()
         self._note_loaded(weights.version)
+
+    def _compare(self, probe: Probe, scored: list[torch.Tensor] | None, version: int) -> None:
+        """Raise unless the engine computes with these weights what the trainer does."""
+        if scored is not None:
+            self._probe_gap = probe.check(scored, version, getattr(self.engine, "dtype", None))
 
     def _note_loaded(self, version: int) -> None:
         self.state.policy_version = version

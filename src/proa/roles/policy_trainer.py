@@ -33,6 +33,7 @@ from ..policy.opening import Lora, ModelSource, TokenizerSource, open_policy
 from ..policy.reward_model import load_reward_model
 from ..settings import make_settings
 from .named_makers import MakerHandle, NamedMakers
+from .probe import Probe
 from .source import Source
 from .trainer import DetachedTrainer
 from .weights import Weights, WeightStore
@@ -86,6 +87,8 @@ class PolicyTrainer(DetachedTrainer):
             patience=trainer.get("wait_timeout", 600.0),
         )
         learner.activity = self.activity
+        self.probed_tokens: Sequence[Sequence[int]] = ()
+        """Sequences that makers score with every version, to see that they compute the same policy."""
         settings = fields(learner.algorithm)
         self._algorithm_settings = {field.name: getattr(learner.algorithm, field.name) for field in settings}
 
@@ -110,12 +113,17 @@ class PolicyTrainer(DetachedTrainer):
         tensors = self.policy.published()  # every rank takes part, and has its own makers
         version = self.version_to_push
         if self.store is not None and self.replicas.rank == 0 and version not in self.store.versions:
-            self.store.publish(version, tensors)
+            self.store.publish(version, tensors, self.probe())
             self.store.retire(but=self.source.versions_in_use())
         if self.maker_names:
             base = self.policy.published_base() if fully_update else None
-            self._named_makers.push(Weights.of(version, tensors), None if base is None else Weights.of(version, base))
+            weights = Weights.of(version, tensors, self.probe())
+            self._named_makers.push(weights, None if base is None else Weights.of(version, base))
             self._report("version %d is pushed to %s", version, ", ".join(self.maker_names))
+
+    def probe(self) -> Probe | None:
+        """What the policy thinks now of the tokens that makers are to compare their engines by."""
+        return Probe.of(self.policy, self.probed_tokens) if self.probed_tokens else None
 
     def save_model(self, folder: Path | str) -> None:
         """Write the policy as a Hugging Face folder, or as an adapter's, outside of `fit`."""

@@ -15,6 +15,7 @@ from ..actors.waiting import WaitingRoom
 from ..data.versions import BASE_VERSION
 from ..errors import ProaError
 from .parcel import Parcel, tensor_bytes, unwrap, wrap
+from .probe import Probe
 
 PIECE_BYTES = 8 * 2**20
 """What one thread hashes at a time: long enough to be worth starting one."""
@@ -34,17 +35,19 @@ class Weights:
     tensors: Any
     """By name; or, where they are kept elsewhere, a reference to them."""
     digest: str
+    probe: Probe | None = None
+    """What the trainer thinks of some tokens with them."""
 
     @classmethod
-    def of(cls, version: int, tensors: Mapping[str, torch.Tensor]) -> Weights:
+    def of(cls, version: int, tensors: Mapping[str, torch.Tensor], probe: Probe | None = None) -> Weights:
         """These tensors as that version, for a maker's `update_experience_maker`."""
         on_cpu = _copies({name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()})
-        return cls(version, on_cpu, transport_digest(on_cpu))
+        return cls(version, on_cpu, transport_digest(on_cpu), probe)
 
     def __reduce__(self) -> tuple[Any, ...]:
         if not isinstance(self.tensors, Mapping):
-            return Weights, (self.version, self.tensors, self.digest)
-        return _unpickled, (self.version, wrap(self.tensors), self.digest)
+            return Weights, (self.version, self.tensors, self.digest, self.probe)
+        return _unpickled, (self.version, wrap(self.tensors), self.digest, self.probe)
 
     def check(self) -> None:
         """Raise unless names, shapes, dtypes and bytes are those that were published."""
@@ -52,8 +55,8 @@ class Weights:
             raise WeightsError(f"the weights of version {self.version} were damaged on their way")
 
 
-def _unpickled(version: int, parcel: Parcel, digest: str) -> Weights:
-    return Weights(version, unwrap(parcel), digest)
+def _unpickled(version: int, parcel: Parcel, digest: str, probe: Probe | None) -> Weights:
+    return Weights(version, unwrap(parcel), digest, probe)
 
 
 Keep: TypeAlias = Callable[[dict[str, torch.Tensor]], Any]
@@ -76,10 +79,11 @@ class WeightStore:
         self._keep = keep or _copies
         self._recall = recall or dict
 
-    def publish(self, version: int, tensors: Mapping[str, torch.Tensor]) -> Weights:
+    def publish(self, version: int, tensors: Mapping[str, torch.Tensor], probe: Probe | None = None) -> Weights:
         """Copy the tensors and offer them under that version; the trainer may change its own afterwards."""
         on_cpu = {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}
-        weights = Weights(version, self._keep(on_cpu), transport_digest(on_cpu, threads=PUBLISHING_THREADS))
+        digest = transport_digest(on_cpu, threads=PUBLISHING_THREADS)
+        weights = Weights(version, self._keep(on_cpu), digest, probe)
         with self.room as room:
             if version in self._versions:
                 raise WeightsError(f"version {version} was published already, and a version never changes")

@@ -116,6 +116,15 @@ class EngineStream:
 
         return float(self._ask(take).result())
 
+    def score(self, sequences: Sequence[Sequence[int]], version: int) -> list[torch.Tensor] | None:
+        """What the engine thinks of given tokens with the weights of that version, if these are its newest."""
+
+        def take() -> list[torch.Tensor] | None:
+            return self._engine.score(sequences) if version == max(self._engine.versions) else None
+
+        scored: list[torch.Tensor] | None = self._ask(take).result()
+        return scored
+
     def has(self, version: int) -> bool:
         """Whether the engine has these weights now."""
         return version in self._engine.versions

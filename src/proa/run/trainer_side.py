@@ -32,6 +32,7 @@ from ..resume.inputs import Inputs, Rows, model_architecture, row_tokens, tokeni
 from ..resume.resuming import Resumption, changed_start_error, start_digest
 from ..rewards.identity import identity
 from ..roles.policy_trainer import PolicyTrainer
+from ..roles.probe import SEQUENCES
 from ..roles.source import SharedSource
 from ..roles.weights import WeightStore
 from ..supervised.sft import fit_sft
@@ -170,11 +171,12 @@ class TrainerSide:
             wait_timeout=config.wait_timeout,
         )
         book.makers = config.makers
+        trainer.probed_tokens = [self.prompts[ordinal].tokens for ordinal in range(SEQUENCES)]
         book.repeat(around.journal)
         trainer.source = book if around.replicas.size == 1 else SharedSource(around.replicas, book)
         around.listeners.add(TakeStepRecord(trainer, book, around.record, self.policy.tokenizer, config))
         if resumption is None:
-            self._start_digest = around.store.publish(0, self.policy.published()).digest
+            self._start_digest = around.store.publish(0, self.policy.published(), trainer.probe()).digest
         else:
             self._resume(trainer, resumption)
             for version, tensors in resumption.part("weights")["versions"].items():

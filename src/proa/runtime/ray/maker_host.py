@@ -121,8 +121,8 @@ class RemoteStore:
             pass
 
     def fetch(self, version: int, *, owner: str) -> Weights:
-        reference, digest = self._locate(version, owner)
-        weights = Weights(version, unwrap(ray.get(reference, timeout=self._patience)), digest)
+        reference, digest, probe = self._locate(version, owner)
+        weights = Weights(version, unwrap(ray.get(reference, timeout=self._patience)), digest, probe)
         self.last_fetched = version
         return weights
 

@@ -295,7 +295,7 @@ class TrainerHost(RankHost):
             kept = self._weights.fetch(version, owner="a maker", seconds=POLL_SECONDS)
         except WaitTimeoutError:
             return Reply()
-        return Reply([kept.tensors, kept.digest])
+        return Reply([kept.tensors, kept.digest, kept.probe])
 
     @concurrency_group("moments")
     def ask_driver(self, question: Question) -> Reply:
