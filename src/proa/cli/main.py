@@ -62,7 +62,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     verbs: Verbs = parser.add_subparsers(title="verbs", metavar="VERB")
     for add in (
         _add_train, _add_resume, _add_experiment, _add_eval, _add_replay, _add_show, _add_runs, _add_report,
-        _add_export, _add_moments, _add_callbacks,
+        _add_export, _add_bench, _add_moments, _add_callbacks,
     ):  # fmt: skip
         add(verbs)
     options, rest = parser.parse_known_args(arguments)
@@ -293,6 +293,57 @@ def _add_export(verbs: Verbs) -> None:
         return export(options.source, options.folder, options.base, options.trust_remote_code)
 
     parser.set_defaults(run=run)
+
+
+def _add_bench(verbs: Verbs) -> None:
+    parser = verbs.add_parser(
+        "bench",
+        help="measure this machine: how fast completions are sampled",
+        usage="proa bench rollout [MODEL] [--rows 1,64,256] [--lengths uniform,tail] [--engines native,hf,generate] "
+        "[--json] ...",
+        epilog="Engines: native, hf, generate (model.generate), continuous (transformers' continuous batching), vllm, "
+        "where it is installed. Trust the ratios more than the figures.",
+    )
+    parser.add_argument("what", choices=["rollout"], help="what to measure")
+    parser.add_argument(
+        "model", nargs="?", default="auto", metavar="MODEL",
+        help="a folder, or a shape with random weights: small, 0.6B (default: 0.6B on a GPU, else small)",
+    )  # fmt: skip
+    parser.add_argument("--engines", type=_names, default=["native", "hf", "generate"], help="separated by commas")
+    parser.add_argument("--rows", type=_counts, default=[1, 64, 256], help="sequences at once, separated by commas")
+    parser.add_argument("--lengths", type=_names, default=["uniform", "tail"], help="uniform, tail (log-normal)")
+    parser.add_argument("--prompt-tokens", "--prompt_tokens", type=int, default=128, metavar="N")
+    parser.add_argument("--new-tokens", "--new_tokens", type=int, default=256, metavar="N")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--rounds", type=int, default=2, metavar="N", help="the best of so many counts")
+    parser.add_argument("--threads", type=int, default=1, metavar="N", help="of torch, where a CPU computes (1)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+    def run(options: argparse.Namespace) -> int:
+        from .bench import bench_rollout
+        from .exit_codes import exit_code
+
+        return exit_code(
+            lambda: bench_rollout(
+                options.model, engines=options.engines, rows=options.rows, lengths=options.lengths,
+                prompt_tokens=options.prompt_tokens, new_tokens=options.new_tokens, device=options.device,
+                dtype=options.dtype, rounds=options.rounds, threads=options.threads, as_json=options.json,
+            )
+        )  # fmt: skip
+
+    parser.set_defaults(run=run)
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _counts(text: str) -> list[int]:
+    names = _names(text)
+    if not names or not all(name.isdecimal() and int(name) for name in names):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers like 1,64,256")
+    return [int(name) for name in names]
 
 
 def _add_moments(verbs: Verbs) -> None:

@@ -1,0 +1,1 @@
+"""Measurements that users can repeat on their own machine: `proa bench`."""
