@@ -101,6 +101,7 @@ def test_hooks_in_actors_and_in_the_driver_change_what_is_trained(hooked):
 def test_a_stop_in_the_driver_stops_the_trainer(hooked):
     told = hooked.header("ray")
     assert (told["status"], told["steps_run"], told["stop_reason"]) == ("completed", STEPS, "enough")
+    assert told["engine"] == hooked.header("local")["engine"] == {"kind": "native", "independent": True}
 
 
 def test_errors_in_actors_are_counted(hooked):

@@ -116,6 +116,8 @@ def test_the_gap_is_a_metric_of_every_push(tmp_path, kind):
     gaps = [row["maker.probe_gap"] for row in rows if "maker.probe_gap" in row]
     assert len(gaps) >= 2
     assert max(gaps) < 1e-5
+    told = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert told["engine"] == {"kind": kind, "independent": kind == "native"}
 
 
 @pytest.mark.parametrize("kind", ["native", "hf"])

@@ -39,6 +39,13 @@ def state_summary(state: LoopState, evals: Iterable[str], callback_errors: dict[
     }
 
 
+def engine_entry(kind: str, independent: Iterable[bool | None]) -> dict[str, Any]:
+    """What engine made the samples, and whether none of their bits depended on what else was decoded; nothing if no
+    maker had one."""
+    known = [one for one in independent if one is not None]
+    return {"engine": {"kind": kind, "independent": all(known)}} if known else {}
+
+
 def performance_entry(performance: Mapping[str, Performance]) -> dict[str, Any]:
     """What a header says of the throughput of each actor, where evaluators measured it."""
     return {"performance": {name: one.to_dict() for name, one in performance.items()}} if performance else {}

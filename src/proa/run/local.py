@@ -22,7 +22,7 @@ from ..runtime.local import LocalRuntime
 from ..runtime.supervisor import Limits
 from .driver_record import DriverRecord
 from .given import Given
-from .job import performance_entry
+from .job import engine_entry, performance_entry
 from .maker_side import MakerSide
 from .placing import FIRST_TRAINER, Listeners, ToDriver, fresh_in_process
 from .trainer_side import Surroundings, TrainerSide
@@ -39,6 +39,7 @@ class DetachedRun:
         self.listeners = listeners
         self._makers: dict[str, CallbackManager] = {}  # of all that there were, the replaced ones too
         self._maker_callbacks: dict[str, list[BaseCallback]] = {}
+        self._independent_engines: list[bool] = []
         self.trainer_side = TrainerSide(config, given)
         self.maker_side = MakerSide(
             config,
@@ -87,7 +88,8 @@ class DetachedRun:
         errors = sum((Counter(manager.errors) for manager in managers.values()), Counter[str]())
         found = {name: measured_performance(manager.callbacks) for name, manager in managers.items()}
         performance = {name: one for name, one in found.items() if one is not None}
-        return self.trainer_side.summary(dict(errors)) | performance_entry(performance)
+        engine = engine_entry(self.config.engine.kind, self._independent_engines)
+        return self.trainer_side.summary(dict(errors)) | engine | performance_entry(performance)
 
     def make(self, name: str) -> ExperienceMakerHolder:
         """A maker, with its own callbacks."""
@@ -95,4 +97,5 @@ class DetachedRun:
         callbacks = [ToDriver(self.listeners.manager), *own]
         maker = self.maker_side.make(name, callbacks, self.trainer_side.policy.receiver())
         self._makers[name] = maker.manager
+        self._independent_engines.append(maker.engine.is_independent)
         return maker

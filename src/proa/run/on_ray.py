@@ -51,7 +51,7 @@ from ..tasks.template_date import pin, pinned
 from .checks import check_portable_algorithm
 from .driver_record import DriverRecord
 from .given import Given
-from .job import performance_entry
+from .job import engine_entry, performance_entry
 from .loading import load_policy, load_training_task, read_device
 from .maker_side import MakerSide
 from .placing import Listeners, fresh
@@ -187,7 +187,8 @@ class RayRun:
         state = self._runtime.state
         known = self._runtime.summary or ({"steps_run": state.global_step} if state.global_step else {})
         errors = Counter(self.listeners.manager.errors) + Counter(self._runtime.callback_errors)
-        return known | {"callback_errors": dict(errors), **performance_entry(self._runtime.performance)}
+        engine = engine_entry(self.config.engine.kind, self._runtime.independent_engines)
+        return known | {"callback_errors": dict(errors), **engine, **performance_entry(self._runtime.performance)}
 
 
 def _check_devices(config: DetachedConfig) -> None:

@@ -82,6 +82,8 @@ class MakerEnd:
     """The state of its copies of callbacks, if it was another process."""
     performance: Performance | None = None
     """What an evaluator has measured there."""
+    is_independent: bool | None = None
+    """Whether its engine decodes every sequence as if it were alone; None if it never had one."""
 
 
 class Worker(Protocol):

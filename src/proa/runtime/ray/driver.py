@@ -108,6 +108,8 @@ class RayRuntime:
         self.copies: dict[str, Sequence[PackedState]] = {}
         """At the end, the state of callbacks' copies in each actor, as far as it is known."""
         self.performance: dict[str, Performance] = {}
+        self.independent_engines: list[bool | None] = []
+        """Of each maker, whether its engine is independent of company."""
         """At the end, what evaluators measured in each actor."""
         self._trainer_errors: Counter[str] = Counter()
 
@@ -353,6 +355,7 @@ class RayRuntime:
                         self.performance[call.who] = call.value.performance
         for maker in self._makers.started if self._makers is not None else ():
             self.copies[maker.name] = maker.copies
+            self.independent_engines.append(maker.is_independent)
             if maker.performance is not None:
                 self.performance[maker.name] = maker.performance
 

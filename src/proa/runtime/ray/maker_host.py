@@ -241,6 +241,7 @@ class MakerHost:
             manager.errors,
             copies=pack_states(copies),
             performance=measured_performance(manager.callbacks),
+            is_independent=None if self.maker is None else self.maker.engine.is_independent,
         )
 
     def _ask(self, question: Question, seconds: float) -> Answer | None:

@@ -68,6 +68,11 @@ class MakerActor:
         return self._end.performance if self._end is not None else None
 
     @property
+    def is_independent(self) -> bool | None:
+        """Whether its engine is independent of company, once it has ended."""
+        return self._end.is_independent if self._end is not None else None
+
+    @property
     def view(self) -> ActorView:
         view = self._watched.latest or ActorView(self.name, "maker", doing="starting")
         return view if self._end is None else replace(view, doing="ended")
