@@ -283,3 +283,24 @@ def test_an_engine_that_is_not_independent_gets_one_lease_after_the_other():
     shop.end()
     prompts = [{name.partition("/")[0] for name in names} for names in shop.engines[0].together]
     assert max(map(len, prompts)) == 2  # of one lease
+
+
+def test_a_hook_that_hangs_makes_its_lease_overdue_and_those_that_wait_behind_it():
+    released = threading.Event()
+
+    class Hangs(MakerCallback):
+        def on_make_experience_start(self):
+            released.wait(SECONDS)
+
+    shop = Workshop()
+    shop.makers[0].manager.add(Hangs())
+    shop.start()
+    shop.book.start_episode(0)
+    for _ in range(1000):
+        if len(shop.book.overdue(0.3)) == 4:
+            break
+        time.sleep(0.05)
+    else:
+        raise AssertionError(f"overdue are {shop.book.overdue(0.3)}")
+    released.set()
+    assert shop.end() == {"maker_0": ClosedError}

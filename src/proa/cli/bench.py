@@ -42,6 +42,8 @@ def bench_rollout(
     torch.set_num_threads(threads)
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
+    if torch.device(device).type == "cuda" and not torch.cuda.is_available():
+        raise SettingError(f"there is no CUDA device here for --device {device}: leave it out, or write cpu")
     if dtype == "auto":
         dtype = "bfloat16" if device != "cpu" else "float32"
     shape = ("0.6B" if device != "cpu" else "small") if shape == "auto" else shape

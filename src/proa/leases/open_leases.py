@@ -50,8 +50,9 @@ class OpenLeases:
         return is_held
 
     def note_progress(self, lease_ids: Iterable[int], maker: str) -> None:
-        """Leases of that maker have moved on: they are not late."""
+        """Leases of that maker have moved on: they are not late now, and may become so."""
         for lease_id in set(lease_ids) & set(self.held_by(maker)):
+            self._made.discard(lease_id)
             self.handed_out[lease_id] = replace(self.handed_out[lease_id], moved_at=monotonic())
 
     def being_made_by(self, maker: str) -> int:

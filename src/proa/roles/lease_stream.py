@@ -7,6 +7,7 @@ iterates over the stream gets what was made, lease by lease, and hands it in; th
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -103,6 +104,10 @@ class LeaseStream:
         self._loading, self._one_scores = threading.Lock(), threading.Lock()
         self._open: dict[int, Made] = {}
         self._making: set[int] = set()
+        self._queued: set[int] = set()
+        """Made, and not being handed in yet."""
+        self._is_at_door = False
+        """Whether a delivery may be held back now."""
         self._changed = threading.Condition()
         self._news: queue.SimpleQueue[Made | Loaded | BaseException] = queue.SimpleQueue()
         self._is_over = False
@@ -131,12 +136,32 @@ class LeaseStream:
         news = self._news.get()
         if isinstance(news, BaseException):
             raise news
+        if isinstance(news, Made):
+            with self._changed:
+                self._queued.discard(news.lease.id)
         return news
 
+    def deliver(self, delivery: Delivery, maker: str) -> bool:
+        """Deliver a lease. As long as that is held back, those that are made and wait behind it are not late; they are,
+        like any other, if a hook hangs."""
+        with self._changed:
+            self._is_at_door = True
+            for lease_id in self._queued:
+                self._book.note_made(lease_id, maker)
+        try:
+            return self._book.deliver(delivery, maker)
+        finally:
+            with self._changed:
+                self._is_at_door = False
+                if self._queued:
+                    self._book.note_progress(list(self._queued), maker)
+
     def is_handed_in(self, made: Made) -> None:
-        """It is the book's now."""
+        """It is the book's now; those behind it have moved on."""
         with self._changed:
             self._open.pop(made.lease.id, None)
+            for lease_id in self._queued & self._open.keys():
+                self._open[lease_id].user.moved_at = monotonic()
             self._changed.notify_all()
 
     # -- taking --------------------------------------------------------------------------------------
@@ -202,13 +227,16 @@ class LeaseStream:
             self._ensure(made)
             progress = Progress(f"lease {lease.id}", made.activity, self._one_scores)
             made.samples = self._rollout.run(made.user, lease.prompts, lease.seeds, progress)
-            self._book.note_made(lease.id, self._maker)
         except BaseException as error:
             made.error = error
-        self._news.put(made)
         with self._changed:
+            self._queued.add(lease.id)
             self._making.discard(lease.id)
+            self._news.put(made)
             self._changed.notify_all()
+            if self._is_at_door and not self._is_over:
+                with contextlib.suppress(ClosedError):  # the run is over: whoever delivers hears it too
+                    self._book.note_made(lease.id, self._maker)
         self._tell()
 
     def _ensure(self, made: Made) -> None:

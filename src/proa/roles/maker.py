@@ -182,7 +182,7 @@ class ExperienceMakerHolder:
                 self.state.policy_version = made.lease.version
                 self.state.making_seconds = sum(made.seconds.get(kind, 0.0) for kind in ("generate", "score"))
                 with self._giving_up(made.lease, book):
-                    self._hand_in(made.lease, book, made.take, partial(self._spent_on, made))
+                    self._hand_in(made.lease, leases.deliver, made.take, partial(self._spent_on, made))
                 leases.is_handed_in(made)
 
     def _spent_on(self, made: Made) -> Spent:
@@ -211,7 +211,7 @@ class ExperienceMakerHolder:
                 if lease.version != self.loaded_version:
                     self._load(lease.version, store)
                 make = partial(self._samples, lease.prompts, lease.seeds, f"lease {lease.id}")
-                self._hand_in(lease, book, make, partial(self._spent_since, before))
+                self._hand_in(lease, book.deliver, make, partial(self._spent_since, before))
 
     @contextmanager
     def _giving_up(self, lease: Lease, book: Book) -> Iterator[None]:
@@ -239,7 +239,11 @@ class ExperienceMakerHolder:
         return self.activity.look().spent_since(before), ()
 
     def _hand_in(
-        self, lease: Lease, book: Book, samples: Callable[[], list[Sample]], spent: Callable[[], Spent]
+        self,
+        lease: Lease,
+        deliver: Callable[[Delivery, str], bool],
+        samples: Callable[[], list[Sample]],
+        spent: Callable[[], Spent],
     ) -> None:
         """Turn samples into experience and deliver it, with what was spent on it, and the hooks of all that."""
         moments, state = self.manager.moments, self.state
@@ -254,7 +258,7 @@ class ExperienceMakerHolder:
             moments.maker_send_start(state)
             try:
                 with self.activity.doing("send", f"delivering lease {lease.id}"):
-                    book.deliver(delivery, self.name)
+                    deliver(delivery, self.name)
             finally:
                 moments.maker_send_end(state)
         finally:
