@@ -58,7 +58,11 @@ class IsStopped(AtVersion):
 
 
 class ReturnsGarbage(AtVersion):
-    """Its engine does, for one lease: log-probabilities that are none."""
+    """Its engine does, in one step: log-probabilities that are none. Early, for hooks fire when a lease is handed in,
+    and there must be steps after that."""
+
+    def __init__(self, marker: Path, version: int = 0) -> None:
+        super().__init__(marker, version)
 
     def mishap(self):
         maker = next(thing for thing in gc.get_objects() if isinstance(thing, ExperienceMakerHolder))
