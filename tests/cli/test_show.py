@@ -394,9 +394,8 @@ def test_a_real_run_can_be_looked_at_while_it_goes_on_and_followed_to_its_end(tm
         )
         assert (told["header"]["status"], told["header"]["pid"]) == ("running", os.getpid())
         assert [actor["name"] for actor in told["live"]["actors"]] == ["the trainer", "maker_0", "maker_1"]
-        out = shown(capsys, folder).out
+        out = until(lambda: shown(capsys, folder).out, lambda out: "for lease 0, which maker_" in out)
         assert "the trainer has waited" in out
-        assert "for lease 0, which maker_" in out
     finally:
         go_on.set()
     out = shown(capsys, folder, "--follow").out

@@ -86,7 +86,7 @@ def test_no_bit_depends_on_company_order_refills_or_cancelled_neighbours(
     alone: dict[str, tuple[list[int], list[float], str]], seed: int, slots: int, cache: int
 ) -> None:
     chance = random.Random(seed)
-    engine = NativeEngine(tiny_model(), end_ids=(4,), slots=slots, cache_tokens=cache)
+    engine = build_engine("native", tiny_model(), end_ids=(4,), slots=slots, cache_tokens=cache)
     requests = requests_of(16)
     chance.shuffle(requests)
     cancelled = [request.id for request in requests[::5]]
@@ -189,7 +189,7 @@ def turns(engine: NativeEngine, name: str, between: Iterator[None]) -> list[tupl
 
 def test_a_request_that_continues_another_has_the_log_probs_of_the_whole_text() -> None:
     model = tiny_model()
-    said = turns(NativeEngine(model, end_ids=(4,)), "t", iter(()))
+    said = turns(build_engine("native", model, end_ids=(4,)), "t", iter(()))
     text: list[int] = []
     for tokens, (sampled, log_probs, _) in zip(((1, 2, 3), (7, 8), tuple(range(9))), said, strict=True):
         text += tokens
@@ -202,8 +202,8 @@ def test_a_request_that_continues_another_has_the_log_probs_of_the_whole_text() 
 
 def test_a_cache_that_was_dropped_is_made_again_to_the_same_bits() -> None:
     model = tiny_model()
-    expected = turns(NativeEngine(model, end_ids=(4,)), "t", iter(()))
-    engine = NativeEngine(model, end_ids=(4,))
+    expected = turns(build_engine("native", model, end_ids=(4,)), "t", iter(()))
+    engine = build_engine("native", model, end_ids=(4,))
 
     def sleeping() -> Iterator[None]:
         while True:
@@ -211,13 +211,13 @@ def test_a_cache_that_was_dropped_is_made_again_to_the_same_bits() -> None:
             yield
 
     assert turns(engine, "t", sleeping()) == expected
-    small = NativeEngine(model, end_ids=(4,), cache_tokens=8 * CONTEXT)
+    small = build_engine("native", model, end_ids=(4,), cache_tokens=8 * CONTEXT)
     others = (small.submit(Request(f"o{n}", prompt(n), n, SAMPLINGS[1], keep=True)) for n in range(9))
     assert turns(small, "t", others) == expected
 
 
 def test_what_is_continued_must_have_been_kept_with_these_weights() -> None:
-    engine = NativeEngine(tiny_model(), end_ids=())
+    engine = build_engine("native", tiny_model(), end_ids=())
     short = Sampling(max_new_tokens=2)
     generate(engine, [Request("a", (1,), 0, short), Request("b", (1,), 0, short, keep=True)])
     for name in ("a", "nobody"):
@@ -229,7 +229,7 @@ def test_what_is_continued_must_have_been_kept_with_these_weights() -> None:
 
 
 def test_what_a_text_grows_to_is_checked_against_the_context() -> None:
-    engine = NativeEngine(tiny_model(), end_ids=())
+    engine = build_engine("native", tiny_model(), end_ids=())
     generate(engine, [Request("a", (1,) * 20, 0, Sampling(max_new_tokens=20), keep=True)])
     with pytest.raises(SettingError, match="prompt of 50 tokens; .* context is 64"):
         engine.submit(Request("b", (1,) * 10, 0, Sampling(max_new_tokens=20), continues="a"))
@@ -266,7 +266,7 @@ def test_scores_are_the_bits_that_sampling_recorded_and_of_the_newest_weights() 
 
 def test_the_cache_stays_within_its_budget_and_all_are_served() -> None:
     budget = 4 * 8 * CONTEXT
-    engine = NativeEngine(tiny_model(), end_ids=(4,), slots=64, cache_tokens=budget)
+    engine = build_engine("native", tiny_model(), end_ids=(4,), slots=64, cache_tokens=budget)
     waiting, most, served = requests_of(40), 0, set()
     for request in waiting:
         engine.submit(request)
@@ -277,13 +277,13 @@ def test_the_cache_stays_within_its_budget_and_all_are_served() -> None:
 
 
 def test_one_that_can_never_fit_is_refused_at_once() -> None:
-    engine = NativeEngine(tiny_model(), end_ids=(), cache_tokens=100)
+    engine = build_engine("native", tiny_model(), end_ids=(), cache_tokens=100)
     with pytest.raises(SettingError, match=r"may become 33 tokens long.*engine.cache_tokens is 100"):
         engine.submit(Request("a", (1,), 0, Sampling(max_new_tokens=32)))
 
 
 def test_sleeping_gives_the_cache_back_and_does_nothing_while_something_runs() -> None:
-    engine = NativeEngine(tiny_model(), end_ids=())
+    engine = build_engine("native", tiny_model(), end_ids=())
     engine.submit(Request("a", (1,), 0, Sampling(max_new_tokens=3)))
     engine.step()
     engine.sleep()
@@ -295,7 +295,7 @@ def test_sleeping_gives_the_cache_back_and_does_nothing_while_something_runs() -
 
 @pytest.mark.parametrize("count", [1_500, pytest.param(100_000, marks=pytest.mark.prove)])
 def test_many_short_requests_leave_nothing_behind(count: int) -> None:
-    engine = NativeEngine(tiny_model(), end_ids=(4,), slots=256)
+    engine = build_engine("native", tiny_model(), end_ids=(4,), slots=256)
     sampling = Sampling(max_new_tokens=2)
 
     def play(first: int) -> int:
@@ -327,7 +327,7 @@ def dependent(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch, *, is_dep
 
     monkeypatch.setattr(Linear, "__call__", product)
     monkeypatch.setattr(independence, "_found", {})
-    return NativeEngine(model, end_ids=(4,), slots=12)
+    return build_engine("native", model, end_ids=(4,), slots=12)
 
 
 def test_here_it_is_so() -> None:
@@ -357,7 +357,7 @@ def test_it_is_tried_on_this_model_and_takes_no_more_than_its_context(monkeypatc
     monkeypatch.setattr(independence, "_found", {})
     monkeypatch.setattr(independence, "_try", lambda *given: tried.append(given) or honest(*given))
     for shape in ("gpt2", "gpt2", "llama"):
-        assert NativeEngine(tiny_model(shape), end_ids=()).is_independent
+        assert build_engine("native", tiny_model(shape), end_ids=()).is_independent
     assert len(tried) == 2  # once for each kind of products
 
 
@@ -383,7 +383,7 @@ def test_requests_of_one_group_with_other_prompts_each_have_their_own() -> None:
 
 def test_the_budget_holds_for_few_long_ones_after_many_short_ones_and_for_two_versions() -> None:
     budget = 2_000
-    engine = NativeEngine(tiny_model(), end_ids=(), slots=48, cache_tokens=budget)
+    engine = build_engine("native", tiny_model(), end_ids=(), slots=48, cache_tokens=budget)
     short = [Request(f"s{n}", (1,), n, Sampling(max_new_tokens=4)) for n in range(48)]
     long = [Request(f"l{n}", (1,), n, Sampling(max_new_tokens=60), version=1) for n in range(4)]
     for request in short:
@@ -397,11 +397,11 @@ def test_the_budget_holds_for_few_long_ones_after_many_short_ones_and_for_two_ve
         served |= {progress.id for progress in engine.step() if progress.finish_reason is not None}
         assert engine.cache_tokens <= budget
     with pytest.raises(SettingError, match="takes 256 tokens"):
-        NativeEngine(tiny_model(), end_ids=(), cache_tokens=200).submit(short[0])
+        build_engine("native", tiny_model(), end_ids=(), cache_tokens=200).submit(short[0])
 
 
 def test_a_step_does_not_look_at_all_that_wait() -> None:
-    engine = NativeEngine(tiny_model(), end_ids=(), slots=1)
+    engine = build_engine("native", tiny_model(), end_ids=(), slots=1)
     for number in range(200):
         engine.submit(Request(str(number), (1,), number, Sampling(max_new_tokens=50)))
 

@@ -50,7 +50,7 @@ def model_of(name: str, seed: int = 0):
 
 
 def engine_of(model, dtype=torch.bfloat16, **settings) -> NativeEngine:
-    return NativeEngine(model, end_ids=ENDS, dtype=dtype, device="cuda", **settings)
+    return build_engine("native", model, end_ids=ENDS, dtype=dtype, device="cuda", **settings)
 
 
 def requests():

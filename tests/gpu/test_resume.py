@@ -1,4 +1,4 @@
-"""A run on a GPU, killed at every moment and gone on with. Bits are not promised there; that nothing is lost is."""
+"""A run on a GPU, killed at every moment and gone on with: the same bits as if nothing had happened."""
 
 import pytest
 import torch
@@ -8,7 +8,8 @@ from proa.recipes import grpo, ppo
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
-ON_GPU = {**DETACHED, "model": {**DETACHED["model"], "device": "cuda"}, "update_steps": 2, "train_epochs": 2}
+WIDE = {**DETACHED["model"]["config"], "hidden_size": 32, "head_dim": 16}  # the kernels' smallest heads
+ON_GPU = {**DETACHED, "model": {"config": WIDE, "device": "cuda"}, "update_steps": 2, "train_epochs": 2}
 
 
 @pytest.mark.parametrize("recipe", [grpo, ppo])
@@ -21,6 +22,4 @@ def test_a_run_that_was_killed_goes_on_to_its_end(tmp_path, recipe, background):
         assert resumed["steps"] == whole["steps"]
         assert [row["step"] for row in resumed["metrics"]] == [row["step"] for row in whole["metrics"]]
         assert resumed["trained"] == whole["trained"]
-        for ours, theirs in zip(resumed["metrics"], whole["metrics"], strict=True):
-            if "grad_norm" in ours:
-                assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=0.05)
+        assert resumed["digest"] == whole["digest"]

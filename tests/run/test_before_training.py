@@ -5,7 +5,6 @@ from tests.small import DETACHED
 
 from proa.errors import SettingError
 from proa.recipes import grpo
-from proa.run import maker_side
 
 GPT_NEO = {
     "model_type": "gpt_neo", "vocab_size": 16, "hidden_size": 16, "num_layers": 2, "num_heads": 2, "window_size": 8,
@@ -20,14 +19,13 @@ def test_a_model_that_the_engine_does_not_know_leaves_no_folder(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_an_engine_that_cannot_be_built_leaves_no_folder(tmp_path, monkeypatch):
-    def build_engine(*_, **__):
+def test_an_engine_that_cannot_be_built_leaves_no_folder(tmp_path):
+    def no_engine(description):
         raise SettingError("the engine does not know these weights")
 
-    monkeypatch.setattr(maker_side, "build_engine", build_engine)
     for _ in range(2):
         with pytest.raises(SettingError, match="does not know these weights"):
-            grpo(**DETACHED, output_dir=tmp_path)
+            grpo(**DETACHED, output_dir=tmp_path, engine=no_engine)
     assert not (tmp_path / "run").exists()
 
 

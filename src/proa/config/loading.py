@@ -38,7 +38,7 @@ def load_run_config(
 
 def change_run_config(config: RunConfig, *, recipe: str | None = None, **changes: Any) -> RunConfig:
     """A configuration with some keys changed, checked like a new one."""
-    content = config.model_dump() | {"algorithm": config.algorithm.source()}
+    content = config.model_dump() | {"algorithm": config.algorithm.source(), "engine": config.engine.source()}
     return _build(content, (), changes, {}, "", recipe)
 
 

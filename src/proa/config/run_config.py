@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, ModelWrapValidatorHandler, ValidationInfo, model_validator
 
-from ..errors import SettingError, UnknownNameError
+from ..errors import ProaError, SettingError, UnknownNameError
 from ..settings import WrongSettingError
 from ..spelling import did_you_mean
 from .sections import (
@@ -105,7 +105,19 @@ class RunConfig(Section):
         if info.context != RESTORED:
             with _algorithm_mistakes():
                 self._check_algorithm()  # last, because it may import torch
+            self._check_engine()
         return self
+
+    def _check_engine(self) -> None:
+        """Raise for an engine that there is not."""
+        if self.engine.factory in ("native", "hf"):
+            return  # without importing torch
+        from ..engines.build import find_engine
+
+        try:
+            find_engine(self.engine.factory)
+        except ProaError as error:
+            raise mistake(str(error), "engine", "kind") from error
 
     def _check_sizes(self) -> None:
         """Raise for numbers that are not consistent."""
@@ -271,12 +283,14 @@ def _algorithm_mistakes() -> Iterator[None]:
 
 
 def _expand(key: str, value: Any) -> Any:
-    """`model: path` and `task: name` as `model: {path: …}` and `task: {source: …}`; an algorithm may be an object."""
-    if isinstance(value, AlgorithmSection):
+    """`model: path` and `task: name` as `model: {path: …}` and `task: {source: …}`; an algorithm may be an object, and
+    so may what makes an engine."""
+    if isinstance(value, AlgorithmSection | EngineSection):
         return value.source()
     if isinstance(value, OptimizerSection | SamplingSection):
         return value.model_dump()
     is_object = key == "algorithm" and not isinstance(value, Mapping | list | int | float | None)
+    is_object |= key == "engine" and callable(value)
     return {SHORT_FORMS[key]: value} if key in SHORT_FORMS and (isinstance(value, str) or is_object) else value
 
 

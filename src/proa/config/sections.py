@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import BuiltinFunctionType, FunctionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
 
@@ -22,7 +22,10 @@ from ..settings import Settings, changed_settings, make_settings
 from .supervised_settings import SUPERVISED, SupervisedSettings
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from ..algorithms import Algorithm
+    from ..engines import Engine, EngineFactory
 
 MISTAKE = "mistake"
 """The type of an error whose message names the key itself."""
@@ -208,7 +211,14 @@ def describe_objects(content: Any) -> Any:
         return [describe_objects(value) for value in content]
     if isinstance(content, Settings):  # an algorithm, of which no module is imported here for nothing
         return describe_algorithm(cast("Algorithm", content))
+    if callable(content):
+        return _given_name(content)
     return content
+
+
+def _given_name(given: Callable[..., Any]) -> str:
+    """A class or a function that was given, for the record."""
+    return f"{getattr(given, '__name__', type(given).__name__)} {GIVEN}"
 
 
 def _recordable(setting: Any) -> Any:
@@ -261,11 +271,56 @@ class LoraSection(Section):
 
 
 class EngineSection(Section):
-    kind: Literal["native", "hf"] = "native"
+    """An engine by name, by dotted path, or in Python as a class or a function that makes one instead of the name."""
+
+    kind: str = Field("native", description="native, hf, an installed package's, or package.module:Engine")
+    dtype: str | None = Field(None, description="in which it computes; by default the model's")
+    device: str | None = Field(None, description="where it computes; by default where the model is trained")
     slots: int = Field(0, ge=0, description="sequences decoded at once; 0 is the engine's own number")
     cache_tokens: int = Field(
         0, ge=0, description="tokens that the native engine's cache has room for; 0 takes what the slots need"
     )
+    params: dict[str, Any] = Field(default_factory=dict, description="further settings of an engine of your own")
+    _given: EngineFactory | None = PrivateAttr(None)
+
+    @property
+    def factory(self) -> str | EngineFactory:
+        """What makes the engine: the object that was given, or the name."""
+        return self._given if self._given is not None else self.kind
+
+    def settings(self) -> dict[str, Any]:
+        """What an engine is told: what was set."""
+        common = {"slots": self.slots, "cache_tokens": self.cache_tokens}
+        return {**{name: value for name, value in common.items() if value}, **self.params}
+
+    def check(self, model: PreTrainedModel) -> None:
+        """Raise if there is no such engine, or it cannot run this model. This imports torch."""
+        from ..engines import check_engine
+
+        check_engine(self.factory, model, self.settings())
+
+    def make(self, model: PreTrainedModel, end_ids: Sequence[int], device: str | None = None) -> Engine:
+        """An engine for models like this one, without weights; on `device`, or where the model is."""
+        from ..engines import ModelDescription, make_engine
+        from ..policy.models import read_dtype
+
+        dtype = None if self.dtype is None else read_dtype(self.dtype)
+        description = ModelDescription.of(model, end_ids=end_ids, dtype=dtype, device=self.device or device)
+        return make_engine(self.factory, description, self.settings())
+
+    def source(self) -> dict[str, Any]:
+        """The content that the section was made from, with the object if one was given."""
+        return {**self.model_dump(), "kind": self.factory}
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _take_object(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        given = value.get("kind") if isinstance(value, Mapping) else None
+        if not callable(given):
+            return handler(value)
+        section = handler({**value, "kind": _given_name(given)})
+        section._given = given
+        return section
 
 
 class OptimizerSection(Section):

@@ -1,19 +1,13 @@
 """Engines: a stream of requests in, sampled tokens out, over weights that can be replaced at any time."""
 
-from .build import build_engine, check_engine
+from .build import ENGINES, EngineFactory, build_engine, check_engine, make_engine
+from .description import ModelDescription
 from .generating import generate, group_requests
 from .hf import HFEngine
 from .native import NativeEngine
-from .protocol import Engine, Progress, Request
+from .protocol import Engine, EngineBusyError, Progress, Request, is_engine
 
 __all__ = [
-    "Engine",
-    "HFEngine",
-    "NativeEngine",
-    "Progress",
-    "Request",
-    "build_engine",
-    "check_engine",
-    "generate",
-    "group_requests",
-]
+    "ENGINES", "Engine", "EngineBusyError", "EngineFactory", "HFEngine", "ModelDescription", "NativeEngine", "Progress",
+    "Request", "build_engine", "check_engine", "generate", "group_requests", "is_engine", "make_engine",
+]  # fmt: skip

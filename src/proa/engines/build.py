@@ -1,47 +1,117 @@
-"""Engines by their names in the configuration."""
+"""Engines by their names in the configuration, and your own.
+
+An engine of your own is a class, or a function, that takes a `ModelDescription` and, by keyword, its settings, and
+gives an `Engine`. A run takes it as an object (`recipes.grpo(engine=MyEngine)`), by dotted path
+(`engine: my_module:MyEngine`), or by a name that a package adds:
+
+    [project.entry-points."proa.engines"]
+    my_engine = "my_package.engines:MyEngine"
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import TYPE_CHECKING, Literal
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-from ..errors import SettingError
-from .hf import HFEngine
-from .native import NativeEngine
-from .shapes import check_known
+import torch
+from transformers import PreTrainedModel
+
+from ..errors import ProaError, SettingError, UnknownNameError
+from ..policy.lora_policy import as_policy
+from ..policy.models import load_model, outline_model
+from ..registry import Registry
+from ..spelling import did_you_mean
+from .description import ModelDescription
 
 if TYPE_CHECKING:
-    import torch
-
     from .protocol import Engine
 
+EngineFactory: TypeAlias = "Callable[..., Engine]"
+"""Makes an engine of a `ModelDescription`, and of its settings by keyword."""
+ENGINES = Registry(
+    "engine",
+    "proa.engines",
+    {"native": "proa.engines.native:NativeEngine", "hf": "proa.engines.hf:HFEngine"},
+    UnknownNameError,
+)
 
-def check_engine(kind: Literal["native", "hf"], model: torch.nn.Module) -> None:
-    """Raise if the engine cannot run a model of this configuration; the weights are not looked at."""
-    if kind == "native":
-        check_known(model.config)
+
+def find_engine(kind: str | EngineFactory) -> EngineFactory:
+    """What makes the engine that a configuration names; its module is imported."""
+    factory: Any = ENGINES.find(kind) if isinstance(kind, str) else kind
+    if not callable(factory):
+        raise SettingError(
+            f"engine {kind!r} is {type(factory).__name__}, not a class or a function that makes one: each maker has an "
+            "engine of its own"
+        )
+    return cast("EngineFactory", factory)
+
+
+def check_engine(kind: str | EngineFactory, model: PreTrainedModel, settings: Mapping[str, Any]) -> None:
+    """Raise if there is no such engine, it has not these settings, or says itself, by a method `check`, that it cannot
+    run a model of this configuration. The weights are not looked at."""
+    factory = find_engine(kind)
+    _check_settings(kind, factory, settings)
+    check = getattr(factory, "check", None)
+    if check is not None:
+        check(model.config)
+
+
+def make_engine(kind: str | EngineFactory, description: ModelDescription, settings: Mapping[str, Any]) -> Engine:
+    """An engine without weights; `settings` are those that were set, by name."""
+    factory = find_engine(kind)
+    _check_settings(kind, factory, settings)
+    try:
+        return factory(description, **settings)
+    except ProaError:
+        raise
+    except Exception as error:  # the user's code may raise anything
+        raise SettingError(f"engine {_name(kind)!r} could not be made: {type(error).__name__}: {error}") from error
+
+
+def _check_settings(kind: str | EngineFactory, factory: EngineFactory, settings: Mapping[str, Any]) -> None:
+    taken = inspect.signature(factory).parameters
+    if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in taken.values()):
+        return
+    known = list(taken)[1:]
+    for name in settings:
+        if name not in known:
+            near = did_you_mean(name, known) or f" (it has: {', '.join(known) or 'none'})"
+            raise SettingError(f"engine {_name(kind)!r} has no setting {name!r}{near}")
+
+
+def _name(kind: str | EngineFactory) -> str:
+    return kind if isinstance(kind, str) else str(getattr(kind, "__name__", type(kind).__name__))
 
 
 def build_engine(
-    kind: Literal["native", "hf"],
-    model: torch.nn.Module,
+    kind: str | EngineFactory,
+    model: PreTrainedModel | str | Path | Mapping[str, Any],
     *,
     end_ids: Collection[int],
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
-    slots: int = 0,
-    cache_tokens: int = 0,
+    **settings: Any,
 ) -> Engine:
-    """An engine with a copy of a Hugging Face causal LM's weights; training `model` further does not change it.
+    """An engine with the weights of a Hugging Face folder, or with a copy of a model's, as version 0.
 
-    Of a model with a LoRA adapter it is the base's weights: the adapter comes merged, by `load`.
-
-    `end_ids` are the tokens that end a completion. `slots` is the most sequences decoded at once, 0 for the engine's
-    own number; `cache_tokens` is what the native engine's cache has room for, 0 for what the slots need. `dtype` and
-    `device` are the model's own unless given.
+    Of a configuration (`{"model_type": …}`) it has no weights before the first `load`. Of a model with a LoRA adapter
+    it has the base's: the adapter comes merged, by `load`. `end_ids` are the tokens that end a completion. `dtype` and
+    `device` are the model's own unless given, float32 on the CPU of one that is not loaded yet. The settings are the
+    engine's own: `slots`, the most sequences decoded at once, for both `native` and `hf`; `cache_tokens`, what its
+    cache has room for, for `native`.
     """
-    if kind == "native":
-        return NativeEngine(model, end_ids=end_ids, dtype=dtype, device=device, slots=slots, cache_tokens=cache_tokens)
-    if kind == "hf":
-        return HFEngine(model, end_ids=end_ids, dtype=dtype, device=device, slots=slots)
-    raise SettingError(f"there is no engine {kind!r}: write 'native' or 'hf'")
+    if isinstance(model, Mapping):
+        outlined = outline_model(model)
+        description = ModelDescription.of(outlined, end_ids=end_ids, dtype=dtype, device=device or "cpu")
+        return make_engine(kind, description, settings)
+    if not isinstance(model, PreTrainedModel):
+        model = load_model(model)
+    engine = make_engine(
+        kind, ModelDescription.of(model, end_ids=end_ids, dtype=dtype, device=device), settings
+    )  # fmt: skip
+    policy = as_policy(model)
+    engine.load(policy.published_base() or policy.whole(), 0)
+    return engine

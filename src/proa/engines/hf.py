@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import copy
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
 import torch
 
+from ..data.versions import NO_VERSION
 from ..errors import SettingError
 from ..model_shape import context_length
-from .adapters import remove_adapters
 from .choice import choose
+from .description import ModelDescription
 from .protocol import EngineBusyError, Progress, Request, check_request, refuse_second
 from .sequences import DecodedSequence, Given
 from .stepping import Steps, Trials
@@ -32,22 +32,15 @@ class HFEngine:
 
     is_independent = False
 
-    def __init__(
-        self,
-        model: torch.nn.Module,
-        *,
-        end_ids: Collection[int],
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-        slots: int = 0,
-    ) -> None:
-        self._model: Any = _copy(model, dtype, device)
-        self._places = _places(self._model)
-        self._version = 0
-        self._end_ids = frozenset(end_ids)
+    def __init__(self, description: ModelDescription, *, slots: int = 0) -> None:
+        model: Any = description.empty_model()
+        self._model = model
+        self._places = _places(model)
+        self._version = NO_VERSION
+        self._end_ids = description.end_ids
         self._slots = slots or sys.maxsize
-        self._vocabulary = int(self._model.get_input_embeddings().weight.shape[0])
-        self._trials = Trials(self._model, self._vocabulary)
+        self._vocabulary = int(model.get_input_embeddings().weight.shape[0])
+        self._trials = Trials(model, self._vocabulary)
         self._trials.is_cache_right(1)  # what cannot be run at all is refused now
         self._names: set[str] = set()  # of what waits or is decoded
         self._waiting: list[DecodedSequence] = []
@@ -71,11 +64,11 @@ class HFEngine:
 
     @property
     def versions(self) -> tuple[int, ...]:
-        return (self._version,)
+        return () if self._version == NO_VERSION else (self._version,)
 
     def submit(self, request: Request) -> None:
         refuse_second(request, self._names)
-        if request.version != self._version:
+        if request.version not in self.versions:
             raise SettingError(f"request {request.id} wants weights of version {request.version}, which are not loaded")
         if request.continues and request.continues not in self._kept:
             raise SettingError(f"request {request.id} continues {request.continues!r}, which was not kept")
@@ -168,16 +161,6 @@ class HFEngine:
 
 def _prompt_length(sequence: DecodedSequence) -> int:
     return len(sequence.segments[0].tokens)
-
-
-def _copy(model: torch.nn.Module, dtype: torch.dtype | None, device: torch.device | str | None) -> Any:
-    """A copy of the model for inference; only parameters are cast, for rotary frequencies need their float32."""
-    copied = copy.deepcopy(model).eval().requires_grad_(False)
-    remove_adapters(copied)
-    for parameter in copied.parameters():
-        parameter.grad = None
-        parameter.data = parameter.data.to(dtype or parameter.dtype)
-    return copied.to(device) if device is not None else copied
 
 
 def _places(model: torch.nn.Module) -> WeightPlaces:

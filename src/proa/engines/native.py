@@ -13,10 +13,12 @@ from typing import Any
 
 import torch
 
+from ..data.versions import NO_VERSION
 from ..errors import SettingError
+from .description import ModelDescription
 from .protocol import EngineBusyError, Progress, Request, check_request, refuse_second
 from .sequences import DecodedSequence, Given, Group, Sampled, Segment
-from .shapes import build_decoder
+from .shapes import build_decoder, check_known
 from .ways import DecodingRows, way_to_decode
 from .weights import WeightPlaces
 
@@ -54,23 +56,20 @@ class NativeEngine:
 
     def __init__(
         self,
-        model: torch.nn.Module,
+        description: ModelDescription,
         *,
-        end_ids: Collection[int],
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
         slots: int = 0,
         cache_tokens: int = 0,
         versions: int = 2,
     ) -> None:
-        config: Any = model.config
-        decoder, places = build_decoder(model, dtype, device)
+        config: Any = description.config
+        decoder, places = build_decoder(description)
         self._context_length = int(config.max_position_embeddings)
         self._vocabulary = decoder.embeddings.shape[0]
         self._slots = slots or SLOTS.get(decoder.device.type, 64)
-        self.way = way_to_decode(decoder, self._slots, frozenset(end_ids), cache_tokens, self._context_length)
+        self.way = way_to_decode(decoder, self._slots, description.end_ids, cache_tokens, self._context_length)
         self._most_versions = versions
-        self._versions = {0: _Version(self.way.rows(decoder), places)}
+        self._versions = {NO_VERSION: _Version(self.way.rows(decoder), places)}
         self._names: set[str] = set()  # of what waits or is decoded
         self._waiting: deque[DecodedSequence] = deque()
         self._awaited: Counter[tuple[int, Group]] = Counter()  # by version and group, how many of them wait
@@ -95,7 +94,7 @@ class NativeEngine:
 
     @property
     def versions(self) -> Collection[int]:
-        return self._versions.keys()
+        return self._versions.keys() - {NO_VERSION}
 
     @property
     def cache_tokens(self) -> int:
@@ -106,11 +105,16 @@ class NativeEngine:
     def _decoded(self) -> int:
         return sum(len(version.rows.live) for version in self._versions.values())
 
+    @staticmethod
+    def check(config: Any) -> None:
+        """Raise unless it knows models of this configuration."""
+        check_known(config)
+
     # -- requests ------------------------------------------------------------------------------------
 
     def submit(self, request: Request) -> None:
         refuse_second(request, self._names)
-        if request.version not in self._versions:
+        if request.version not in self.versions:
             raise SettingError(f"request {request.id} wants weights of version {request.version}, which are not loaded")
         kept = self._kept_for(request)
         before = () if kept is None else kept.segments

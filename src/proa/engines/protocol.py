@@ -11,6 +11,7 @@ from ..errors import ProaError, SettingError
 
 if TYPE_CHECKING:
     import torch
+    from typing_extensions import TypeIs
 
 
 class EngineBusyError(ProaError):
@@ -110,6 +111,11 @@ class Engine(Protocol):
     def sleep(self) -> None:
         """Where nothing is decoded: give memory back until the next request."""
         ...
+
+
+def is_engine(thing: object) -> TypeIs[Engine]:
+    """Whether it is an engine, and not what makes one."""
+    return hasattr(thing, "submit") and not isinstance(thing, type)
 
 
 def refuse_second(request: Request, under_way: Collection[str]) -> None:

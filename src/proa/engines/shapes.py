@@ -11,8 +11,8 @@ import torch
 from torch.nn import functional
 
 from ..errors import SettingError
-from .adapters import base_state
 from .decoder import Decoder, Layer, Linear, Norm
+from .description import ModelDescription
 from .weights import WeightPlaces
 
 _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -26,17 +26,15 @@ _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # those whose frequencies do not depend on the length
 
 
-def build_decoder(
-    model: torch.nn.Module, dtype: torch.dtype | None, device: torch.device | str | None
-) -> tuple[Decoder, WeightPlaces]:
-    """A decoder with the model's shape and a copy of its weights, and the places to load others into."""
-    config: Any = model.config
+def build_decoder(description: ModelDescription) -> tuple[Decoder, WeightPlaces]:
+    """A decoder of the model's shape, and the places to load its weights into; until then they are noise."""
+    config: Any = description.config
     check_known(config)
-    weights = base_state(model)
-    allocator = _Allocator(weights, dtype, device)
-    decoder = _SHAPES[config.model_type](model, config, allocator)
+    outline = description.outline()
+    allocator = _Allocator(outline.state_dict(keep_vars=True), description.dtype, description.device)
+    decoder = _SHAPES[config.model_type](outline, config, allocator)
     places = allocator.weight_places()
-    places.fill(weights)
+    places.fill_with_noise()
     return decoder, places
 
 
@@ -65,14 +63,14 @@ class _Allocator:
     """Hands out tensors for weights and remembers which part of which tensor each weight fills."""
 
     weights: dict[str, torch.Tensor]
-    dtype: torch.dtype | None
-    device: torch.device | str | None
+    """By name, of no memory; one that is tied is there under each of its names."""
+    dtype: torch.dtype
+    device: torch.device
     places: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def weight(self, name: str) -> torch.Tensor:
         """A tensor for one weight."""
-        like = self.weights[name]
-        self.places[name] = like.new_empty(like.shape, dtype=self.dtype, device=self.device)
+        self.places[name] = torch.empty(self.weights[name].shape, dtype=self.dtype, device=self.device)
         return self.places[name]
 
     def linear(self, *names: str) -> Linear:
@@ -91,9 +89,9 @@ class _Allocator:
         """One tensor for several weights, below each other; on a CPU matrices lie transposed in memory."""
         parts = [self.weights[name] for name in names]
         rows = [part.shape[0] for part in parts]
-        is_transposed = parts[0].dim() == 2 and torch.device(self.device or parts[0].device).type == "cpu"
+        is_transposed = parts[0].dim() == 2 and self.device.type == "cpu"
         sizes = (*parts[0].shape[1:], sum(rows)) if is_transposed else (sum(rows), *parts[0].shape[1:])
-        stacked = parts[0].new_empty(sizes, dtype=self.dtype, device=self.device)
+        stacked = torch.empty(sizes, dtype=self.dtype, device=self.device)
         stacked = stacked.t() if is_transposed else stacked
         self.places |= dict(zip(names, stacked.split_with_sizes(rows), strict=True))
         return stacked
@@ -104,15 +102,13 @@ class _Allocator:
 
     def head(self, name: str, tied_to: str) -> torch.Tensor:
         """The last product's weight, `(width, vocabulary)`: the embeddings themselves if it is tied to them."""
-        tied = self.weights[name].data_ptr() == self.weights[tied_to].data_ptr()
+        tied = self.weights[name] is self.weights[tied_to]
         return (self.places[tied_to] if tied else self._stacked([name])).t()
 
     def weight_places(self) -> WeightPlaces:
         """All places; a weight that got none must be tied to one that did, or the model is not what we think."""
-        names = {self.weights[name].data_ptr(): name for name in self.places}
-        tied = {
-            name: names.get(tensor.data_ptr(), "") for name, tensor in self.weights.items() if name not in self.places
-        }
+        names = {id(self.weights[name]): name for name in self.places}
+        tied = {name: names.get(id(weight), "") for name, weight in self.weights.items() if name not in self.places}
         unknown = [name for name, main in tied.items() if not main]
         if unknown:
             raise SettingError(f"the native engine does not know these weights of the model: {', '.join(unknown[:5])}")
@@ -140,7 +136,7 @@ def _llama(model: Any, config: Any, allocator: _Allocator) -> Decoder:
         )
 
     embeddings = allocator.weight("model.embed_tokens.weight")
-    rotary = model.model.rotary_emb  # its frequencies, so that there is no second reading of the configuration
+    rotary = type(model.model.rotary_emb)(config)  # so that there is no second reading of the configuration
     return Decoder(
         embeddings=embeddings,
         position_embeddings=None,

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 import torch
 
+_NOISE = 2**16 - 15  # a prime, so that rows do not repeat
+
 
 class WeightPlaces:
     """Where each weight goes, by its Hugging Face name. Names in `tied` are further names of the same place."""
@@ -20,6 +22,15 @@ class WeightPlaces:
         sources = self._sources(weights)
         for name, place in self._places.items():
             place.copy_(sources[name])
+
+    @torch.no_grad()
+    def fill_with_noise(self) -> None:
+        """Numbers like a new model's, so that what is tried before weights come is tried on something: every product
+        counts, and norms are near 1."""
+        noise = torch.randn(_NOISE, generator=torch.Generator().manual_seed(0))
+        for place in self._places.values():
+            repeated = noise.repeat(-(-place.numel() // _NOISE))[: place.numel()].view(place.shape)
+            place.copy_(repeated * min(place.shape) ** -0.5 if place.dim() > 1 else repeated * 0.1 + 1.0)
 
     def _sources(self, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         sources: dict[str, torch.Tensor] = {}

@@ -8,7 +8,6 @@ from transformers import PreTrainedTokenizerBase
 
 from ..config.sections import EngineSection
 from ..data.lease import Prompt, sample_seed
-from ..engines import build_engine
 from ..policy.trainable import Trainable
 from ..rollouts import VersionedEngine
 from ..tasks.prompts import tokenise
@@ -26,8 +25,7 @@ class EvalEngine:
         """Take the policy's weights as they are now; all of them are in this process."""
         weights = policy.whole()
         if self._engine is None:
-            engine = build_engine(model=policy.model, end_ids=policy.end_ids, **self._section.model_dump())
-            self._engine = VersionedEngine(engine)
+            self._engine = VersionedEngine(self._section.make(policy.model, policy.end_ids))
         self._engine.load(weights, version)
         return self._engine
 

@@ -94,6 +94,12 @@ def check_dtype(name: str) -> None:
         raise ModelError(f"no dtype {name!r}; one of {', '.join(_DTYPES)}{did_you_mean(name, _DTYPES)}")
 
 
+def read_dtype(name: str) -> torch.dtype:
+    """The dtype of that name; one in which models are not loaded is refused."""
+    check_dtype(name)
+    return _DTYPES[name]
+
+
 def outline_model(
     source: str | PathLike[str] | Mapping[str, Any], *, dtype: str = "float32", trust_remote_code: bool = False
 ) -> PreTrainedModel:

@@ -25,7 +25,7 @@ from ..data.experience_changes import as_delivered, nothing_made, shown_to_hooks
 from ..data.lease import Delivery, Lease, Prompt, Span, sample_seed
 from ..data.state import LoopState
 from ..data.versions import NO_VERSION
-from ..engines.protocol import Engine
+from ..engines import Engine, EngineFactory
 from ..errors import SettingError
 from ..leases.plan import group_by_id
 from ..lifecycle.current import with_own_state
@@ -40,7 +40,7 @@ from ..rollouts import EngineStream, Progress, Rollout, Sample, VersionedEngine
 from ..tasks import load_task
 from ..visible import show_details
 from .lease_stream import Book, LeaseStream, Loaded, Made
-from .maker_parts import EngineKind, MakerSource
+from .maker_parts import MakerSource
 from .probe import Probe
 from .prompt_batches import read_batch, task_batches
 from .weights import Weights
@@ -91,7 +91,7 @@ class ExperienceMakerHolder:
         reward: GivenReward | Sequence[GivenReward] | None = None,
         reward_model: str | Path | PreTrainedModel | None = None,
         lora: Lora | None = None,
-        engine: Engine | EngineKind = "native",
+        engine: Engine | EngineFactory | str = "native",
         rollout: Rollout | None = None,
         scorer: Scorer | None = None,
         receiver: Receiver | None = None,

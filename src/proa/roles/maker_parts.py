@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedModel
 
 from ..data.sampling import Sampling
-from ..engines import build_engine
+from ..engines import Engine, EngineFactory, build_engine, is_engine
 from ..errors import SettingError
 from ..policy.opening import Lora, ModelSource, TokenizerSource, load_tokenizer, open_policy
 from ..policy.policy import Receiver, WholeWeights
@@ -24,10 +24,6 @@ from ..tasks.builtin import BUILTIN
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-    from ..engines.protocol import Engine
-
-EngineKind: TypeAlias = Literal["native", "hf"]
 
 
 @dataclass(frozen=True)
@@ -51,7 +47,7 @@ class MakerSource:
     reward_model: str | Path | PreTrainedModel | None = None
     scorer: Scorer | None = None
     lora: Lora | None = None
-    engine: Engine | EngineKind = "native"
+    engine: Engine | EngineFactory | str = "native"
     rollout: Rollout | None = None
     receiver: Receiver | None = None
     dtype: str = "float32"
@@ -64,7 +60,7 @@ class MakerSource:
                 f"the rollout that was given has its own sampling settings: leave out {', '.join(generate_kwargs)}"
             )
         sampling, engine = read_sampling(generate_kwargs), self.engine
-        if not isinstance(engine, str) and self.rollout is not None:
+        if is_engine(engine) and self.rollout is not None:
             tokenizer = self.tokenizer
             if isinstance(tokenizer, str | Path):
                 tokenizer = load_tokenizer(str(tokenizer), trust_remote_code=False)
@@ -78,7 +74,7 @@ class MakerSource:
         )
         if not policy.has_tokenizer:
             raise SettingError("a maker needs a tokenizer: give tokenizer=, a folder or an object")
-        if isinstance(engine, str):
+        if not is_engine(engine):
             engine = build_engine(engine, policy.model, end_ids=policy.end_ids)
         rollout = self.rollout or SingleTurn(
             policy.tokenizer, sampling, scorer=self._scorer(), model_reward=self._model_reward(policy.model)

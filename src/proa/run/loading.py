@@ -149,7 +149,7 @@ def _load_parts(
     """Model, tokenizer, and the tokens that end a completion."""
     section, model = config.model, given.model
     if not outline:
-        _check_device(section.device)
+        check_device(section.device)
     if model is not None:
         refuse_adapter(model)
         make_savable(model)
@@ -187,7 +187,8 @@ def read_device(name: str) -> torch.device:
         raise ModelError(f"unknown model.device {name!r}; use cpu, cuda or cuda:0") from None
 
 
-def _check_device(name: str) -> None:
+def check_device(name: str) -> None:
+    """Raise if that device is not there."""
     device = read_device(name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         found = torch.cuda.device_count()

@@ -9,7 +9,6 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from ..config import ConfigError, DetachedConfig
-from ..engines import build_engine, check_engine
 from ..lifecycle.hooks import BaseCallback
 from ..policy.models import weights_digest
 from ..policy.policy import Policy, Receiver
@@ -33,7 +32,8 @@ class MakerSide:
     ) -> None:
         self.config = config
         self.policy = policy
-        check_engine(config.engine.kind, policy.model)
+        self._device = config.model.device if policy.device.type == "meta" else None  # where its weights will be
+        config.engine.check(policy.model)
         self._rewards = select_rewards(config, given, task)
         self._scorer = None if self._rewards is None else _scorer(config, self._rewards, task)
         self.reward_model = _reward_model(config, policy, longest_prompt)
@@ -62,7 +62,7 @@ class MakerSide:
             model_reward = ModelReward(self.reward_model, section.weight, section.token_budget)
         rollout = SingleTurn(policy.tokenizer, make_sampling(config), scorer=self._scorer, model_reward=model_reward)
         return ExperienceMakerHolder(
-            engine=build_engine(model=policy.model, end_ids=policy.end_ids, **config.engine.model_dump()),
+            engine=config.engine.make(policy.model, policy.end_ids, self._device),
             rollout=rollout,
             receiver=receiver,
             callbacks=callbacks,

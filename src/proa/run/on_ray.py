@@ -52,7 +52,7 @@ from .checks import check_portable_algorithm
 from .driver_record import DriverRecord
 from .given import Given
 from .job import engine_entry, performance_entry
-from .loading import load_policy, load_training_task, read_device
+from .loading import check_device, load_policy, load_training_task, read_device
 from .maker_side import MakerSide
 from .placing import Listeners, fresh
 from .trainer_side import Surroundings, TrainerSide
@@ -336,7 +336,8 @@ class _BuildMaker:
         config = self.config
         pin(self.began)
         compute_alike(config.threads, device=config.model.device, deterministic=config.deterministic)
-        policy = load_policy(config, self.given)
+        check_device(config.model.device)
+        policy = load_policy(config, self.given, outline=True)  # the weights come from the trainer
         side = MakerSide(config, self.given, task=load_training_task(config, self.given), policy=policy)
         callbacks = [*([link] if link is not None else []), *(fresh(callback) for callback in self.callbacks)]
         with side:
