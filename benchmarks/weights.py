@@ -35,7 +35,7 @@ from proa.rollouts import SingleTurn
 from proa.runtime.ray.cluster import cluster
 from proa.runtime.ray.maker_host import RemoteStore
 from proa.runtime.ray.replies import Reply
-from proa.runtime.ray.trainer_host import store_weights
+from proa.runtime.ray.shelf import RayShelf
 from proa.tasks.builtin.characters import tokenizer
 
 MAKERS = 2
@@ -63,13 +63,20 @@ class Trainer:
         torch.set_num_threads(1)
         self.parameters = parameters(megabytes)
         self.bytes = sum(tensor.nbytes for tensor in self.parameters.values())
-        self.store = WeightStore(keep=self._put_away)
+        self.shelf = RayShelf()
+        self.store = WeightStore(shelf=self)
         self.puts = 0
         self.here, self.there = torch.ones(self.bytes // 4), torch.zeros(self.bytes // 4)
 
-    def _put_away(self, tensors: Any) -> Any:
+    def put(self, tensors: Any) -> tuple[Any, str]:
         self.puts += 1
-        return store_weights(tensors)
+        return self.shelf.put(tensors)
+
+    def get(self, reference: Any) -> Any:
+        return self.shelf.get(reference)
+
+    def drop(self, reference: Any) -> None:
+        self.shelf.drop(reference)
 
     @concurrency_group("compute")
     def two_copies(self) -> float:
@@ -100,12 +107,12 @@ class Trainer:
         return Reply(True)
 
     @concurrency_group("weights")
-    def weights(self, version: int) -> Reply:
+    def weights(self, version: int, gpu: str = "") -> Reply:
         try:
             kept = self.store.fetch(version, owner="a maker", seconds=2.0)
         except WaitTimeoutError:
             return Reply()
-        return Reply([kept.tensors, kept.digest])
+        return Reply([*kept.tensors.offer(gpu), None])
 
     @concurrency_group("weights")
     def counted(self) -> tuple[int, int]:

@@ -74,7 +74,7 @@ class Heavy:
             prompts_per_step=4, lease_prompts=1, group_size=2, total_steps=self.steps, max_staleness=1000,
             buffer_limit=self.buffer_limit,
         )  # fmt: skip
-        store = WeightStore(keep=ties.keep)
+        store = WeightStore(shelf=ties.shelf)
         store.publish(0, {"weight": torch.zeros(1_000_000)})
         book = LeaseBook(plan, lambda ordinal: Prompt(ordinal, (1, 2), "text"))
         trainer = SlowTrainer(self.step_seconds, store, book)

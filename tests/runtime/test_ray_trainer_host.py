@@ -11,15 +11,23 @@ pytest.importorskip("ray", reason="needs ray: pip install 'proa[ray]'")
 from proa import CallbackManager
 from proa.data.versions import NO_VERSION
 from proa.leases.book import LeaseBook
-from proa.roles.weights import WeightStore
+from proa.roles.weights import InProcess, WeightStore
 from proa.runtime.ray.link import Interests
 from proa.runtime.ray.replies import Reply
 from proa.runtime.ray.trainer_host import RankHost, TrainerHost, TrainerParts
 
 
+class NearShelf(InProcess):
+    """Offers tensors as they are: there is no other process here."""
+
+    def put(self, tensors):
+        copies, digest = super().put(tensors)
+        return SimpleNamespace(offer=lambda gpu: (copies, digest)), digest
+
+
 def host(**changes):
     """With leases to hand out, and weights for them."""
-    book, store = LeaseBook(plan(**changes), prompt, wait_timeout=60.0), WeightStore()
+    book, store = LeaseBook(plan(**changes), prompt, wait_timeout=60.0), WeightStore(shelf=NearShelf())
     store.publish(0, {"weight": torch.zeros(3)})
     book.start_episode(0)
     made = TrainerHost(

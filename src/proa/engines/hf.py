@@ -63,6 +63,12 @@ class HFEngine:
         return dtype
 
     @property
+    def device(self) -> torch.device:
+        """On which it computes."""
+        device: torch.device = self._model.device
+        return device
+
+    @property
     def versions(self) -> tuple[int, ...]:
         return () if self._version == NO_VERSION else (self._version,)
 

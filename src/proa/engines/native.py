@@ -93,6 +93,11 @@ class NativeEngine:
         return next(iter(self._versions.values())).rows.decoder.embeddings.dtype
 
     @property
+    def device(self) -> torch.device:
+        """On which it computes."""
+        return next(iter(self._versions.values())).rows.decoder.device
+
+    @property
     def versions(self) -> Collection[int]:
         return self._versions.keys() - {NO_VERSION}
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..config import ConfigError, RunConfig, restore_run_config
 from ..config.sections import GIVEN
@@ -19,7 +19,6 @@ from ..data.state import LoopState
 from ..lifecycle.manager import CallbackManager
 from ..lifecycle.saved_state import FIRINGS, stateful
 from ..loop import Resumed
-from ..policy.policy import Policy
 from ..record.checkpoints import CheckpointError, CheckpointManager
 from ..record.durable import Disk
 from ..record.evals import EvalRecord, predictions_path
@@ -30,6 +29,9 @@ from ..record.state_files import read_state
 from ..roles.weights import transport_digest
 from .inputs import Inputs
 from .random_state import set_random_state
+
+if TYPE_CHECKING:
+    import torch
 
 log = logging.getLogger("proa.resume")
 
@@ -219,9 +221,9 @@ def _clear(folder: Path, names: Sequence[str]) -> None:
             path.unlink(missing_ok=True)
 
 
-def start_digest(policy: Policy) -> str:
+def start_digest(published: Mapping[str, torch.Tensor]) -> str:
     """Of the weights that a run begins with: its reference, where it has one."""
-    return transport_digest({name: tensor.cpu().contiguous() for name, tensor in policy.published().items()})
+    return transport_digest({name: tensor.cpu().contiguous() for name, tensor in published.items()})
 
 
 def changed_start_error() -> CheckpointError:

@@ -26,6 +26,7 @@ from ..data.lease import Delivery, Lease, Prompt, Span, sample_seed
 from ..data.state import LoopState
 from ..data.versions import NO_VERSION
 from ..engines import Engine, EngineFactory
+from ..engines.own_stream import OwnStream
 from ..errors import SettingError
 from ..leases.plan import group_by_id
 from ..lifecycle.current import with_own_state
@@ -123,6 +124,7 @@ class ExperienceMakerHolder:
         self.tokens_made = 0
         """Completion tokens."""
         self._versioned_engine = VersionedEngine(self.engine, guarded_from=f"a callback of {self.name}")
+        self._own_stream = OwnStream(getattr(self.engine, "device", None))
         self._probe_gap: float | None = None  # of the last load, until it is told
         self._seed = seed
         self._wait_timeout = wait_timeout
@@ -194,8 +196,10 @@ class ExperienceMakerHolder:
         doubt = self._doubt
         with activity.doing("load", f"loading weights of version {version}"):
             weights = store.fetch(version, owner=self.name)
-            weights.check()
-            activity.count({"switch": stream.load(self._receiver.whole(weights.tensors), version)})
+            with self._own_stream():  # the trainer's next step is under way
+                weights.check()
+                whole = self._receiver.whole(weights.tensors)
+            activity.count({"switch": stream.load(whole, version)})
             if weights.probe is not None:
                 self._compare(weights.probe, stream.score(weights.probe.sequences, version), version)
         self._versioned_engine.version = version

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol
 
 import torch
 import xxhash
@@ -14,6 +14,7 @@ import xxhash
 from ..actors.waiting import WaitingRoom
 from ..data.versions import BASE_VERSION
 from ..errors import ProaError
+from .device_hash import device_digest
 from .parcel import Parcel, tensor_bytes, unwrap, wrap
 from .probe import Probe
 
@@ -41,8 +42,8 @@ class Weights:
     @classmethod
     def of(cls, version: int, tensors: Mapping[str, torch.Tensor], probe: Probe | None = None) -> Weights:
         """These tensors as that version, for a maker's `update_experience_maker`."""
-        on_cpu = _copies({name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()})
-        return cls(version, on_cpu, transport_digest(on_cpu), probe)
+        copies = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
+        return cls(version, copies, transport_digest(copies), probe)
 
     def __reduce__(self) -> tuple[Any, ...]:
         if not isinstance(self.tensors, Mapping):
@@ -59,31 +60,46 @@ def _unpickled(version: int, parcel: Parcel, digest: str, probe: Probe | None) -
     return Weights(version, unwrap(parcel), digest, probe)
 
 
-Keep: TypeAlias = Callable[[dict[str, torch.Tensor]], Any]
-"""Stores tensors on the CPU where they will not change, and returns a reference to them."""
-Recall: TypeAlias = Callable[[Any], Mapping[str, torch.Tensor]]
-"""From such a reference back to the tensors."""
+class Shelf(Protocol):
+    """Where the tensors of published versions are kept."""
+
+    def put(self, tensors: Mapping[str, torch.Tensor]) -> tuple[Any, str]:
+        """Copy them to where they will not change: a reference to them, and their digest."""
+
+    def get(self, reference: Any) -> Mapping[str, torch.Tensor]:
+        """The tensors, on the CPU. They must not be changed."""
+
+    def drop(self, reference: Any) -> None:
+        """They are not needed any more."""
 
 
-def _copies(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: tensor.clone() for name, tensor in tensors.items()}
+class InProcess:
+    """Copies of the tensors on the device where they are: makers in this process copy from there, without the host."""
+
+    def put(self, tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], str]:
+        copies = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
+        return copies, transport_digest(copies, threads=PUBLISHING_THREADS)  # on a GPU it waits for the copies
+
+    def get(self, reference: dict[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        return {name: tensor.cpu() for name, tensor in reference.items()}
+
+    def drop(self, reference: dict[str, torch.Tensor]) -> None:
+        """Whoever still has them keeps them."""
 
 
 class WeightStore:
     """Keeps the versions that a lease may still name, and releases older ones."""
 
-    def __init__(self, *, wait_timeout: float = 600.0, keep: Keep | None = None, recall: Recall | None = None) -> None:
+    def __init__(self, *, wait_timeout: float = 600.0, shelf: Shelf | None = None) -> None:
         self.room = WaitingRoom()
         self._versions: dict[int, Weights] = {}
         self._wait_timeout = wait_timeout
-        self._keep = keep or _copies
-        self._recall = recall or dict
+        self._shelf = shelf or InProcess()
 
     def publish(self, version: int, tensors: Mapping[str, torch.Tensor], probe: Probe | None = None) -> Weights:
         """Copy the tensors and offer them under that version; the trainer may change its own afterwards."""
-        on_cpu = {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}
-        digest = transport_digest(on_cpu, threads=PUBLISHING_THREADS)
-        weights = Weights(version, self._keep(on_cpu), digest, probe)
+        reference, digest = self._shelf.put({name: tensor.detach() for name, tensor in tensors.items()})
+        weights = Weights(version, reference, digest, probe)
         with self.room as room:
             if version in self._versions:
                 raise WeightsError(f"version {version} was published already, and a version never changes")
@@ -103,10 +119,10 @@ class WeightStore:
             return self._versions[version]
 
     def recall(self, versions: set[int]) -> dict[int, Mapping[str, torch.Tensor]]:
-        """The tensors of those versions that are kept. They must not be changed."""
+        """The tensors of those versions that are kept, on the CPU. They must not be changed."""
         with self.room:
             kept = {version: self._versions[version] for version in sorted(versions & self._versions.keys())}
-        return {version: self._recall(weights.tensors) for version, weights in kept.items()}
+        return {version: self._shelf.get(weights.tensors) for version, weights in kept.items()}
 
     def retire(self, *, but: set[int] | None) -> None:
         """Release all versions but those in use (None: it is unknown which are). The newest stays, and so does the base
@@ -115,8 +131,9 @@ class WeightStore:
             return
         with self.room:
             kept = {BASE_VERSION, max(self._versions, default=BASE_VERSION), *but}
-            for version in self._versions.keys() - kept:
-                del self._versions[version]
+            retired = [self._versions.pop(version) for version in self._versions.keys() - kept]
+        for weights in retired:
+            self._shelf.drop(weights.tensors)
 
     @property
     def versions(self) -> list[int]:
@@ -125,10 +142,12 @@ class WeightStore:
 
 
 def transport_digest(tensors: Mapping[str, torch.Tensor], *, threads: int = 1) -> str:
-    """xxh3 over names, shapes, dtypes and bytes in the order of names: fast, against accidents, not attacks.
+    """A hash of names, shapes, dtypes and bytes in the order of names: fast, against accidents, not attacks.
 
-    The bytes are hashed in pieces, by as many threads as are given, and the digest is over the hashes.
+    On the CPU it is xxh3, over pieces of the bytes, by as many threads as are given; on a GPU it is computed there.
     """
+    if any(tensor.is_cuda for tensor in tensors.values()):
+        return device_digest(tensors)
     digest = xxhash.xxh3_128()
     pieces: list[memoryview] = []
     for name in sorted(tensors):

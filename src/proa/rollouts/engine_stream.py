@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..actors.waiting import ClosedError
 from ..data.sampling import Completion
 from ..engines.generating import Collected
+from ..engines.own_stream import OwnStream
 from ..engines.protocol import EngineBusyError
 from ..errors import ProaError
 from ..numerics import Numerics
@@ -107,7 +108,10 @@ class EngineStream:
     # -- from any thread -----------------------------------------------------------------------------
 
     def load(self, weights: Mapping[str, torch.Tensor], version: int) -> float:
-        """Have the engine take weights, as soon as it has room for them; for how long what is decoded stood still."""
+        """Have the engine take weights, as soon as it has room for them; for how long what is decoded stood still.
+
+        On a GPU they must be complete: the engine does not wait for what is still to compute them.
+        """
 
         def take() -> float:
             begun = perf_counter()
@@ -150,10 +154,11 @@ class EngineStream:
 
     def _run(self) -> None:
         try:
-            while self._await_work():
-                self._answer_calls()
-                if self._batches:
-                    self._step()
+            with OwnStream(getattr(self._engine, "device", None))():
+                while self._await_work():
+                    self._answer_calls()
+                    if self._batches:
+                        self._step()
         except BaseException as error:  # of the engine: nothing that is under way can be gone on with
             self._end(error)
 

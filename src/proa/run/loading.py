@@ -179,20 +179,20 @@ def _base_folder(config: RunConfig) -> str | None:
     return str(Path(path).resolve())
 
 
-def read_device(name: str) -> torch.device:
+def read_device(name: str, key: str = "model.device") -> torch.device:
     """The device of that name; whether it is there is another question, and of another machine perhaps."""
     try:
         return torch.device(name)
     except RuntimeError:
-        raise ModelError(f"unknown model.device {name!r}; use cpu, cuda or cuda:0") from None
+        raise ModelError(f"unknown {key} {name!r}; use cpu, cuda or cuda:0") from None
 
 
-def check_device(name: str) -> None:
+def check_device(name: str, key: str = "model.device") -> None:
     """Raise if that device is not there."""
-    device = read_device(name)
+    device = read_device(name, key)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         found = torch.cuda.device_count()
-        raise ModelError(f"model.device is {name}, and torch finds {found or 'no'} CUDA device{'s' * (found > 1)} here")
+        raise ModelError(f"{key} is {name}, and torch finds {found or 'no'} CUDA device{'s' * (found > 1)} here")
 
 
 def _tokenizer(config: RunConfig) -> PreTrainedTokenizerBase:

@@ -20,7 +20,7 @@ from ..roles.maker import ExperienceMakerHolder
 from ..rollouts import ModelReward, SingleTurn
 from ..tasks import Task
 from .given import Given
-from .loading import load_matching_reward_model, make_sampling
+from .loading import check_device, load_matching_reward_model, make_sampling
 
 
 class MakerSide:
@@ -34,6 +34,8 @@ class MakerSide:
         self.policy = policy
         self._device = config.model.device if policy.device.type == "meta" else None  # where its weights will be
         config.engine.check(policy.model)
+        if config.engine.device is not None:
+            check_device(config.engine.device, "engine.device")
         self._rewards = select_rewards(config, given, task)
         self._scorer = None if self._rewards is None else _scorer(config, self._rewards, task)
         self.reward_model = _reward_model(config, policy, longest_prompt)

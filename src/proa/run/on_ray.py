@@ -12,6 +12,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ..actors.interruption import Interruption
 from ..config import ConfigError, DetachedConfig
 from ..data.results import EvalResult
@@ -37,14 +39,14 @@ from ..resume.resuming import (
     restore_process,
     truncate_record,
 )
-from ..roles.maker import Store
 from ..roles.weights import WeightStore
 from ..runtime.ray.cluster import cluster, pickled
 from ..runtime.ray.driver import RayRuntime, TrainerDiedError
 from ..runtime.ray.link import AskDriver
-from ..runtime.ray.maker_host import MakerParts
+from ..runtime.ray.maker_host import MakerParts, RemoteStore
 from ..runtime.ray.output import ActorOutputs
 from ..runtime.ray.places import RaySettings, check_options
+from ..runtime.ray.shelf import gpu_of
 from ..runtime.ray.trainer_host import TrainerParts, TrainerTies
 from ..runtime.supervisor import Limits
 from ..tasks.template_date import pin, pinned
@@ -292,7 +294,7 @@ class _BuildTrainer:
     def _first(self, ties: TrainerTies, side: TrainerSide, everywhere: list[BaseCallback]) -> TrainerParts:
         assert ties.link is not None, "rank 0 has both"
         assert ties.ask_driver is not None
-        store = WeightStore(wait_timeout=self.config.wait_timeout, keep=ties.keep, recall=ties.recall)
+        store = WeightStore(wait_timeout=self.config.wait_timeout, shelf=ties.shelf)
         if (base := side.policy.published_base()) is not None:
             store.publish(BASE_VERSION, base)
         manager = CallbackManager([ties.link, *(fresh(callback) for callback in self.callbacks), *everywhere])
@@ -332,22 +334,25 @@ class _BuildMaker:
     began: datetime | None
 
     @contextmanager
-    def __call__(self, name: str, store: Store, link: BaseCallback | None) -> Iterator[MakerParts]:
+    def __call__(self, name: str, store: RemoteStore, link: BaseCallback | None) -> Iterator[MakerParts]:
         config = self.config
+        device = torch.device(config.engine.device or config.model.device)
         pin(self.began)
         compute_alike(config.threads, device=config.model.device, deterministic=config.deterministic)
-        check_device(config.model.device)
+        check_device(str(device), "model.device" if config.engine.device is None else "engine.device")
+        store.gpu = gpu_of(device)
         policy = load_policy(config, self.given, outline=True)  # the weights come from the trainer
         side = MakerSide(config, self.given, task=load_training_task(config, self.given), policy=policy)
         callbacks = [*([link] if link is not None else []), *(fresh(callback) for callback in self.callbacks)]
         with side:
-            maker = side.make(name, callbacks, _receiver(policy, store, name))
+            maker = side.make(name, callbacks, _receiver(policy, store, name, device))
             yield MakerParts(maker, [one for one in self.callbacks if isinstance(one, BaseCallback)])
 
 
-def _receiver(policy: Policy, store: Store, name: str) -> Receiver:
+def _receiver(policy: Policy, store: RemoteStore, name: str, device: torch.device) -> Receiver:
+    """With a copy of the base of adapters, if they go over one, where the engine is: they are merged there."""
     if policy.published_base() is None:
         return policy.receiver()
     base = store.fetch(BASE_VERSION, owner=name)
     base.check()
-    return policy.receiver({n: tensor.clone() for n, tensor in base.tensors.items()})
+    return policy.receiver({key: tensor.to(device, copy=True) for key, tensor in base.tensors.items()})

@@ -165,7 +165,7 @@ class DPOKind(PairsKind):
     def start_digest(self) -> str:
         """Where the model that the run begins with is the reference. (An adapter's is its base.)"""
         is_reference = self.trained.reference_is_start and not self._settings.reference_free
-        return start_digest(self.trained) if is_reference else ""
+        return start_digest(self.trained.published()) if is_reference else ""
 
     def fit(self, options: FitOptions, held_out: HeldOut[Pairs] | None) -> LoopState:
         policy, settings = self.trained, self._settings

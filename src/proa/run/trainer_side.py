@@ -176,7 +176,9 @@ class TrainerSide:
         trainer.source = book if around.replicas.size == 1 else SharedSource(around.replicas, book)
         around.listeners.add(TakeStepRecord(trainer, book, around.record, self.policy.tokenizer, config))
         if resumption is None:
-            self._start_digest = around.store.publish(0, self.policy.published(), trainer.probe()).digest
+            published = self.policy.published()
+            self._start_digest = start_digest(published)
+            around.store.publish(0, published, trainer.probe())
         else:
             self._resume(trainer, resumption)
             for version, tensors in resumption.part("weights")["versions"].items():
@@ -206,7 +208,7 @@ class TrainerSide:
         """Make everything what it was when the checkpoint was written; the reference is what it was at the start."""
         self._start_digest = resumption.part("run")["start_digest"]
         needs_start = self.algorithm.needs_reference and self.policy.reference_is_start
-        if needs_start and start_digest(self.policy) != self._start_digest:
+        if needs_start and start_digest(self.policy.published()) != self._start_digest:
             raise changed_start_error()
         self.policy.load(resumption.model)
         loop = resumption.loop()

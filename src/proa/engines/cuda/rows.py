@@ -184,12 +184,13 @@ class CudaRows:
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """Weights may be written while nothing is decoded: after the last launch that reads them, before the next."""
-        torch.cuda.current_stream(self.decoder.device).wait_stream(self._pool.steps)
-        torch.cuda.current_stream(self.decoder.device).wait_stream(self._pool.passes)
+        """Weights may be written while nothing is decoded: after the last launch that reads them, before the next. In
+        the end they are written, and whoever brought them may let them go."""
+        writing = torch.cuda.current_stream(self.decoder.device)
+        writing.wait_stream(self._pool.steps)
+        writing.wait_stream(self._pool.passes)
         yield
-        self._pool.steps.wait_stream(torch.cuda.current_stream(self.decoder.device))
-        self._pool.passes.wait_stream(torch.cuda.current_stream(self.decoder.device))
+        writing.synchronize()
 
     # -- room ----------------------------------------------------------------------------------------
 

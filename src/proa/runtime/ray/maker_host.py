@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -36,8 +37,11 @@ from .calls import Once, request
 from .link import Answer, DriverLink, Interests, Question
 from .output import keep_output
 from .replies import POLL_SECONDS, Location, Reply
+from .shelf import SharedMemory
 from .trainer_host import TrainerHost
 from .transport import pack_states, wrap_delivery
+
+log = logging.getLogger("proa.maker")
 
 
 class RemoteBook:
@@ -68,7 +72,7 @@ class RemoteBook:
     def _ask(self, maker: str, *, waits: bool) -> Lease | None:
         if self._in_flight is not None and self._in_flight.done():
             self._in_flight.result()  # it may have been refused
-        arguments = (maker, self._ticket, self._store.last_fetched, waits)
+        arguments = (maker, self._ticket, self._store.last_fetched, waits, self._store.gpu)
         reply = _request(self._trainer.next_lease, *arguments, patience=self._patience)
         lease: Lease | None = reply.value
         if lease is not None and reply.weights is not None:
@@ -113,7 +117,9 @@ class RemoteStore:
         self._patience = patience
         self.last_fetched = NO_VERSION
         self.at_hand: tuple[int, Any] = (NO_VERSION, None)
-        """A version and a reference to its weights, which came with a lease."""
+        """A version and where its weights are, which came with a lease."""
+        self.gpu = ""
+        """Where the engine is, if it is on a GPU: weights that the trainer has on the same one are read there."""
 
     def wait_for_trainer(self) -> None:
         """Until it is prepared, which is work and has no deadline."""
@@ -121,10 +127,18 @@ class RemoteStore:
             pass
 
     def fetch(self, version: int, *, owner: str) -> Weights:
-        reference, digest, probe = self._locate(version, owner)
-        weights = Weights(version, unwrap(ray.get(reference, timeout=self._patience)), digest, probe)
+        offered, digest, probe = self._locate(version, owner)
+        if isinstance(offered, SharedMemory):
+            try:
+                tensors = offered.open()
+            except RuntimeError as error:
+                log.warning("weights go through the host: %s cannot open the trainer's memory (%s)", owner, error)
+                self.gpu = ""
+                return self.fetch(version, owner=owner)
+        else:
+            tensors = unwrap(ray.get(offered, timeout=self._patience))
         self.last_fetched = version
-        return weights
+        return Weights(version, tensors, digest, probe)
 
     def _locate(self, version: int, owner: str) -> Any:
         known, found = self.at_hand
@@ -134,7 +148,7 @@ class RemoteStore:
         self.wait_for_trainer()
         until = monotonic() + self._patience
         while monotonic() < until:
-            found = _value(self._trainer.weights, version, patience=self._patience)
+            found = _value(self._trainer.weights, version, self.gpu, patience=self._patience)
             if found is not None:
                 return found
         raise WaitTimeoutError(f"{owner} waited {self._patience:g} s for weights of version {version}")

@@ -16,8 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import ray
-import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from ...actors.concurrency import concurrency_group
@@ -32,15 +30,15 @@ from ...lifecycle.copies import PackedState
 from ...lifecycle.hooks import BaseCallback
 from ...lifecycle.moments import Scope
 from ...record.live import ActorView
-from ...roles.parcel import Parcel, unwrap, wrap
 from ...roles.trainer import DetachedTrainer
-from ...roles.weights import Keep, Recall, WeightStore
+from ...roles.weights import Shelf, WeightStore
 from ..output import print_hidden_traceback
 from ..views import RunSnapshot, view_trainer
 from .calls import Once, portable
 from .link import Answer, AskDriver, DriverLink, Interests, Key, Mailbox, Question
 from .output import keep_output
 from .replies import POLL_SECONDS, Location, Reply, this_node
+from .shelf import RayShelf
 from .transport import pack_states, unwrap_delivery
 
 
@@ -62,8 +60,7 @@ class TrainerTies:
     """What ties a trainer to the others of its run; what leads to the driver is rank 0's."""
 
     replicas: Replicas
-    keep: Keep
-    recall: Recall
+    shelf: Shelf
     link: BaseCallback | None = None
     ask_driver: AskDriver | None = None
 
@@ -135,7 +132,7 @@ class RankHost:
             self._replicas = ProcessGroup(self._store, rank, size, backend=backend, patience=patience)
         elif address is not None:
             self._replicas = ProcessGroup.connect(address, rank, size, backend=backend, patience=patience)
-        ties = TrainerTies(self._replicas, store_weights, load_weights, self._link, self._ask_driver)
+        ties = TrainerTies(self._replicas, RayShelf(), self._link, self._ask_driver)
         with leaving_on_error(self._replicas):
             self._parts = self._build(ties)
         self._is_prepared.set()
@@ -241,8 +238,9 @@ class TrainerHost(RankHost):
         return Reply(self._is_prepared.wait(POLL_SECONDS))
 
     @concurrency_group("leases")
-    def next_lease(self, maker: str, ticket: int, has_version: int, waits: bool = True) -> Reply:
-        """Work for a maker: if it does not wait, because it has some, no more than its share.
+    def next_lease(self, maker: str, ticket: int, has_version: int, waits: bool = True, gpu: str = "") -> Reply:
+        """Work for a maker, whose engine is on that GPU: if it does not wait, because it has some, no more than its
+        share.
 
         Repeated with the same ticket, because the reply was lost, it is the same lease.
 
@@ -256,9 +254,8 @@ class TrainerHost(RankHost):
                 lease = self._book.next_lease(maker, seconds=POLL_SECONDS) if waits else self._book.another_lease(maker)
                 if lease is None:
                     return Reply()
-                reply = Reply(
-                    lease, weights=None if lease.version == has_version else self.weights(lease.version).value
-                )
+                has_weights = lease.version == has_version
+                reply = Reply(lease, weights=None if has_weights else self.weights(lease.version, gpu).value)
             except WaitTimeoutError:
                 return Reply()
             except ClosedError as over:
@@ -289,13 +286,14 @@ class TrainerHost(RankHost):
         self._book.release(lease_id, maker)
 
     @concurrency_group("weights")
-    def weights(self, version: int) -> Reply:
-        """A reference to the weights of that version, with their digest; in a list, so that Ray does not resolve it."""
+    def weights(self, version: int, gpu: str = "") -> Reply:
+        """Where a maker on that GPU finds the weights of that version, with their digest and their probe; in a list, so
+        that Ray does not resolve a reference."""
         try:
             kept = self._weights.fetch(version, owner="a maker", seconds=POLL_SECONDS)
         except WaitTimeoutError:
             return Reply()
-        return Reply([kept.tensors, kept.digest, kept.probe])
+        return Reply([*kept.tensors.offer(gpu), kept.probe])
 
     @concurrency_group("moments")
     def ask_driver(self, question: Question) -> Reply:
@@ -339,13 +337,3 @@ class TrainerHost(RankHost):
         store = self._built.store
         assert store is not None, "rank 0 has it"
         return store
-
-
-def store_weights(tensors: Mapping[str, torch.Tensor]) -> ray.ObjectRef[Parcel]:
-    """Put weights into the object store, once for any number of makers; returns a reference to them."""
-    return ray.put(wrap(tensors))
-
-
-def load_weights(kept: ray.ObjectRef[Parcel]) -> Mapping[str, torch.Tensor]:
-    """Get weights from the object store."""
-    return unwrap(ray.get(kept))
