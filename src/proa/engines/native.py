@@ -192,7 +192,7 @@ class NativeEngine:
         those after it."""
         if not self._waiting:
             return []
-        room = self._slots - self._decoded
+        room = self._slots + self.way.ahead - self._decoded
         if room < min(self.way.fewest_entering, len(self._waiting)):
             return []
         for version in self._versions.values():

@@ -68,6 +68,11 @@ class WayToDecode(Protocol):
         ...
 
     @property
+    def ahead(self) -> int:
+        """So many sequences beyond the slots are taken in: their prompts are computed while they wait for a row."""
+        ...
+
+    @property
     def fewest_entering(self) -> int:
         """So many sequences enter together, if so many wait: their prompts share passes."""
         ...
@@ -86,7 +91,7 @@ class TorchWay:
 
     def __init__(self, decoder: Decoder, slots: int, end_ids: frozenset[int], cache_tokens: int) -> None:
         self._end_ids = end_ids
-        self.fewest_entering = max(1, slots // 8)
+        self.fewest_entering, self.ahead = max(1, slots // 8), 0
         self.most_tokens = cache_tokens or math.inf
         free = ProductShapes()
         fixed = [] if decoder.device.type == "cuda" else [ProductShapes(padded(slots), CHUNK)]
@@ -109,7 +114,7 @@ class KernelWay:
 
         self._pool = BlockPool(decoder, cache_tokens or default_tokens(decoder, slots, context), context)
         self._slots, self._end_ids = slots, end_ids
-        self.fewest_entering = max(1, slots // 16)
+        self.fewest_entering, self.ahead = max(1, slots // 16), slots // 8
         self.most_tokens = self._pool.tokens
         self._first = CudaRows(decoder, self._pool, slots, end_ids)
         self.is_independent = rows_are_independent(self._first, slots, context, self.most_tokens)

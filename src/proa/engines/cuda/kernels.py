@@ -166,7 +166,7 @@ def attend(
     qkv, out, keys, values, state, table, query_weight, key_weight, cosines, sines, mixtures, sums, arrived,
     scale, epsilon, columns,
     HEADS: tl.constexpr, SHARED: tl.constexpr, PADDED: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
-    TILE: tl.constexpr, SPAN: tl.constexpr, SPLITS: tl.constexpr, NORMED: tl.constexpr, PRECISION: tl.constexpr,
+    SPAN: tl.constexpr, SPLITS: tl.constexpr, NORMED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One token of every row: write its key and value, and attend to all of the row's tokens so far, for one key head.
 
@@ -209,18 +209,18 @@ def attend(
         peak = tl.sum(queries.to(tl.float32) * key.to(tl.float32), 1) * scale
         total += 1.0
         mixed += value.to(tl.float32)[None, :]
-    t = tl.arange(0, TILE)
+    t = tl.arange(0, BLOCK)
     end = tl.where(split == SPLITS - 1, slot, tl.minimum((split + 1) * SPAN, slot))
-    for start in range(split * SPAN, end, TILE):
+    for start in range(split * SPAN, end, BLOCK):  # one block at a time: its number is one load for all of its tokens
         at = start + t
         seen = (at < prompt) | ((at >= own) & (at < slot))
-        blocks = tl.load(table + row * columns + at // BLOCK, mask=seen, other=0).to(tl.int64)
-        offsets = ((blocks * HEADS + head) * BLOCK + at % BLOCK) * WIDTH
+        block = tl.load(table + row * columns + start // BLOCK).to(tl.int64)
+        offsets = ((block * HEADS + head) * BLOCK + t) * WIDTH
         tile = tl.load(keys + offsets[None, :] + d[:, None], mask=seen[None, :], other=0.0)
         scores = tl.dot(queries, tile, input_precision=PRECISION) * scale
         scores = tl.where(seen[None, :], scores, float("-inf"))
         higher = tl.maximum(peak, tl.max(scores, 1))
-        level = tl.where(higher == float("-inf"), 0.0, higher)  # of a tile in which nothing is seen
+        level = tl.where(higher == float("-inf"), 0.0, higher)  # of a block in which nothing is seen
         weights = tl.exp(scores - level[:, None])
         shrink = tl.exp(peak - level)
         tile = tl.load(values + offsets[:, None] + d[None, :], mask=seen[:, None], other=0.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ CHUNK = 64
 ROWS = 64
 """Rows come in multiples of this: one tile of a product."""
 _TILE = 64
-_SPAN = 512
+_SPAN = 384
 """Tokens of a row that one program of attention takes."""
 _SPLITS = 4
 """The most programs that share a row's attention to one head; the last takes all that is left."""
@@ -48,8 +48,6 @@ class Tiles:
     mlp_in: Tile
     mlp_out: Tile
     head: Tile
-    attention: Tile = field(default=Tile(64, 64, 64, warps=2, stages=3))
-    """Its columns are the tokens that one program looks at together."""
 
 
 FEW_ROWS = Tiles(
@@ -60,7 +58,6 @@ FEW_ROWS = Tiles(
 MANY_ROWS = Tiles(
     qkv=Tile(128, 64, 128), attention_out=Tile(64, 64, 128, parts=2), mlp_in=Tile(64, 64, 64),
     mlp_out=Tile(64, 64, 128, parts=2), head=Tile(128, 128, 64, warps=8),
-    attention=Tile(64, 32, 64, warps=1, stages=2),
 )  # fmt: skip
 PROMPT_TOKENS = Tiles(
     qkv=Tile(128, 128, 64, warps=8), attention_out=Tile(128, 64, 64), mlp_in=Tile(128, 64, 64, warps=8, stages=3),
@@ -141,7 +138,7 @@ class _Pass:
         self._tiles = Tiles(
             fitted(tiles.qkv, hidden, dtype), fitted(tiles.attention_out, attended, dtype),
             fitted(tiles.mlp_in, hidden, dtype), fitted(tiles.mlp_out, inner, dtype),
-            fitted(tiles.head, hidden, dtype), tiles.attention,
+            fitted(tiles.head, hidden, dtype),
         )  # fmt: skip
         parts = max(self._tiles.attention_out.parts, self._tiles.mlp_out.parts)
         self.residual = torch.empty(rows, hidden, dtype=dtype, device=device)
@@ -248,13 +245,13 @@ class StepPass(_Pass):
     def _attend(self, number: int) -> None:
         cache, decoder, rows = self._cache, self._decoder, self._state
         query, key, epsilon = self._norms(number)
-        shared, tile = decoder.query_heads // decoder.key_heads, self._tiles.attention
+        shared = decoder.query_heads // decoder.key_heads
         kernels.attend[(self._rows, decoder.key_heads, _SPLITS)](
             self._qkv, self._attended, cache.keys[number], cache.values[number], rows.state, rows.table, query, key,
             cache.cosines, cache.sines, self._mixtures, self._sums_of_splits, self._arrived,
             decoder.layers[number].attention_scale, epsilon, self._columns,
-            PADDED=max(16, triton.next_power_of_2(shared)), TILE=tile.columns, SPAN=_SPAN, SPLITS=_SPLITS,
-            PRECISION=self._precision, num_warps=tile.warps, num_stages=tile.stages, **self._heads(number),
+            PADDED=max(16, triton.next_power_of_2(shared)), SPAN=_SPAN, SPLITS=_SPLITS, PRECISION=self._precision,
+            num_warps=1 if decoder.width <= 128 else 2, num_stages=3, **self._heads(number),
         )  # fmt: skip
 
     def _logits(self) -> None:

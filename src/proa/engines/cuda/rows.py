@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import torch
@@ -67,10 +67,11 @@ class _KeptBlocks:
 class _Placed:
     """Where a sequence is decoded, and what it still goes through: the first phase is under way."""
 
-    row: int
     prompt: _Prompt
     blocks: list[int]
     phases: deque[Phase]
+    row: int | None = None
+    """None until it decodes: its prompt may be computed before a row is free."""
     forced: int = 0
     """How many of the tokens that will be chosen next are given."""
 
@@ -138,6 +139,7 @@ class CudaRows:
         self._placed: dict[DecodedSequence, _Placed] = {}
         self._decoding: set[DecodedSequence] = set()
         self._passing: deque[_Passing] = deque()
+        self._without_row: deque[DecodedSequence] = deque()  # whose prompts are computed
         self._launched: deque[_Launched] = deque()
         self._prompts: dict[Group, _Prompt] = {}
         self._said = torch.empty(3, rows, dtype=torch.int32, device=decoder.device)
@@ -223,7 +225,8 @@ class CudaRows:
     # -- beginning -----------------------------------------------------------------------------------
 
     def enter(self, sequences: Sequence[DecodedSequence]) -> None:
-        """Give rows to these. Prompts are computed once for a group; what continues another goes on from its cache."""
+        """Take these in, in the order in which they get rows as rows are free. Prompts are computed once for a group;
+        what continues another goes on from its cache."""
         if not sequences:
             return
         self.prepare()
@@ -233,19 +236,18 @@ class CudaRows:
         self._go_on(sequences)
 
     def _place(self, sequence: DecodedSequence) -> _Placed:
-        row, todo = self._free_rows.pop(), sequence.todo
-        sequence.todo = deque()
+        todo, sequence.todo = sequence.todo, deque()
         if sequence.cached is not None:
             kept = _kept(sequence)
             sequence.cached = None
             blocks = kept.blocks + self._pool.take(_own_blocks(sequence) - len(kept.blocks))
-            return _Placed(row, kept.prompt, blocks, phases_of(todo, kept.tokens, kept.last))
+            return _Placed(kept.prompt, blocks, phases_of(todo, kept.tokens, kept.last))
         prompt = self._prompts.get(sequence.group)
         if prompt is None:
             tokens = sequence.segments[0].tokens
             prompt = self._prompts[sequence.group] = _Prompt(tokens, self._pool.take(blocks_for(len(tokens) - 1)))
         prompt.users += 1
-        return _Placed(row, prompt, self._pool.take(_own_blocks(sequence)), phases_of(todo))
+        return _Placed(prompt, self._pool.take(_own_blocks(sequence)), phases_of(todo))
 
     def _go_on(self, sequences: Sequence[DecodedSequence]) -> None:
         """Launch the passes that these sequences are at; they decode when those are done."""
@@ -287,20 +289,32 @@ class CudaRows:
         self._ready.prompt_graphs[count].replay()
 
     def _begin_steps(self) -> None:
-        """Let those decode whose passes are done: without waiting, unless there is nothing else to do."""
-        while self._passing and (not self._decoding or self._passing[0].done.query()):  # type: ignore[no-untyped-call]
+        """Let those decode whose passes are done, and that have a row or find one: without waiting for a pass, unless
+        there is nothing else to do."""
+        beginning: list[DecodedSequence] = []
+        while self._passing and (self._is_idle or self._passing[0].done.query()):  # type: ignore[no-untyped-call]
             passing = self._passing.popleft()
-            sequences = [sequence for sequence in passing.sequences if sequence in self._placed]
-            if not sequences:
-                continue
             self._pool.steps.wait_event(passing.done)
-            self._write([self._row_input(sequence) for sequence in sequences])
-            self._decoding.update(sequences)
+            for sequence in passing.sequences:
+                if sequence in self._placed:
+                    (self._without_row if self._placed[sequence].row is None else beginning).append(sequence)
+        while self._without_row and self._free_rows:
+            sequence = self._without_row.popleft()
+            self._placed[sequence].row = self._free_rows.pop()
+            beginning.append(sequence)
+        if beginning:
+            self._write([self._row_input(sequence) for sequence in beginning])
+            self._decoding.update(beginning)
+
+    @property
+    def _is_idle(self) -> bool:
+        return not self._decoding and not self._without_row
 
     def _row_input(self, sequence: DecodedSequence) -> _RowInput:
         placed, request = self._placed[sequence], sequence.request
         steps = placed.phases[0]
         assert isinstance(steps, Steps)
+        assert placed.row is not None
         placed.forced = len(steps.forced)
         blocks = placed.prompt.blocks + placed.blocks
         return _RowInput(placed.row, steps, placed.prompt.cached, blocks, request.seed, request.sampling)
@@ -340,8 +354,8 @@ class CudaRows:
             self._ready.step_graph.replay()
             said.copy_(self._said, non_blocking=True)
             done = _recorded_event(self._pool.steps)
-        sequences = [(self._placed[sequence].row, sequence) for sequence in self.live if sequence in self._decoding]
-        self._launched.append(_Launched(said, done, sequences))
+        placed = [(self._placed[sequence].row, sequence) for sequence in self.live if sequence in self._decoding]
+        self._launched.append(_Launched(said, done, [(row, sequence) for row, sequence in placed if row is not None]))
 
     def _take(self, launched: _Launched) -> None:
         launched.done.synchronize()
@@ -390,10 +404,14 @@ class CudaRows:
         rows = []
         for sequence in gone:
             placed = self._placed.pop(sequence)
+            if placed.row is None:
+                with suppress(ValueError):  # its pass may be under way
+                    self._without_row.remove(sequence)
+            else:
+                self._free_rows.append(placed.row)
             if sequence in self._decoding:  # the device goes on with it
                 self._decoding.discard(sequence)
                 rows.append(placed.row)
-            self._free_rows.append(placed.row)
             self._pool.give_back(placed.blocks)
             placed.prompt.users -= 1
         if rows:
