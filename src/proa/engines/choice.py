@@ -25,33 +25,31 @@ def choose(logits_BV: torch.Tensor, uniforms_B: torch.Tensor, sampling: Sampling
     logits_BV = logits_BV.float()
     if sampling.temperature not in (0.0, 1.0):
         logits_BV = logits_BV / sampling.temperature
-    peaks_B1 = logits_BV.amax(-1, keepdim=True)
-    weights_BV = (logits_BV - peaks_B1).exp_()  # probabilities, but for their sum
+    probs_BV = logits_BV.softmax(-1)
     if sampling.temperature == 0:
         tokens_B1 = logits_BV.argmax(-1, keepdim=True)
-        totals_B1 = weights_BV.sum(-1, keepdim=True)
     elif sampling.top_k or sampling.top_p < 1:
-        tokens_B1, _ = _invert(_supported(weights_BV, sampling), uniforms_B[:, None])
-        totals_B1 = weights_BV.sum(-1, keepdim=True)
+        tokens_B1 = _invert(_supported(probs_BV, sampling), uniforms_B[:, None])
     else:
-        tokens_B1, totals_B1 = _invert(weights_BV, uniforms_B[:, None])
-    log_probs_B1 = logits_BV.gather(-1, tokens_B1) - peaks_B1 - totals_B1.log().float()
-    return tokens_B1.squeeze(-1), log_probs_B1.squeeze(-1)
+        tokens_B1 = _invert(probs_BV, uniforms_B[:, None])
+    return tokens_B1.squeeze(-1), probs_BV.gather(-1, tokens_B1).log_().squeeze(-1)
 
 
-def _invert(weights_BV: torch.Tensor, uniforms_B1: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The first token whose cumulative weight exceeds the row's share of the total, and that total."""
+def _invert(weights_BV: torch.Tensor, uniforms_B1: torch.Tensor) -> torch.Tensor:
+    """The first token whose cumulative weight exceeds the row's share of the total."""
     if weights_BV.shape[-1] > _SMALL:
         return _invert_by_blocks(weights_BV, uniforms_B1)
     cumulative_BV = weights_BV.cumsum(-1, dtype=torch.float64)
     totals_B1 = cumulative_BV[:, -1:]
     tokens_B1 = torch.searchsorted(cumulative_BV, uniforms_B1 * totals_B1, right=True)
-    return tokens_B1.clamp_(max=weights_BV.shape[-1] - 1), totals_B1  # clamped: a row of NaN finds nothing
+    return tokens_B1.clamp_(max=weights_BV.shape[-1] - 1)  # clamped: a row of NaN finds nothing
 
 
-def _invert_by_blocks(weights_BV: torch.Tensor, uniforms_B1: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _invert_by_blocks(weights_BV: torch.Tensor, uniforms_B1: torch.Tensor) -> torch.Tensor:
     """The same in two steps, a block of tokens and a token in it: sums are several times faster than running sums."""
-    blocks_BNK = functional.pad(weights_BV, (0, -weights_BV.shape[-1] % _BLOCK)).view(len(weights_BV), -1, _BLOCK)
+    missing = -weights_BV.shape[-1] % _BLOCK
+    padded_BV = functional.pad(weights_BV, (0, missing)) if missing else weights_BV
+    blocks_BNK = padded_BV.view(len(weights_BV), -1, _BLOCK)
     sums_BN = blocks_BNK.sum(-1, dtype=torch.float64)
     cumulative_BN = sums_BN.cumsum(-1)
     totals_B1 = cumulative_BN[:, -1:]
@@ -61,8 +59,7 @@ def _invert_by_blocks(weights_BV: torch.Tensor, uniforms_B1: torch.Tensor) -> tu
     before_B1 = cumulative_BN.gather(-1, block_B1) - inside_B1
     shares_B1 = ((targets_B1 - before_B1) / inside_B1).clamp_(0.0, LARGEST_UNIFORM)
     chosen_BK = blocks_BNK.gather(1, block_B1[:, :, None].expand(-1, -1, _BLOCK))[:, 0]
-    tokens_B1, _ = _invert(chosen_BK, shares_B1)
-    return block_B1 * _BLOCK + tokens_B1, totals_B1
+    return block_B1 * _BLOCK + _invert(chosen_BK, shares_B1)
 
 
 def _supported(weights_BV: torch.Tensor, sampling: Sampling) -> torch.Tensor:

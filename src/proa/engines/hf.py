@@ -17,7 +17,6 @@ from .description import ModelDescription
 from .protocol import EngineBusyError, Progress, Request, check_request, refuse_second
 from .sequences import DecodedSequence, Given
 from .stepping import Steps, Trials
-from .streams import uniforms_at
 from .weights import WeightPlaces
 
 
@@ -126,8 +125,8 @@ class HFEngine:
 
     def _sample(self, rows: list[int], logits_BV: torch.Tensor) -> None:
         sequences = [self._batch[row] for row in rows]
-        seeds = [sequence.request.seed for sequence in sequences]
-        uniforms_B = uniforms_at(seeds, [len(one.sampled) for one in sequences]).to(logits_BV.device)
+        draws = [sequence.draw() for sequence in sequences]
+        uniforms_B = torch.tensor(draws, dtype=torch.float64, device=logits_BV.device)
         tokens_B, log_probs_B = choose(logits_BV[rows], uniforms_B, sequences[0].request.sampling)
         for sequence, token, log_prob in zip(sequences, tokens_B.tolist(), log_probs_B.tolist(), strict=True):
             sequence.choose(token, log_prob, is_end=token in self._end_ids)

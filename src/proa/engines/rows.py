@@ -14,7 +14,6 @@ from .decoder import Decoder, Prefilled, Rotation
 from .product_shapes import ProductShapes
 from .protocol import Request
 from .sequences import DecodedSequence, Given, Group, Sampled
-from .streams import uniforms_at
 
 PREFILL_TOKENS = 8192
 """The most prompt tokens, with padding, of one pass: it bounds the memory of activations."""
@@ -160,10 +159,8 @@ class Rows:
 
     def _sample(self, sequences: Sequence[DecodedSequence], logits_BV: torch.Tensor) -> None:
         """Choose the next token of sequences that have the same settings, from the first rows of these logits."""
-        padding = [0] * (len(logits_BV) - len(sequences))
-        seeds = [sequence.request.seed for sequence in sequences] + padding
-        counters = [len(sequence.sampled) for sequence in sequences] + padding
-        uniforms_B = uniforms_at(seeds, counters).to(logits_BV.device)
+        draws = [sequence.draw() for sequence in sequences] + [0.0] * (len(logits_BV) - len(sequences))
+        uniforms_B = torch.tensor(draws, dtype=torch.float64, device=logits_BV.device)
         tokens_B, log_probs_B = choose(logits_BV, uniforms_B, sequences[0].request.sampling)
         for sequence, token, log_prob in zip(sequences, tokens_B.tolist(), log_probs_B.tolist(), strict=False):
             sequence.choose(token, log_prob, is_end=token in self._end_ids)

@@ -10,6 +10,10 @@ from typing import TypeAlias
 
 from ..data.sampling import FinishReason
 from .protocol import Progress, Request
+from .streams import uniforms
+
+_DRAWN = 64
+"""So many random numbers are drawn together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,8 @@ class DecodedSequence:
     """Chosen, and not in the cache yet."""
     sampled: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
+    _draws: list[float] = field(default_factory=list)
+    """Some numbers of its random stream."""
     _reported: int = 0
     _log_probs: list[float] = field(default_factory=list)
     """Of what was sampled since progress was last taken."""
@@ -74,6 +80,13 @@ class DecodedSequence:
     def samples_next(self) -> bool:
         """Whether the next token is its own."""
         return not self.todo and not self.forced
+
+    def draw(self) -> float:
+        """The random number that its next token follows from."""
+        place = len(self.sampled)
+        if place % _DRAWN == 0 or not self._draws:
+            self._draws = uniforms([self.request.seed], _DRAWN, place - place % _DRAWN)[0].tolist()
+        return self._draws[place % _DRAWN]
 
     def choose(self, token: int, log_prob: float, *, is_end: bool) -> None:
         """Take its next token."""

@@ -13,30 +13,19 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _MIXERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 
-def uniforms(seeds: Sequence[int], count: int) -> torch.Tensor:
-    """The first `count` numbers of each seed's stream: float64 in [0, 1), `(seeds, count)`.
+def uniforms(seeds: Sequence[int], count: int, first: int = 0) -> torch.Tensor:
+    """So many numbers of each seed's stream, from a place on: float64 in [0, 1), `(seeds, count)`.
 
     They are multiples of 2^-52.
 
-    >>> uniforms([3], 2)[0].tolist() == uniforms([7, 3], 5)[1, :2].tolist()
+    >>> uniforms([3], 2, first=1)[0].tolist() == uniforms([7, 3], 5)[1, 1:3].tolist()
     True
     """
     seeds_S = torch.tensor([_signed(seed) for seed in seeds], dtype=torch.int64)
-    counters_N = torch.arange(1, count + 1, dtype=torch.int64) * _signed(_GOLDEN)
+    counters_N = torch.arange(first + 1, first + count + 1, dtype=torch.int64) * _signed(_GOLDEN)
     # Mixing the seed first sends neighbouring seeds to far places of the one long sequence.
     bits_SN = _mix(_mix(seeds_S + _signed(_GOLDEN))[:, None] + counters_N)
     return _uniform(bits_SN)
-
-
-def uniforms_at(seeds: Sequence[int], places: Sequence[int]) -> torch.Tensor:
-    """Of each seed's stream, the number in that place: float64, one for each seed.
-
-    >>> uniforms_at([3, 7], [1, 0]).tolist() == [uniforms([3], 2)[0, 1].item(), uniforms([7], 1)[0, 0].item()]
-    True
-    """
-    seeds_S = torch.tensor([_signed(seed) for seed in seeds], dtype=torch.int64)
-    counters_S = torch.tensor(places, dtype=torch.int64).add_(1).mul_(_signed(_GOLDEN))
-    return _uniform(_mix(_mix(seeds_S + _signed(_GOLDEN)) + counters_S))
 
 
 def _uniform(bits: torch.Tensor) -> torch.Tensor:
