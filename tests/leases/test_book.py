@@ -269,12 +269,12 @@ def test_a_lease_that_is_held_back_is_not_overdue_between_two_attempts_to_delive
     with pytest.raises(WaitTimeoutError):
         book.deliver(fulfil(leases[3]), "m", seconds=0.0)
     assert book.overdue(-1) == {0: "m"}
-    book.note_made(0, "m")
+    book.note_made([0], "m")
     assert book.overdue(-1) == {}
     book.dismiss("m")
     book.next_lease("other")
     assert book.overdue(-1) == {0: "other"}  # which has not made it
-    book.note_made(0, "m")
+    book.note_made([0], "m")
     assert book.overdue(-1) == {0: "other"}
 
 
@@ -293,8 +293,22 @@ def test_what_a_maker_has_to_deliver_before_the_awaited_lease_is_let_in():
     leases = [book.next_lease("m") for _ in range(4)]
     for lease in leases[1:3]:
         book.deliver(fulfil(lease), "m")
-    book.note_made(leases[0].id, "m")
+    book.note_made([leases[0].id], "m")
+    book.note_progress([leases[0].id], "m")  # said before, and come late: it is made all the same
     assert book.deliver(fulfil(leases[3]), "m", seconds=0.0)
+
+
+def test_a_lease_that_its_maker_has_come_to_may_be_late_again():
+    book = LeaseBook(plan(), prompt)
+    book.start_episode(0)
+    lease = book.next_lease("m")
+    book.note_made([lease.id], "m")
+    assert book.overdue(-1) == {}
+    book.note_handing_in(lease.id, "another")
+    assert book.overdue(-1) == {}
+    book.note_handing_in(lease.id, "m")
+    assert book.overdue(-1) == {lease.id: "m"}
+    assert book.overdue(60) == {}
 
 
 def test_garbage_is_refused():

@@ -121,8 +121,9 @@ def test_a_lease_is_scored_while_others_decode_and_one_at_a_time():
     assert shop.end() == {"maker_0": ClosedError}
 
 
-def test_a_delivery_that_is_held_back_stops_neither_the_stream_nor_the_lease_that_is_awaited():
+def test_a_delivery_that_is_held_back_stops_neither_the_stream_nor_the_lease_that_is_awaited(monkeypatch):
     """Lease 0 is the longest of all, in the same engine, and the buffer is full before it is made."""
+    monkeypatch.setattr(lease_stream, "PROGRESS_SECONDS", 0.0)  # that it moved on is said when it is made already
     arrived = threading.Event()
     shop = Workshop(
         buffer_limit=1, max_staleness=3, total_steps=8,
@@ -138,6 +139,22 @@ def test_a_delivery_that_is_held_back_stops_neither_the_stream_nor_the_lease_tha
     assert len(shop.train(8)) == 8
     assert shop.end() == {"maker_0": ClosedError}
     assert shop.book.ledger.closes
+
+
+def test_what_is_made_does_not_pile_up_behind_a_delivery_that_is_held_back():
+    """Two rows, which a lease takes: one decodes while another may be scored, so two are made at once, and no more than
+    three wait behind the one at the door. A hundred could be made."""
+    shop = Workshop(buffer_limit=1, max_staleness=30, total_steps=40, slots=2, makers=1, lease_prompts=1)
+    shop.start()
+    shop.book.start_episode(0)
+    at_once = []
+    for _ in range(40):
+        items = shop.book.take_step()
+        at_once.append(len(shop.book._open.held_by("maker_0")))
+        time.sleep(0.01)  # slower than the maker
+        shop.book.settle(items)
+    assert max(at_once) <= 1 + 3 + 2
+    assert shop.end() == {"maker_0": ClosedError}
 
 
 class Hears(EveryMoment):

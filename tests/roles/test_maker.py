@@ -73,7 +73,10 @@ class Studio:
     def another_lease(self, maker):
         return None
 
-    def note_made(self, lease_id, maker):
+    def note_made(self, lease_ids, maker):
+        pass
+
+    def note_handing_in(self, lease_id, maker):
         pass
 
     def note_progress(self, lease_ids, maker):

@@ -183,7 +183,7 @@ class LeaseBook:
         """
         lease_id = delivery.lease_id
         with self.room as room:
-            self._open.note_made(lease_id, maker)
+            self._open.note_made([lease_id], maker)
             room.wait_until(
                 lambda: bool(self._closed) or self._known(lease_id) or self._may_enter(lease_id, maker),
                 owner=maker,
@@ -205,11 +205,16 @@ class LeaseBook:
             room.announce()
             return True
 
-    def note_made(self, lease_id: int, maker: str) -> None:
-        """A maker has made a lease, and will deliver it when an earlier one, which is held back, is in."""
+    def note_made(self, lease_ids: Sequence[int], maker: str) -> None:
+        """A maker has made leases, and will deliver them when an earlier one, which is held back, is in."""
         with self.room as room:
-            if self._open.note_made(lease_id, maker):
+            if self._open.note_made(lease_ids, maker):
                 room.announce()
+
+    def note_handing_in(self, lease_id: int, maker: str) -> None:
+        """A maker has come to a lease that it has made: should it not deliver it now, it is late."""
+        with self.room:
+            self._open.note_handing_in(lease_id, maker)
 
     def note_progress(self, lease_ids: Sequence[int], maker: str) -> None:
         """Leases of a maker have moved on since it said so last."""

@@ -42,18 +42,22 @@ class OpenLeases:
         self._made.discard(lease.id)
         self.handed_out[lease.id] = Assignment(maker, monotonic(), lease)
 
-    def note_made(self, lease_id: int, maker: str) -> bool:
-        """It is made, by the maker that has it, and waits to be delivered; False if it is another's by now."""
-        is_held = lease_id in self._held() and self.handed_out[lease_id].maker == maker
-        if is_held:
-            self._made.add(lease_id)
-        return is_held
+    def note_made(self, lease_ids: Iterable[int], maker: str) -> bool:
+        """They are made, by the maker that has them, and wait to be delivered; False if all are others' by now."""
+        held = set(lease_ids) & set(self.held_by(maker))
+        self._made |= held
+        return bool(held)
 
     def note_progress(self, lease_ids: Iterable[int], maker: str) -> None:
-        """Leases of that maker have moved on: they are not late now, and may become so."""
+        """Leases of that maker have moved on: they are not late now."""
         for lease_id in set(lease_ids) & set(self.held_by(maker)):
-            self._made.discard(lease_id)
             self.handed_out[lease_id] = replace(self.handed_out[lease_id], moved_at=monotonic())
+
+    def note_handing_in(self, lease_id: int, maker: str) -> None:
+        """That maker does not wait with it any more: from now on it may become late."""
+        if lease_id in self.held_by(maker):
+            self._made.discard(lease_id)
+            self.note_progress([lease_id], maker)
 
     def being_made_by(self, maker: str) -> int:
         """How many leases a maker has that it has not made."""

@@ -34,7 +34,8 @@ class Book(Protocol):
     def next_lease(self, maker: str) -> Lease: ...
     def another_lease(self, maker: str) -> Lease | None: ...
     def deliver(self, delivery: Delivery, maker: str) -> bool: ...
-    def note_made(self, lease_id: int, maker: str) -> None: ...
+    def note_made(self, lease_ids: Sequence[int], maker: str) -> None: ...
+    def note_handing_in(self, lease_id: int, maker: str) -> None: ...
     def note_progress(self, lease_ids: Sequence[int], maker: str) -> None: ...
     def release(self, lease_id: int, maker: str) -> None: ...
 
@@ -104,8 +105,11 @@ class LeaseStream:
         self._loading, self._one_scores = threading.Lock(), threading.Lock()
         self._open: dict[int, Made] = {}
         self._making: set[int] = set()
+        self._most_making = 1
         self._queued: set[int] = set()
         """Made, and not being handed in yet."""
+        self._told_made: set[int] = set()
+        """Of these, those that the book knows of."""
         self._is_at_door = False
         """Whether a delivery may be held back now."""
         self._changed = threading.Condition()
@@ -137,24 +141,30 @@ class LeaseStream:
         if isinstance(news, BaseException):
             raise news
         if isinstance(news, Made):
+            lease_id = news.lease.id
             with self._changed:
-                self._queued.discard(news.lease.id)
+                self._queued.discard(lease_id)
+                if lease_id in self._told_made:
+                    self._told_made.discard(lease_id)
+                    self._book.note_handing_in(lease_id, self._maker)
         return news
 
     def deliver(self, delivery: Delivery, maker: str) -> bool:
-        """Deliver a lease. As long as that is held back, those that are made and wait behind it are not late; they are,
-        like any other, if a hook hangs."""
+        """Deliver a lease. The book is told what is made and waits behind it: that is not late, and if the trainer
+        waits for one of those, this one is let in."""
         with self._changed:
             self._is_at_door = True
-            for lease_id in self._queued:
-                self._book.note_made(lease_id, maker)
+            self._tell_made(self._queued - self._told_made)
         try:
             return self._book.deliver(delivery, maker)
         finally:
             with self._changed:
                 self._is_at_door = False
-                if self._queued:
-                    self._book.note_progress(list(self._queued), maker)
+
+    def _tell_made(self, lease_ids: set[int]) -> None:
+        if lease_ids:
+            self._told_made |= lease_ids
+            self._book.note_made(sorted(lease_ids), self._maker)
 
     def is_handed_in(self, made: Made) -> None:
         """It is the book's now; those behind it have moved on."""
@@ -197,10 +207,12 @@ class LeaseStream:
 
     @property
     def _has_room(self) -> bool:
-        """Whether a row is free of which nobody will have need."""
+        """Whether a row is free of which nobody will have need, and what is made does not pile up at the door: no more
+        may wait there than were ever made at once."""
         with self._changed:
             coming = [made.lease.samples for made in self._open.values() if not made.user.has_begun]
-        return self._stream.free > sum(coming)
+            has_piled_up = len(self._queued) > self._most_making
+        return not has_piled_up and self._stream.free > sum(coming)
 
     def _tell_progress(self, since: float) -> float:
         with self._changed:
@@ -216,6 +228,7 @@ class LeaseStream:
         with self._changed:
             self._open[lease.id] = made
             self._making.add(lease.id)
+            self._most_making = max(self._most_making, len(self._making))
         self._tell()
         threading.Thread(target=self._make, args=(made,), name=f"{self._maker} lease {lease.id}", daemon=True).start()
 
@@ -236,7 +249,7 @@ class LeaseStream:
             self._changed.notify_all()
             if self._is_at_door and not self._is_over:
                 with contextlib.suppress(ClosedError):  # the run is over: whoever delivers hears it too
-                    self._book.note_made(lease.id, self._maker)
+                    self._tell_made({lease.id})
         self._tell()
 
     def _ensure(self, made: Made) -> None:

@@ -81,7 +81,7 @@ class RemoteBook:
 
     def deliver(self, delivery: Delivery, maker: str) -> bool:
         if self._in_flight is not None and not self._in_flight.done():
-            self.note_made(delivery.lease_id, maker)  # it is not overdue
+            self.note_made([delivery.lease_id], maker)  # it is not overdue
         last_arrived = self._in_flight.result() if self._in_flight is not None else True
         self._in_flight = self._sender.submit(self._deliver, delivery, maker)
         return last_arrived
@@ -99,8 +99,13 @@ class RemoteBook:
             lease_id = delivery.lease_id
             raise LeaseFailedError(f"{maker} failed on lease {lease_id}: {error}", lease_id) from error
 
-    def note_made(self, lease_id: int, maker: str) -> None:
-        _request(self._trainer.note_made, lease_id, maker, patience=self._patience)
+    # These two wait for their reply: the order in which they come decides.
+
+    def note_made(self, lease_ids: Sequence[int], maker: str) -> None:
+        _request(self._trainer.note_made, list(lease_ids), maker, patience=self._patience)
+
+    def note_handing_in(self, lease_id: int, maker: str) -> None:
+        _request(self._trainer.note_handing_in, lease_id, maker, patience=self._patience)
 
     def note_progress(self, lease_ids: Sequence[int], maker: str) -> None:
         self._trainer.note_progress.remote(list(lease_ids), maker)

@@ -273,8 +273,13 @@ class TrainerHost(RankHost):
             return Reply(closed=str(over))
 
     @concurrency_group("deliveries")
-    def note_made(self, lease_id: int, maker: str) -> Reply:
-        self._book.note_made(lease_id, maker)
+    def note_made(self, lease_ids: Sequence[int], maker: str) -> Reply:
+        self._book.note_made(lease_ids, maker)
+        return Reply()
+
+    @concurrency_group("deliveries")
+    def note_handing_in(self, lease_id: int, maker: str) -> Reply:
+        self._book.note_handing_in(lease_id, maker)
         return Reply()
 
     @concurrency_group("deliveries")
