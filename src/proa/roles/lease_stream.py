@@ -8,8 +8,8 @@ iterates over the stream gets what was made, lease by lease, and hands it in; th
 from __future__ import annotations
 
 import contextlib
-import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
@@ -78,7 +78,8 @@ class Made:
 
 
 class LeaseStream:
-    """Leases as they are made, in the order of that, and the versions of weights that were loaded for them.
+    """Leases as they are made, the earliest of those that wait first, for that is what the trainer needs first; and the
+    versions of weights that were loaded for them.
 
     `load` fetches weights of a version and gives them to the stream; `is_trusted` says whether the engine has them and
     nobody doubts it.
@@ -106,14 +107,16 @@ class LeaseStream:
         self._open: dict[int, Made] = {}
         self._making: set[int] = set()
         self._most_making = 1
-        self._queued: set[int] = set()
-        """Made, and not being handed in yet."""
+        self._made: dict[int, Made] = {}
+        """Not being handed in yet."""
         self._told_made: set[int] = set()
         """Of these, those that the book knows of."""
         self._is_at_door = False
         """Whether a delivery may be held back now."""
         self._changed = threading.Condition()
-        self._news: queue.SimpleQueue[Made | Loaded | BaseException] = queue.SimpleQueue()
+        self._loaded: deque[Loaded] = deque()
+        self._error: BaseException | None = None
+        """That no more leases come."""
         self._is_over = False
         self._takes = threading.Thread(target=self._take_leases, name=f"{maker} leases", daemon=True)
 
@@ -137,24 +140,25 @@ class LeaseStream:
         return self
 
     def __next__(self) -> Made | Loaded:
-        news = self._news.get()
-        if isinstance(news, BaseException):
-            raise news
-        if isinstance(news, Made):
-            lease_id = news.lease.id
-            with self._changed:
-                self._queued.discard(lease_id)
+        with self._changed:
+            self._changed.wait_for(lambda: self._loaded or self._made or self._error is not None)
+            if self._loaded:
+                return self._loaded.popleft()
+            if self._made:
+                lease_id = min(self._made)
                 if lease_id in self._told_made:
                     self._told_made.discard(lease_id)
                     self._book.note_handing_in(lease_id, self._maker)
-        return news
+                return self._made.pop(lease_id)
+            assert self._error is not None
+            raise self._error
 
     def deliver(self, delivery: Delivery, maker: str) -> bool:
         """Deliver a lease. The book is told what is made and waits behind it: that is not late, and if the trainer
         waits for one of those, this one is let in."""
         with self._changed:
             self._is_at_door = True
-            self._tell_made(self._queued - self._told_made)
+            self._tell_made(self._made.keys() - self._told_made)
         try:
             return self._book.deliver(delivery, maker)
         finally:
@@ -170,7 +174,7 @@ class LeaseStream:
         """It is the book's now; those behind it have moved on."""
         with self._changed:
             self._open.pop(made.lease.id, None)
-            for lease_id in self._queued & self._open.keys():
+            for lease_id in self._made.keys() & self._open.keys():
                 self._open[lease_id].user.moved_at = monotonic()
             self._changed.notify_all()
 
@@ -189,7 +193,9 @@ class LeaseStream:
                 if monotonic() - told_at > PROGRESS_SECONDS:
                     told_at = self._tell_progress(told_at)
         except BaseException as error:  # also that the run is over
-            self._news.put(error)
+            with self._changed:
+                self._error = error
+                self._changed.notify_all()
 
     def _next(self) -> tuple[Lease, float] | None:
         """A lease, and how long there was nothing to do before it. While nothing is open it waits for one: nothing can
@@ -211,7 +217,7 @@ class LeaseStream:
         may wait there than were ever made at once."""
         with self._changed:
             coming = [made.lease.samples for made in self._open.values() if not made.user.has_begun]
-            has_piled_up = len(self._queued) > self._most_making
+            has_piled_up = len(self._made) > self._most_making
         return not has_piled_up and self._stream.free > sum(coming)
 
     def _tell_progress(self, since: float) -> float:
@@ -243,9 +249,8 @@ class LeaseStream:
         except BaseException as error:
             made.error = error
         with self._changed:
-            self._queued.add(lease.id)
+            self._made[lease.id] = made
             self._making.discard(lease.id)
-            self._news.put(made)
             self._changed.notify_all()
             if self._is_at_door and not self._is_over:
                 with contextlib.suppress(ClosedError):  # the run is over: whoever delivers hears it too
@@ -261,7 +266,9 @@ class LeaseStream:
             if self._is_trusted(version):
                 return
             self._load(version, made.activity)
-            self._news.put(Loaded(version))
+            with self._changed:
+                self._loaded.append(Loaded(version))
+                self._changed.notify_all()
 
     def _tell(self) -> None:
         """What the maker is doing, for whoever looks at it."""
