@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -16,7 +17,7 @@ from tests.engines.tiny import CONTEXT, SHAPES, VOCABULARY, tiny_model
 from transformers import PreTrainedModel
 
 from proa.data.sampling import Completion, Sampling
-from proa.engines import Engine, NativeEngine, Request, build_engine, generate, group_requests, independence
+from proa.engines import Engine, NativeEngine, Request, build_engine, generate, group_requests, independence, ways
 from proa.engines.generating import Collected
 from proa.engines.product_shapes import ProductShapes
 from proa.engines.protocol import EngineBusyError
@@ -359,6 +360,18 @@ def test_it_is_tried_on_this_model_and_takes_no_more_than_its_context(monkeypatc
     for shape in ("gpt2", "gpt2", "llama"):
         assert build_engine("native", tiny_model(shape), end_ids=()).is_independent
     assert len(tried) == 2  # once for each kind of products
+
+
+def test_what_takes_long_while_an_engine_is_built_is_said_meanwhile(monkeypatch, caplog) -> None:
+    with ways.saying_if_slow("never said"):
+        pass
+    monkeypatch.setattr(ways, "SLOW_SECONDS", 0.0)
+    deadline = time.monotonic() + 60.0
+    with ways.saying_if_slow("kernels are compiled"):
+        while not caplog.messages:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    assert caplog.messages == ["kernels are compiled"]
 
 
 # -- mistakes ----------------------------------------------------------------------------------------

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import threading
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from .independence import is_independent, rows_are_independent
@@ -18,6 +20,24 @@ if TYPE_CHECKING:
     from .cuda.rows import CudaRows
     from .decoder import Decoder
     from .sequences import DecodedSequence, Group
+
+
+log = logging.getLogger("proa.engines")
+
+SLOW_SECONDS = 3.0
+"""After which whoever waits for an engine is told why."""
+
+
+@contextmanager
+def saying_if_slow(what: str) -> Iterator[None]:
+    """Say what is going on, while it goes on, if it takes long."""
+    timer = threading.Timer(SLOW_SECONDS, log.warning, [what])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 class DecodingRows(Protocol):
@@ -117,7 +137,10 @@ class KernelWay:
         self.fewest_entering, self.ahead = max(1, slots // 16), slots // 8
         self.most_tokens = self._pool.tokens
         self._first = CudaRows(decoder, self._pool, slots, end_ids)
-        self.is_independent = rows_are_independent(self._first, slots, context, self.most_tokens)
+        with saying_if_slow(
+            "the native engine's kernels are being compiled for this GPU and this shape of model, once"
+        ):
+            self.is_independent = rows_are_independent(self._first, slots, context, self.most_tokens)
 
     def rows(self, decoder: Decoder) -> CudaRows:
         from .cuda.rows import CudaRows
