@@ -50,7 +50,7 @@ def _invert_by_blocks(weights_BV: torch.Tensor, uniforms_B1: torch.Tensor) -> to
     missing = -weights_BV.shape[-1] % _BLOCK
     padded_BV = functional.pad(weights_BV, (0, missing)) if missing else weights_BV
     blocks_BNK = padded_BV.view(len(weights_BV), -1, _BLOCK)
-    sums_BN = blocks_BNK.sum(-1, dtype=torch.float64)
+    sums_BN = blocks_BNK.sum(-1).double()
     cumulative_BN = sums_BN.cumsum(-1)
     totals_B1 = cumulative_BN[:, -1:]
     targets_B1 = uniforms_B1 * totals_B1
