@@ -114,8 +114,8 @@ class Engine(Protocol):
 
 
 def is_engine(thing: object) -> TypeIs[Engine]:
-    """Whether it is an engine, and not what makes one."""
-    return hasattr(thing, "submit") and not isinstance(thing, type)
+    """Whether it is an engine, and not what makes one, or a name."""
+    return not isinstance(thing, str) and not callable(thing)
 
 
 def refuse_second(request: Request, under_way: Collection[str]) -> None:
