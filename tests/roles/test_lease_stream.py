@@ -142,8 +142,8 @@ def test_a_delivery_that_is_held_back_stops_neither_the_stream_nor_the_lease_tha
 
 
 def test_what_is_made_does_not_pile_up_behind_a_delivery_that_is_held_back(monkeypatch):
-    """Sixty leases could be made while the first waits at the door. No more are taken when more wait than were ever made
-    at once; those that were being made then may still be added."""
+    """Sixty leases could be made while the first waits at the door. No more are taken when more wait than were ever
+    made at once; those that were being made then may still be added."""
     streams, waited, begin = set(), [], lease_stream.LeaseStream._begin
 
     def noting(self, *taken):
