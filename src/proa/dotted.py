@@ -1,7 +1,8 @@
-"""Finds the object at a dotted path: `package.module:name` or `package.module.name`."""
+"""Finds the object at a dotted path: `package.module:name` or `package.module.name`; and names objects."""
 
 from __future__ import annotations
 
+import functools
 import importlib
 from typing import Any
 
@@ -31,6 +32,17 @@ def resolve(path: str) -> Any:
             raise DottedPathError(f"{path!r}: {module_name} has no {part!r}{did_you_mean(part, names)}")
         found = getattr(found, part)
     return found
+
+
+def name_of(thing: Any) -> str:
+    """Of a class or a function: the same in every process, which an object's address is not.
+
+    >>> name_of(functools.partial(resolve, "math:floor"))
+    'resolve'
+    """
+    while isinstance(thing, functools.partial):
+        thing = thing.func
+    return str(getattr(thing, "__name__", type(thing).__name__))
 
 
 def _import(module_name: str, path: str) -> Any:

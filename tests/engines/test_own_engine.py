@@ -184,3 +184,15 @@ def test_what_it_raises_while_it_is_made_is_said_with_its_name(tmp_path):
     with pytest.raises(SettingError, match="engine 'broken' could not be made: KeyError: 'no licence'"):
         recipes.grpo(**DETACHED, output_dir=tmp_path, engine=broken)
     assert not (tmp_path / "run").exists()
+
+
+def test_one_that_lacks_something_is_refused_with_what_it_lacks(tmp_path):
+    class Half:
+        is_independent, versions, context_length, free = True, (), 8, 1
+
+        def __init__(self, description):
+            self.submit = self.step = self.cancel = print
+
+    with pytest.raises(SettingError, match="engine 'Half' has no score, load, sleep: what an engine must have is in"):
+        recipes.grpo(**DETACHED, output_dir=tmp_path, engine=Half)
+    assert not (tmp_path / "run").exists()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import BuiltinFunctionType, FunctionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
 
@@ -18,6 +18,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from ..dotted import name_of
 from ..settings import Settings, changed_settings, make_settings
 from .supervised_settings import SUPERVISED, SupervisedSettings
 
@@ -212,13 +213,8 @@ def describe_objects(content: Any) -> Any:
     if isinstance(content, Settings):  # an algorithm, of which no module is imported here for nothing
         return describe_algorithm(cast("Algorithm", content))
     if callable(content):
-        return _given_name(content)
+        return f"{name_of(content)} {GIVEN}"
     return content
-
-
-def _given_name(given: Callable[..., Any]) -> str:
-    """A class or a function that was given, for the record."""
-    return f"{getattr(given, '__name__', type(given).__name__)} {GIVEN}"
 
 
 def _recordable(setting: Any) -> Any:
@@ -318,7 +314,7 @@ class EngineSection(Section):
         given = value.get("kind") if isinstance(value, Mapping) else None
         if not callable(given):
             return handler(value)
-        section = handler({**value, "kind": _given_name(given)})
+        section = handler({**value, "kind": f"{name_of(given)} {GIVEN}"})
         section._given = given
         return section
 

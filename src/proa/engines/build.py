@@ -13,22 +13,21 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 from transformers import PreTrainedModel
 
+from ..dotted import name_of
 from ..errors import ProaError, SettingError, UnknownNameError
 from ..policy.lora_policy import as_policy
 from ..policy.models import load_model, outline_model
 from ..registry import Registry
 from ..spelling import did_you_mean
 from .description import ModelDescription
+from .protocol import Engine
 
-if TYPE_CHECKING:
-    from .protocol import Engine
-
-EngineFactory: TypeAlias = "Callable[..., Engine]"
+EngineFactory: TypeAlias = Callable[..., Engine]
 """Makes an engine of a `ModelDescription`, and of its settings by keyword."""
 ENGINES = Registry(
     "engine",
@@ -64,11 +63,17 @@ def make_engine(kind: str | EngineFactory, description: ModelDescription, settin
     factory = find_engine(kind)
     _check_settings(kind, factory, settings)
     try:
-        return factory(description, **settings)
+        engine = factory(description, **settings)
     except ProaError:
         raise
     except Exception as error:  # the user's code may raise anything
         raise SettingError(f"engine {_name(kind)!r} could not be made: {type(error).__name__}: {error}") from error
+    missing = [name for name in vars(Engine) if not name.startswith("_") and not hasattr(engine, name)]
+    if missing:
+        raise SettingError(
+            f"engine {_name(kind)!r} has no {', '.join(missing)}: what an engine must have is in proa.engines.Engine"
+        )
+    return engine
 
 
 def _check_settings(kind: str | EngineFactory, factory: EngineFactory, settings: Mapping[str, Any]) -> None:
@@ -83,7 +88,7 @@ def _check_settings(kind: str | EngineFactory, factory: EngineFactory, settings:
 
 
 def _name(kind: str | EngineFactory) -> str:
-    return kind if isinstance(kind, str) else str(getattr(kind, "__name__", type(kind).__name__))
+    return kind if isinstance(kind, str) else name_of(kind)
 
 
 def build_engine(

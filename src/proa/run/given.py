@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..config import ConfigError, DetachedConfig, RunConfig, SupervisedConfig, change_run_config, load_run_config
 from ..config.sections import GIVEN
+from ..dotted import name_of
 from ..spelling import did_you_mean, nearest
 
 RUN_ARGUMENTS = ("callbacks", "resume", "allow_changes")
@@ -86,16 +86,9 @@ def _take_evaluators(sections: Any) -> tuple[Any, dict[str, Callable[..., Any]]]
         given = section.get("evaluator") if isinstance(section, Mapping) else None
         if callable(given):
             functions[str(section.get("name"))] = given
-            section = {**section, "evaluator": f"{_function_name(given)} {GIVEN}"}
+            section = {**section, "evaluator": f"{name_of(given)} {GIVEN}"}
         described.append(section)
     return described, functions
-
-
-def _function_name(function: Any) -> str:
-    """The same in every process, so that a run can be resumed in another: an object's address is not."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    return str(getattr(function, "__name__", type(function).__name__))
 
 
 def _take_functions(reward: Any) -> tuple[dict[str, Any], tuple[Callable[..., Any], ...] | None]:
@@ -105,5 +98,5 @@ def _take_functions(reward: Any) -> tuple[dict[str, Any], tuple[Callable[..., An
     functions = [functions] if callable(functions) or isinstance(functions, str) else functions
     if not any(callable(function) for function in functions):
         return section | ({"functions": list(functions)} if functions else {}), None
-    section["functions"] = [f"{_function_name(function)} {GIVEN}" for function in functions]
+    section["functions"] = [f"{name_of(function)} {GIVEN}" for function in functions]
     return section, tuple(functions)
