@@ -10,8 +10,10 @@ from tests.small import DETACHED
 
 from proa import recipes
 from proa.config import ConfigError, RunConfig, load_run_config
+from proa.config.sections import GIVEN, EngineSection
 from proa.engines import EngineBusyError, ModelDescription, Progress, Request, build_engine, generate
 from proa.errors import SettingError
+from proa.policy.models import load_model
 
 PATH = "tests.engines.test_own_engine:OneByOne"
 made = []
@@ -134,7 +136,7 @@ MODEL = DETACHED["model"]["config"]
 
 def test_built_from_a_configuration_it_has_no_weights_and_from_a_folder_it_has_those(tmp_path):
     from proa.data.sampling import Sampling
-    from proa.policy.models import load_model, model_weights, save_model
+    from proa.policy.models import model_weights, save_model
 
     model = load_model(MODEL, seed=3)
     save_model(model, None, tmp_path)
@@ -196,3 +198,9 @@ def test_one_that_lacks_something_is_refused_with_what_it_lacks(tmp_path):
     with pytest.raises(SettingError, match="engine 'Half' has no score, load, sleep: what an engine must have is in"):
         recipes.grpo(**DETACHED, output_dir=tmp_path, engine=Half)
     assert not (tmp_path / "run").exists()
+
+
+def test_what_was_given_in_python_is_missed_in_words_where_it_is_not():
+    saved = EngineSection(kind=f"OneByOne {GIVEN}")
+    with pytest.raises(SettingError, match=r"the run's engine, OneByOne \(given in Python\), is not here"):
+        saved.make(load_model(MODEL), [1])

@@ -19,6 +19,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from ..dotted import name_of
+from ..errors import SettingError
 from ..settings import Settings, changed_settings, make_settings
 from .supervised_settings import SUPERVISED, SupervisedSettings
 
@@ -300,6 +301,11 @@ class EngineSection(Section):
         from ..engines import ModelDescription, make_engine
         from ..policy.models import read_dtype
 
+        if self._given is None and GIVEN in self.kind:
+            raise SettingError(
+                f"the run's engine, {self.kind}, is not here: evaluate its model/ folder, with the native engine, or name "
+                "the engine by its dotted path in the run"
+            )
         dtype = None if self.dtype is None else read_dtype(self.dtype)
         description = ModelDescription.of(model, end_ids=end_ids, dtype=dtype, device=self.device or device)
         return make_engine(self.factory, description, self.settings())
