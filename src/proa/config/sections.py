@@ -303,8 +303,8 @@ class EngineSection(Section):
 
         if self._given is None and GIVEN in self.kind:
             raise SettingError(
-                f"the run's engine, {self.kind}, is not here: evaluate its model/ folder, with the native engine, or name "
-                "the engine by its dotted path in the run"
+                f"the run's engine, {self.kind}, is not here: evaluate its model/ folder, with the native engine, or "
+                "name the engine by its dotted path in the run"
             )
         dtype = None if self.dtype is None else read_dtype(self.dtype)
         description = ModelDescription.of(model, end_ids=end_ids, dtype=dtype, device=self.device or device)
