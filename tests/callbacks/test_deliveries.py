@@ -116,6 +116,25 @@ def test_newer_ones_take_the_place_of_those_that_wait(caplog):
     assert "second is skipped, because newer ones are waiting" in caplog.text
 
 
+def test_one_that_says_more_takes_the_place_of_what_it_says_again(caplog):
+    class Letter(Parcel):
+        def supersedes(self, earlier):
+            return earlier.name == self.name
+
+    post, gate, log = deliveries(), threading.Event(), []
+    first = Parcel("first", gate=gate, log=log)
+    post.submit(first)
+    assert first.entered.wait(DEADLINE)
+    letters = [Letter(name, log=log) for name in ("a", "b", "b")]
+    for letter in letters:
+        post.submit(letter, most_waiting=2)
+    gate.set()
+    post.drain(DEADLINE)
+    assert (log, [letter.ended for letter in letters]) == (["first", "a", "b"], [1, 1, 1])
+    assert counts(post) == (3, 0, 0)
+    assert "skipped" not in caplog.text
+
+
 def test_nothing_is_started_for_nothing():
     post = deliveries()
     post.drain(DEADLINE)

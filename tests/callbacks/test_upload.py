@@ -85,13 +85,14 @@ def test_training_does_not_wait_and_pruned_checkpoints_are_uploaded_all_the_same
         CheckpointManager(tmp_path / "copies" / "run").verify(row)
 
 
-def test_those_that_would_be_pruned_there_are_skipped(tmp_path, monkeypatch, caplog):
+@pytest.mark.parametrize("keep", [1, 2])
+def test_those_that_would_be_pruned_there_are_skipped_and_the_newest_arrive(keep, tmp_path, monkeypatch, caplog):
     gate = threading.Event()
     held_up(monkeypatch, gate)
-    upload = CheckpointUpload(tmp_path / "copies", keep=1)
-    header = trained(tmp_path / "runs", upload, AtLastStep(gate), total_steps=4)
+    upload = CheckpointUpload(tmp_path / "copies", keep=keep)
+    header = trained(tmp_path / "runs", upload, AtLastStep(gate), total_steps=5)
     assert header["callback_errors"] == {}
-    assert names(tmp_path / "copies" / "run") == ["step_4"]
+    assert names(tmp_path / "copies" / "run") == ["step_4", "step_5"][-keep:]
     assert re.search(r"the upload of checkpoint step_\d is skipped, because newer ones are waiting", caplog.text)
 
 

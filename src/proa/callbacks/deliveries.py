@@ -42,6 +42,10 @@ class Delivery(ABC):
     def attempt(self, until: float) -> None:
         """Deliver it or raise, by the time `until` of `monotonic`. It may have been attempted before."""
 
+    def supersedes(self, earlier: Delivery) -> bool:
+        """Whether this one delivers all that an earlier one would."""
+        return False
+
     def end(self) -> None:  # noqa: B027 - most leave nothing behind
         """Called once, when it was delivered or given up."""
 
@@ -77,22 +81,28 @@ class Deliveries:
         self._thread: threading.Thread | None = None
 
     def submit(self, delivery: Delivery, *, most_waiting: int | None = None) -> None:
-        """Have it delivered after those before it. With `most_waiting`, the oldest that wait make room for it. After
-        `drain` nothing is delivered any more."""
+        """Have it delivered after those before it. With `most_waiting`, others that wait make room for it: those
+        that it supersedes, else the oldest. After `drain` nothing is delivered any more."""
         with self._changed:
             if self._is_over.is_set():
                 delivery.end()
                 return
             while most_waiting is not None and len(self._waiting) >= most_waiting:
-                old = self._waiting.popleft()
-                self.skipped += 1
-                log.warning("%s: %s is skipped, because newer ones are waiting", self.kind, old)
-                old.end()
+                self._drop_for(delivery)
             self._waiting.append(delivery)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name=f"proa {self.kind}", daemon=True)
                 self._thread.start()
             self._changed.notify_all()
+
+    def _drop_for(self, new: Delivery) -> None:
+        superseded = next((earlier for earlier in self._waiting if new.supersedes(earlier)), None)
+        dropped = superseded or self._waiting[0]
+        self._waiting.remove(dropped)
+        if superseded is None:
+            self.skipped += 1
+            log.warning("%s: %s is skipped, because newer ones are waiting", self.kind, dropped)
+        dropped.end()
 
     def drain(self, seconds: float) -> None:
         """Wait that long for all deliveries; what is not done then has failed, and is not tried again."""

@@ -199,6 +199,9 @@ class _Upload(Delivery):
     def attempt(self, until: float) -> None:
         self._target.upload(self._row, self._files, until)
 
+    def supersedes(self, earlier: Delivery) -> bool:
+        return isinstance(earlier, _Upload) and earlier._row.name == self._row.name
+
     def end(self) -> None:
         if self._files.parent.name == STAGING_NAME:
             shutil.rmtree(self._files, ignore_errors=True)
