@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional
 
 from .cache import BlockCache, CacheShape, Columns
+from .packed_weight import PackedWeight
 from .product_shapes import ProductShapes
 
 
@@ -18,13 +19,20 @@ class Linear:
 
     weight: torch.Tensor
     bias: torch.Tensor | None
+    packed: PackedWeight | None = None
+    """The same weight for large products on a CPU."""
 
     def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+        if self.packed is not None:
+            return self.packed.product(inputs, self.bias)
         outputs = inputs @ self.weight
         return outputs if self.bias is None else outputs.add_(self.bias)
 
     def add_to(self, residual: torch.Tensor, inputs: torch.Tensor) -> None:
-        """Add the product to the residual, in place and in one product."""
+        """Add the product to the residual, in place."""
+        if self.packed is not None:
+            residual.add_(self.packed.product(inputs, self.bias))
+            return
         residual.view(-1, residual.shape[-1]).addmm_(inputs.view(-1, inputs.shape[-1]), self.weight)
         if self.bias is not None:
             residual.add_(self.bias)
@@ -106,7 +114,7 @@ class Decoder:
     rotation_scale: float
     layers: tuple[Layer, ...]
     final_norm: Norm
-    head: torch.Tensor
+    head: Linear
     query_heads: int
     key_heads: int
     width: int
@@ -244,4 +252,4 @@ class Decoder:
         layer.mlp_out.add_to(hidden, inner)
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.final_norm(hidden) @ self.head
+        return self.head(self.final_norm(hidden))

@@ -35,7 +35,7 @@ def is_independent(decoder: Decoder, shapes: ProductShapes) -> bool:
     layer = decoder.layers[0]
     sizes = [part.weight.shape for part in (layer.qkv, layer.attention_out, layer.mlp_in, layer.mlp_out)]
     key = (
-        shapes, *sizes, decoder.head.shape, decoder.query_heads, decoder.key_heads, decoder.embeddings.dtype,
+        shapes, *sizes, decoder.head.weight.shape, decoder.query_heads, decoder.key_heads, decoder.embeddings.dtype,
         decoder.device, torch.get_num_threads(),
     )  # fmt: skip
     if key not in _found:

@@ -13,6 +13,7 @@ from torch.nn import functional
 from ..errors import SettingError
 from .decoder import Decoder, Layer, Linear, Norm
 from .description import ModelDescription
+from .packed_weight import LARGEST_MODEL, PackedWeight
 from .weights import WeightPlaces
 
 _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -76,14 +77,18 @@ class _Allocator:
     def linear(self, *names: str) -> Linear:
         """One layer for several of the model's, which keep `(outputs, inputs)`; their outputs follow each other."""
         biased = f"{names[0]}.bias" in self.weights
-        return Linear(
-            self._stacked([f"{name}.weight" for name in names]).t(),
-            self._stacked([f"{name}.bias" for name in names]) if biased else None,
-        )
+        weight = self._stacked([f"{name}.weight" for name in names]).t()
+        bias = self._stacked([f"{name}.bias" for name in names]) if biased else None
+        return Linear(weight, bias, self._packed(weight))
 
     def transposed_linear(self, name: str) -> Linear:
         """GPT-2 keeps `(inputs, outputs)`, and one weight for queries, keys and values."""
-        return Linear(self.weight(f"{name}.weight"), self.weight(f"{name}.bias"))
+        weight = self.weight(f"{name}.weight")
+        return Linear(weight, self.weight(f"{name}.bias"), self._packed(weight))
+
+    def _packed(self, weight: torch.Tensor) -> PackedWeight | None:
+        numbers = sum(weight.numel() for weight in self.weights.values())
+        return PackedWeight.of(weight) if numbers <= LARGEST_MODEL else None
 
     def _stacked(self, names: list[str]) -> torch.Tensor:
         """One tensor for several weights, below each other; on a CPU matrices lie transposed in memory."""
@@ -100,10 +105,11 @@ class _Allocator:
         biased = f"{name}.bias" in self.weights
         return Norm(self.weight(f"{name}.weight"), self.weight(f"{name}.bias") if biased else None, epsilon)
 
-    def head(self, name: str, tied_to: str) -> torch.Tensor:
-        """The last product's weight, `(width, vocabulary)`: the embeddings themselves if it is tied to them."""
+    def head(self, name: str, tied_to: str) -> Linear:
+        """The last product, to `(…, vocabulary)`: with the embeddings themselves if it is tied to them."""
         tied = self.weights[name] is self.weights[tied_to]
-        return (self.places[tied_to] if tied else self._stacked([name])).t()
+        weight = (self.places[tied_to] if tied else self._stacked([name])).t()
+        return Linear(weight, None, self._packed(weight))
 
     def weight_places(self) -> WeightPlaces:
         """All places; a weight that got none must be tied to one that did, or the model is not what we think."""

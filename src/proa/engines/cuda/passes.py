@@ -258,7 +258,7 @@ class StepPass(_Pass):
         tile = self._tiles.head
         depth = self._decoder.embeddings.shape[1]
         kernels.product[(triton.cdiv(self._vocabulary, tile.columns), triton.cdiv(self._rows, tile.rows), 1)](
-            self.normed, self._decoder.head, self.normed, self.logits, self._rows, self._vocabulary, depth,
+            self.normed, self._decoder.head.weight, self.normed, self.logits, self._rows, self._vocabulary, depth,
             M=tile.rows, N=tile.columns, K=tile.depth, PARTS=1, BIASED=False, PRECISION=self._precision,
             num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
