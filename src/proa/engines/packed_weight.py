@@ -45,8 +45,9 @@ class PackedWeight:
 
 def is_available() -> bool:
     """Whether this torch has the products, and is allowed to use them."""
+    backend: Any = torch.backends.mkldnn
     has_both = hasattr(_ops(), "_reorder_linear_weight") and hasattr(_ops(), "_linear_pointwise")
-    return torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled and has_both
+    return bool(has_both and backend.is_available() and backend.enabled)
 
 
 def _ops() -> Any:
