@@ -1,8 +1,9 @@
 """A model's hidden states for rows of different lengths, whether or not the model can be given padding.
 
-Rows are padded where the decoder heeds its attention mask. RWKV, CPM-Ant and others take a mask and ignore it, and
-transformers' eager attention gives NaN for padding in float64: such a decoder gets the rows of each length by
-themselves, without padding. Which of the two holds is found by trying, at the lengths that training has.
+On a GPU rows go through the decoder end to end, without padding (`segments`). Elsewhere they are padded, where the
+decoder heeds its attention mask. RWKV, CPM-Ant and others take a mask and ignore it, and transformers' eager attention
+gives NaN for padding in float64: such a decoder gets the rows of each length by themselves, without padding. Which of
+the three holds is found by trying, at the lengths that training has.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..model_trials import trial_length, trial_tokens, vectors_agree
+from .segments import make_segments, segment_hidden_states
 
 log = logging.getLogger("proa.policy")
 
@@ -33,9 +35,25 @@ def find_decoder(model: PreTrainedModel) -> nn.Module:
 
 def hidden_states(decoder: nn.Module, sequences_BS: torch.Tensor, mask_BS: torch.Tensor) -> torch.Tensor:
     """The decoder's last hidden states, with positions counted over real tokens. Those of padding mean nothing."""
+    if takes_segments(decoder, sequences_BS.shape[1]):
+        return _pass_end_to_end(decoder, sequences_BS, mask_BS)
     if bool(mask_BS.all()) or _heeds_mask(decoder, sequences_BS.shape[1], sequences_BS.device):
         return _one_pass(decoder, sequences_BS, mask_BS)
     return _pass_by_length(decoder, sequences_BS, mask_BS)
+
+
+def use_segments(decoder: nn.Module, wanted: bool | None) -> None:
+    """Whether rows go through this decoder end to end; None is where that is faster, on a GPU in half precision."""
+    cast(Any, decoder).proa_uses_segments = wanted  # an attribute, so that copies of the model have it
+
+
+def takes_segments(decoder: nn.Module, length: int) -> bool:
+    """Whether rows of up to `length` tokens go through the decoder end to end."""
+    parameter = next(decoder.parameters())
+    wanted: bool | None = getattr(decoder, "proa_uses_segments", None)
+    if wanted is None:
+        wanted = parameter.is_cuda and parameter.dtype in (torch.bfloat16, torch.float16)
+    return wanted and _segments_are_exact(decoder, length, parameter.device)
 
 
 def vocabulary_of(decoder: nn.Module) -> int:
@@ -69,6 +87,48 @@ def _pass_by_length(decoder: nn.Module, sequences_BS: torch.Tensor, mask_BS: tor
     return hidden_PH.index_copy(0, torch.cat(places), hidden_NH).view(*mask_BS.shape, -1)
 
 
+def _pass_end_to_end(decoder: nn.Module, sequences_BS: torch.Tensor, mask_BS: torch.Tensor) -> torch.Tensor:
+    real_BS = mask_BS.cpu()
+    places_T = real_BS.flatten().nonzero()[:, 0].to(sequences_BS.device, non_blocking=True)
+    positions_T = (real_BS.long().cumsum(1) - 1)[real_BS]
+    lengths = [length for length in real_BS.sum(-1).tolist() if length]
+    segments = make_segments(sequences_BS.flatten()[places_T], positions_T, lengths).to(sequences_BS.device)
+    hidden_TH = segment_hidden_states(decoder, segments)[: len(places_T)]
+    hidden_PH = hidden_TH.new_zeros((mask_BS.numel(), hidden_TH.shape[-1]))
+    return hidden_PH.index_copy(0, places_T, hidden_TH).view(*mask_BS.shape, -1)
+
+
+_exact: WeakKeyDictionary[nn.Module, dict[int, bool]] = WeakKeyDictionary()
+"""Whether a decoder gives sequences that lie end to end what it gives each alone, by the length tried."""
+
+
+def _segments_are_exact(decoder: nn.Module, length: int, device: torch.device) -> bool:
+    known = _exact.setdefault(decoder, {})
+    length = trial_length(decoder.config, length)
+    if length not in known:
+        known[length] = _agree_end_to_end(decoder, length, device)
+        if not known[length] and list(known.values()).count(False) == 1:
+            log.warning(
+                "%s computes other numbers for sequences that lie end to end than for each alone: they are padded, "
+                "which is right and slower",
+                type(decoder).__name__,
+            )
+    return known[length]
+
+
+@torch.no_grad()
+def _agree_end_to_end(decoder: nn.Module, length: int, device: torch.device) -> bool:
+    """One row that fills the batch, and one with padding on both sides."""
+    tokens_2S, mask_2S = _trial_rows(decoder, length, device)
+    try:
+        together_2SH = _pass_end_to_end(decoder, tokens_2S, mask_2S)
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError):
+        return False  # attention that is not transformers' own, or wants more than ours has
+    return vectors_agree(together_2SH[mask_2S], _pass_by_length(decoder, tokens_2S, mask_2S)[mask_2S])
+
+
 _heeding: WeakKeyDictionary[nn.Module, dict[int, bool]] = WeakKeyDictionary()
 """Whether a decoder heeds its mask, by the length tried: chunked attention may fail beyond its chunk alone."""
 
@@ -89,11 +149,17 @@ def _heeds_mask(decoder: nn.Module, length: int, device: torch.device) -> bool:
 
 @torch.no_grad()
 def _padding_is_ignored(decoder: nn.Module, length: int, device: torch.device) -> bool:
+    """One row that fills the batch, and one with padding on both sides."""
+    tokens_2S, mask_2S = _trial_rows(decoder, length, device)
+    padded_2SH = _one_pass(decoder, tokens_2S, mask_2S)
+    return vectors_agree(padded_2SH[mask_2S], _pass_by_length(decoder, tokens_2S, mask_2S)[mask_2S])
+
+
+def _trial_rows(decoder: nn.Module, length: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """One row that fills the batch, and one with padding on both sides, as prompts and completions have it."""
     tokens_2S = trial_tokens(vocabulary_of(decoder), 2, length).to(device)
     left = max(1, length // 4)
     right = length - (length - left) // 3
     mask_2S = torch.ones_like(tokens_2S, dtype=torch.bool)
     mask_2S[1, :left] = mask_2S[1, right:] = False
-    padded_2SH = _one_pass(decoder, tokens_2S, mask_2S)
-    return vectors_agree(padded_2SH[mask_2S], _pass_by_length(decoder, tokens_2S, mask_2S)[mask_2S])
+    return tokens_2S, mask_2S

@@ -5,8 +5,8 @@
     second               b b b
 
 Eight completions of 7 tokens after a prompt of 7 are 55 tokens instead of 104: where prompts are not short beside their
-completions, the training step costs about half. Where completions are much longer it does not pay: attention is
-computed, and masked, between completions too.
+completions, the training step costs about half. With padding, where completions are much longer it does not pay:
+attention is computed, and masked, between completions too. End to end (`segments`) it always does.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from torch import nn
 
 from ..model_shape import context_length
 from ..model_trials import trial_tokens, vectors_agree
-from .decoder_pass import find_decoder, hidden_states, vocabulary_of
+from .decoder_pass import find_decoder, hidden_states, takes_segments, vocabulary_of
 from .log_probs import ActionStatistics, UnsupportedModelError, checked_mask, scatter_tokens, token_statistics
+from .segments import Segments, make_segments, segment_hidden_states
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -55,9 +56,15 @@ def shared_prompt_statistics(
 ) -> ActionStatistics:
     """What `action_statistics` says, with the prompt of each group computed once. `groups_B` are indices from 0."""
     mask_BS = checked_mask(sequences_BS, attention_mask_BS, actions)
-    rows = lay_out(sequences_BS, mask_BS, actions, groups_B)
-    check_shares_prompts(model, rows.tokens_GL.shape[1])
-    hidden_NH = _hidden_states(model, rows)[rows.predictors_N]
+    decoder = find_decoder(model)
+    if takes_segments(decoder, sequences_BS.shape[1]):
+        segments, predictors_N = lay_end_to_end(sequences_BS.cpu(), mask_BS.cpu(), actions, groups_B.cpu())
+        device = sequences_BS.device
+        hidden_NH = segment_hidden_states(decoder, segments.to(device))[predictors_N.to(device)]
+    else:
+        rows = lay_out(sequences_BS, mask_BS, actions, groups_B)
+        check_shares_prompts(model, rows.tokens_GL.shape[1])
+        hidden_NH = _hidden_states(model, rows)[rows.predictors_N]
     mask_BA = mask_BS[:, -actions:]
     statistics_KN = token_statistics(
         model,
@@ -112,6 +119,39 @@ def lay_out(sequences_BS: torch.Tensor, mask_BS: torch.Tensor, actions: int, gro
         place_of_token == 0, prompt_lengths_G[group_of_token] - 1, columns_BA[mask_BA] - 1
     )  # fmt: skip
     return SharedRows(tokens_GL, positions_GL, _allowed(owners_GL), (group_of_token, before))
+
+
+def lay_end_to_end(
+    sequences_BS: torch.Tensor, mask_BS: torch.Tensor, actions: int, groups_B: torch.Tensor
+) -> tuple[Segments, torch.Tensor]:
+    """A batch of whole groups as segments, and the place of the token before each completion token, in the order of the
+    batch's mask. Everything is on the CPU."""
+    first = sequences_BS.shape[1] - actions
+    heads_G = _first_rows(groups_B)
+    prompts_GP, prompt_mask_GP = sequences_BS[heads_G, :first], mask_BS[heads_G, :first]
+    _check_same_prompts(sequences_BS[:, :first], mask_BS[:, :first], prompts_GP, prompt_mask_GP, groups_B)
+    tokens, positions, keys = [], [], []
+    predictors = [torch.empty(0, dtype=torch.int64)] * len(sequences_BS)
+    place = 0
+    for group, (prompt_P, mask_P) in enumerate(zip(prompts_GP, prompt_mask_GP, strict=True)):
+        prompt = torch.arange(place, place + int(mask_P.sum()))
+        tokens.append(prompt_P[mask_P])
+        positions.append(prompt - place)
+        keys.append(prompt)
+        place += len(prompt)
+        for row in (groups_B == group).nonzero()[:, 0].tolist():
+            completion = sequences_BS[row, first:][mask_BS[row, first:]]
+            inputs = torch.arange(place, place + max(0, len(completion) - 1))  # its last token predicts nothing
+            predictors[row] = torch.cat((prompt[-1:], inputs))[: len(completion)]
+            if len(inputs):
+                tokens.append(completion[:-1])
+                positions.append(len(prompt) + inputs - place)
+                keys.append(torch.cat((prompt, inputs)))
+                place += len(inputs)
+    segments = make_segments(
+        torch.cat(tokens), torch.cat(positions), list(map(len, tokens)), list(map(len, keys)), torch.cat(keys)
+    )
+    return segments, torch.cat(predictors)
 
 
 def _allowed(owners_GL: torch.Tensor) -> torch.Tensor:
@@ -187,6 +227,8 @@ def check_shares_prompts(model: PreTrainedModel, length: int) -> None:
     A sliding window is refused by its name. One by another name, like GPT-Neo's, is found by trying rows as long as
     those of training: it counts columns, and the prompt is more of them away from a completion than it was alone.
     """
+    if takes_segments(find_decoder(model), length):
+        return  # their attention is our own
     text = model.config.get_text_config()
     attention = model.config._attn_implementation
     tried = _longest_tried.setdefault(model, {})

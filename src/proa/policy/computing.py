@@ -1,0 +1,116 @@
+"""How a model computes while it is trained: its attention, which activations are kept, and whether layers are compiled.
+
+None of it changes what is computed, beyond the last bits. Activation checkpointing keeps the input of each layer alone
+and computes the layer again in the backward pass, to the same bits. Layers are compiled one by one: they are alike, so
+the first one's kernels serve all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from ..errors import SettingError
+from ..spelling import did_you_mean
+from .decoder_pass import find_decoder, use_segments
+from .segments import attention_as
+
+_INTERFACE: Any = ALL_ATTENTION_FUNCTIONS
+_COMPILED_SHAPES = 64
+"""After so many shapes torch would stop compiling, without a word, and compute the slow way."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputeSettings:
+    """Left out, a model computes as transformers has it."""
+
+    attention: str = "auto"
+    """`segments` computes sequences end to end, without padding; any other name is transformers', with padding. `auto`
+    is `segments` on a GPU in half precision."""
+    gradient_checkpointing: bool = False
+    """Compute activations again in the backward pass instead of keeping them: a quarter slower, far less memory."""
+    compile: bool = False
+    """Compile layers with `torch.compile`, when they are first used."""
+
+
+def set_up_computing(model: PreTrainedModel, settings: ComputeSettings) -> None:
+    """Have the model compute like this from now on; again for every copy of it."""
+    _use_attention(model, settings.attention)
+    layers = [layer for layer in find_decoder(model).modules() if isinstance(layer, GradientCheckpointingLayer)]
+    for asked, name in ((settings.gradient_checkpointing, "gradient_checkpointing"), (settings.compile, "compile")):
+        if asked and not layers:
+            raise SettingError(f"{type(model).__name__} does not say which its layers are: leave out model.{name}")
+    for layer in layers:
+        _checkpoint(layer, find_decoder(model).config, settings.gradient_checkpointing)
+    if settings.compile:
+        check_compiler(model.device.type)
+        _allow_shapes()
+        for layer in layers:
+            layer.compile(dynamic=False)
+
+
+def _use_attention(model: PreTrainedModel, name: str) -> None:
+    if name in ("auto", "segments"):
+        use_segments(find_decoder(model), None if name == "auto" else True)
+        return
+    try:
+        model.set_attn_implementation(name)
+    except (ValueError, ImportError) as error:
+        known = ("auto", "segments", "eager", *_INTERFACE.valid_keys())
+        raise SettingError(f"model.attention {name!r} cannot be used{did_you_mean(name, known)}: {error}") from error
+    use_segments(find_decoder(model), False)
+
+
+def _checkpoint(layer: Any, config: Any, wanted: bool) -> None:
+    layer.gradient_checkpointing = wanted
+    if wanted:
+        layer.training = True  # its own flag alone: nothing in it is random, whatever the flag says
+        layer._gradient_checkpointing_func = partial(_computed_twice, config)
+
+
+def _computed_twice(config: Any, layer: Callable[..., Any], *inputs: Any) -> Any:
+    """The second time, in the backward pass, with the attention that it had the first time."""
+    attention = config._attn_implementation
+
+    def compute(*inputs: Any) -> Any:
+        with attention_as(config, attention):
+            return layer(*inputs)
+
+    return checkpoint(compute, *inputs, use_reentrant=False, preserve_rng_state=False)
+
+
+@cache
+def check_compiler(device_type: str) -> None:
+    """Raise unless torch can compile for this kind of device here."""
+    try:
+        torch.compile(_one_more)(torch.zeros(2, device=device_type))
+    except Exception as error:  # of the compiler's many parts, each has errors of its own
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise SettingError(
+            f"torch cannot compile for {device_type} on this machine ({reason}): set model.compile to false"
+        ) from error
+
+
+def _one_more(numbers: torch.Tensor) -> torch.Tensor:
+    return numbers + 1
+
+
+def _allow_shapes() -> None:
+    from torch._dynamo import config
+
+    config.recompile_limit = max(config.recompile_limit, _COMPILED_SHAPES)
+    config.accumulated_recompile_limit = max(config.accumulated_recompile_limit, 8 * _COMPILED_SHAPES)
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether some of its layers are compiled."""
+    return any(getattr(part, "_compiled_call_impl", None) is not None for part in module.modules())

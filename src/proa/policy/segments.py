@@ -1,0 +1,230 @@
+"""Sequences end to end in one row, each of which attends to its own tokens alone: no padding is computed.
+
+    tokens      p p p a a b b b q q c c          two prompts, p and q; completions a and b of p, and c of q
+    queries     └───┘ └─┘ └───┘ └─┘ └─┘          one segment each
+    keys        p     p+a  p+b   q   q+c         what each segment attends to: a prompt is computed once
+
+A segment attends to as many keys as `key_places` says, the last of which are its own tokens; causally, so that its last
+token sees them all. Without `key_places` each segment is a whole sequence, and its keys are its own.
+
+Attention goes through transformers' interface for attention functions, under a name of ours. On a GPU it is torch's
+varlen attention; elsewhere, and for dtypes that this one does not have, one call for each segment. Shapes are rounded
+up to a few sizes, so that compiled layers meet few of them; what fills them up is in segments of its own.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from transformers import AttentionInterface
+
+ATTENTION = "proa_segments"
+"""The name of our attention among transformers' implementations."""
+_BLOCK = 128
+"""Lengths that kernels are told are multiples of this: other numbers would compile them again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """What is computed, and what each segment attends to. All of it lies on one device."""
+
+    # ruff: noqa: N815 -- tensor shapes are suffixes of fields too
+    tokens_T: torch.Tensor
+    positions_T: torch.Tensor
+    query_starts_N: torch.Tensor
+    """Where each segment begins, int32, and at last where the last one ends."""
+    key_starts_N: torch.Tensor
+    """The same among keys."""
+    longest_query: int
+    longest_key: int
+    key_places_K: torch.Tensor | None = None
+    """Of which token each key is; None where keys are the tokens themselves."""
+
+    def to(self, device: torch.device) -> Segments:
+        """The same on a device."""
+        places = self.key_places_K
+        return Segments(
+            self.tokens_T.to(device),
+            self.positions_T.to(device),
+            self.query_starts_N.to(device),
+            self.key_starts_N.to(device),
+            self.longest_query,
+            self.longest_key,
+            None if places is None else places.to(device),
+        )
+
+
+def make_segments(
+    tokens_T: torch.Tensor,
+    positions_T: torch.Tensor,
+    query_lengths: list[int],
+    key_lengths: list[int] | None = None,
+    key_places_K: torch.Tensor | None = None,
+) -> Segments:
+    """Segments of these lengths, filled up to sizes of which there are few. Everything is on the CPU."""
+    longest = _rounded(max(query_lengths), _BLOCK)
+    filled = bucket_size(len(tokens_T))
+    fillers = _pieces(filled - len(tokens_T), longest)
+    queries = query_lengths + fillers
+    count = bucket_size(len(queries))
+    tokens_T, positions_T = (functional.pad(one_T, (0, filled - len(one_T))) for one_T in (tokens_T, positions_T))
+    query_starts_N = _starts(queries, count)
+    if key_lengths is None or key_places_K is None:
+        return Segments(tokens_T, positions_T, query_starts_N, query_starts_N, longest, longest)
+    keys = key_lengths + fillers
+    own_K = torch.arange(filled - sum(fillers), filled)
+    key_places_K = torch.cat((key_places_K, own_K))
+    missing = bucket_size(len(key_places_K)) - len(key_places_K)  # keys after the last segment are in none
+    longest_key = _rounded(max(key_lengths), _BLOCK)
+    return Segments(
+        tokens_T, positions_T, query_starts_N, _starts(keys, count), longest, max(longest, longest_key),
+        functional.pad(key_places_K, (0, missing)),
+    )  # fmt: skip
+
+
+def bucket_size(count: int) -> int:
+    """The next number of few: of 4 to 8 times a power of 2, at most a quarter more than the number.
+
+    >>> [bucket_size(count) for count in (1, 9, 100, 1000, 24_000)]
+    [4, 10, 112, 1024, 24576]
+    """
+    step = max(1, 1 << max(0, (count - 1).bit_length() - 3))
+    return max(4, _rounded(count, step))
+
+
+def segment_hidden_states(decoder: nn.Module, segments: Segments) -> torch.Tensor:
+    """The decoder's last hidden state of every token, (T, H); those of fillers mean nothing."""
+    with attention_as(decoder.config, ATTENTION):
+        hidden_1TH: torch.Tensor = decoder(
+            input_ids=segments.tokens_T[None],
+            position_ids=segments.positions_T[None],
+            use_cache=False,
+            cu_seq_lens_q=segments.query_starts_N,
+            cu_seq_lens_k=segments.key_starts_N,
+            max_length_q=segments.longest_query,
+            max_length_k=segments.longest_key,
+            key_places=segments.key_places_K,
+        )[0]
+    return hidden_1TH[0]
+
+
+@contextmanager
+def attention_as(config: Any, name: str) -> Iterator[None]:
+    """Inside, layers with this configuration attend by the function of that name."""
+    before = config._attn_implementation
+    config._attn_implementation = name
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
+
+
+class UnknownAttentionError(NotImplementedError):
+    """A layer wants something of its attention that segments do not have."""
+
+
+def attend(
+    _module: nn.Module,
+    query_1HTW: torch.Tensor,
+    key_1HTW: torch.Tensor,
+    value_1HTW: torch.Tensor,
+    _mask: torch.Tensor | None,
+    *,
+    cu_seq_lens_q: torch.Tensor,
+    cu_seq_lens_k: torch.Tensor,
+    max_length_q: int,
+    max_length_k: int,
+    key_places: torch.Tensor | None = None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **_more: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention as transformers calls it: heads come before tokens, and go after them; `(1, T, H, W)`."""
+    if (sliding_window is not None and sliding_window < max_length_k) or softcap is not None:
+        raise UnknownAttentionError("a sliding window or a soft cap")
+    query_THW, key_KHW, value_KHW = (one.transpose(1, 2)[0] for one in (query_1HTW, key_1HTW, value_1HTW))
+    if key_places is not None:
+        key_KHW, value_KHW = key_KHW[key_places], value_KHW[key_places]
+    if query_THW.is_cuda and query_THW.dtype in (torch.bfloat16, torch.float16):
+        attended_THW = _varlen()(
+            query_THW, key_KHW, value_KHW, cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k,
+            scale=scaling, window_size=(-1, 0), **_grouped_heads(),
+        )  # fmt: skip
+    else:
+        attended_THW = _attend_one_by_one(query_THW, key_KHW, value_KHW, cu_seq_lens_q, cu_seq_lens_k, scaling)
+    return attended_THW[None], None
+
+
+AttentionInterface.register(ATTENTION, attend)
+
+
+def _attend_one_by_one(
+    query_THW: torch.Tensor,
+    key_KHW: torch.Tensor,
+    value_KHW: torch.Tensor,
+    query_starts_N: torch.Tensor,
+    key_starts_N: torch.Tensor,
+    scaling: float | None,
+) -> torch.Tensor:
+    query_lengths, key_lengths = query_starts_N.diff().tolist(), key_starts_N.diff().tolist()
+    unused = len(key_KHW) - sum(key_lengths)
+    pieces = zip(
+        query_THW.transpose(0, 1).split_with_sizes(query_lengths, 1),
+        key_KHW.transpose(0, 1).split_with_sizes([*key_lengths, unused], 1),
+        value_KHW.transpose(0, 1).split_with_sizes([*key_lengths, unused], 1),
+        strict=False,
+    )
+    attended = [
+        functional.scaled_dot_product_attention(
+            query_HtW[None], key_HkW[None], value_HkW[None], attn_mask=_causal(query_HtW.shape[1], key_HkW),
+            is_causal=query_HtW.shape[1] == key_HkW.shape[1], scale=scaling,
+            enable_gqa=query_HtW.shape[0] != key_HkW.shape[0],
+        )[0]
+        for query_HtW, key_HkW, value_HkW in pieces
+        if query_HtW.shape[1]
+    ]  # fmt: skip
+    return torch.cat(attended, 1).transpose(0, 1)
+
+
+def _causal(queries: int, key_HkW: torch.Tensor) -> torch.Tensor | None:
+    """The last query sees all keys, each before it one less."""
+    keys = key_HkW.shape[1]
+    if queries == keys:
+        return None
+    return torch.ones(queries, keys, dtype=torch.bool, device=key_HkW.device).tril(keys - queries)
+
+
+@cache
+def _varlen() -> Any:
+    from torch.nn.attention.varlen import varlen_attn
+
+    return varlen_attn
+
+
+@cache
+def _grouped_heads() -> dict[str, bool]:
+    """torch 2.11 takes fewer key heads than query heads as they are; later ones want to be told."""
+    return {"enable_gqa": True} if "enable_gqa" in inspect.signature(_varlen()).parameters else {}
+
+
+def _starts(lengths: list[int], count: int) -> torch.Tensor:
+    """Where so many segments begin, and the last ends; those that are missing are empty."""
+    missing = [0] * (count - len(lengths))
+    return torch.tensor([0, *lengths, *missing]).cumsum(0).to(torch.int32)
+
+
+def _pieces(count: int, longest: int) -> list[int]:
+    return [min(longest, count - first) for first in range(0, count, longest)]
+
+
+def _rounded(count: int, step: int) -> int:
+    return -(-count // step) * step

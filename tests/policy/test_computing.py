@@ -1,0 +1,143 @@
+"""Checkpointed and compiled layers: the same numbers, less memory."""
+
+import copy
+
+import pytest
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+from proa.errors import SettingError
+from proa.policy.computing import ComputeSettings, is_compiled, set_up_computing
+from proa.policy.decoder_pass import find_decoder, takes_segments
+from proa.policy.log_probs import action_statistics
+from proa.policy.lora import LoraSettings, add_lora
+from proa.policy.measuring import measuring
+from proa.policy.models import load_model
+
+ROWS = [(3, 4), (5, 1), (1, 5), (2, 2)]
+
+
+def gradients(model, batch):
+    model.zero_grad()
+    action_statistics(model, *batch).log_probs_BA.sum().backward()
+    return {name: one.grad.clone() for name, one in model.named_parameters() if one.grad is not None}
+
+
+@pytest.mark.parametrize("shape", ["llama", "qwen2", "qwen3", "gpt2"])
+@pytest.mark.parametrize("attention", ["sdpa", "segments"])
+def test_checkpointing_changes_no_bit_of_a_gradient(shape, attention, tiny, padded):
+    model, batch = tiny(shape, dtype="float32"), padded(ROWS)
+    set_up_computing(model, ComputeSettings(attention=attention))
+    kept = gradients(model, batch)
+    set_up_computing(model, ComputeSettings(attention=attention, gradient_checkpointing=True))
+    again = gradients(model, batch)
+    assert kept.keys() == again.keys()
+    assert all(torch.equal(kept[name], again[name]) for name in kept)
+
+
+def test_checkpointing_changes_no_bit_of_an_adapter(tiny, padded):
+    model, batch = tiny("llama", dtype="float32"), padded(ROWS)
+    add_lora(model, LoraSettings(rank=2), seed=0)
+    kept = gradients(model, batch)
+    set_up_computing(model, ComputeSettings(gradient_checkpointing=True))
+    again = gradients(model, batch)
+    assert kept
+    assert all(torch.equal(kept[name], again[name]) for name in kept)
+
+
+def saved_numbers(model, batch):
+    """How many numbers a forward pass keeps for the backward pass, parameters not counted."""
+    own = {parameter.data_ptr() for parameter in model.parameters()}
+    sizes = []
+
+    def note(tensor):
+        if tensor.data_ptr() not in own:
+            sizes.append(tensor.numel())
+        return tensor
+
+    with saved_tensors_hooks(note, lambda tensor: tensor):
+        action_statistics(model, *batch)
+    return sum(sizes)
+
+
+def test_checkpointing_keeps_a_layer_s_input_alone(configuration, padded):
+    batch = padded([(8, 24)] * 8)
+    kept = {}
+    for layers in (2, 6):
+        for checkpointed in (False, True):
+            model = load_model(configuration("llama", num_hidden_layers=layers), seed=0)
+            set_up_computing(model, ComputeSettings(gradient_checkpointing=checkpointed))
+            kept[layers, checkpointed] = saved_numbers(model, batch)
+    tokens, width = 8 * 31, 16
+    of_a_layer = (kept[6, True] - kept[2, True]) / 4
+    assert of_a_layer <= 2 * tokens * width  # its input, and at most a second tensor of that size
+    assert (kept[6, False] - kept[2, False]) / 4 > 5 * of_a_layer
+
+
+def test_asking_a_model_is_not_slowed_down(tiny, padded):
+    model, batch = tiny("llama", dtype="float32"), padded(ROWS)
+    plain = action_statistics(model, *batch).log_probs_BA
+    set_up_computing(model, ComputeSettings(gradient_checkpointing=True))
+    with measuring(model):
+        assert torch.equal(action_statistics(model, *batch).log_probs_BA, plain)
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    """Layers are compiled without a compiler: what is traced is noted, and computed as it is."""
+    noted = []
+
+    def note(graph, inputs):
+        noted.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    compile_layer = torch.nn.Module.compile
+    monkeypatch.setattr("proa.policy.computing.check_compiler", lambda _: None)
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **kwargs: compile_layer(self, backend=note, **kwargs))
+    yield noted
+    torch._dynamo.reset()
+
+
+IGNORED = pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch's tracer looks at what is not a leaf
+
+
+@IGNORED
+def test_compiled_layers_give_the_same(tiny, padded, graphs):
+    model, batch = tiny("llama", dtype="float32"), padded(ROWS)
+    expected = gradients(model, batch)
+    set_up_computing(model, ComputeSettings(compile=True, attention="segments", gradient_checkpointing=True))
+    assert is_compiled(model)
+    compiled = gradients(model, batch)
+    assert graphs
+    for name, gradient in expected.items():  # two ways of attention, in float32, through two layers of width 16
+        torch.testing.assert_close(compiled[name], gradient, rtol=4e-3, atol=4e-3 * float(gradient.abs().max()))
+    assert not is_compiled(copy.deepcopy(model))
+
+
+@IGNORED
+def test_one_layer_is_compiled_for_all_of_them_and_once_for_each_shape(configuration, padded, graphs):
+    counts = []
+    for layers in (1, 4):
+        graphs.clear()
+        torch._dynamo.reset()
+        model = load_model(configuration("llama", num_hidden_layers=layers), seed=0)
+        set_up_computing(model, ComputeSettings(compile=True, attention="sdpa"))
+        gradients(model, padded(ROWS))
+        gradients(model, padded(ROWS, seed=1))
+        counts.append(len(graphs))
+    assert counts[0] == counts[1] > 0
+
+
+def test_a_name_that_is_none_is_answered(tiny):
+    with pytest.raises(SettingError, match=r"model.attention 'sdpaa' cannot be used"):
+        set_up_computing(tiny("llama"), ComputeSettings(attention="sdpaa"))
+
+
+def test_an_attention_that_is_named_is_used_with_padding(tiny):
+    model = tiny("llama", dtype="float32")
+    set_up_computing(model, ComputeSettings(attention="eager"))
+    assert model.config._attn_implementation == "eager"
+    assert not takes_segments(find_decoder(model), 16)
+    set_up_computing(model, ComputeSettings(attention="segments"))
+    assert takes_segments(find_decoder(model), 16)
