@@ -104,7 +104,7 @@ def test_at_its_default_it_says_nothing_and_is_left_out():
         "runtime": "local",
         "critic": None,
         "wait_timeout": 600,
-        "optimizer": {"share_prompts": False},
+        "optimizer": {"share_prompts": "auto"},
     }
     assert load_run_config(**SUPERVISED, **shared) == load_run_config(**SUPERVISED)
 

@@ -71,6 +71,10 @@ class DetachedSamplingSection(SamplingSection):
 
 TRAINING_PREFIXES = ("trainer", "maker", "reward")
 """The parts before the dot in names of training metrics."""
+AUTO: Literal["auto"] = "auto"
+"""Stands for what a run decides when it starts, from the model and the device."""
+CPU_TOKEN_BUDGET = 2048
+"""Tokens of a micro-batch on a CPU: more only leave its caches."""
 GIVEN = "(given in Python)"
 """Stands in a configuration for an object that was given in Python."""
 
@@ -79,8 +83,17 @@ class ModelSection(Section):
     path: str | None = Field(None, description="a Hugging Face folder, or an adapter folder")
     config: dict[str, Any] | None = Field(None, description="or a model configuration, with weights from the seed")
     tokenizer: str | None = Field(None, description="a folder; by default the model's, or a built-in task's own")
-    dtype: str = "float32"
-    device: str = "cpu"
+    dtype: str = Field(
+        "float32", description="what is computed in; weights are trained in float32. auto is bfloat16 on a GPU"
+    )
+    device: str = Field("cpu", description="cpu, cuda, cuda:1; auto is the GPU where there is one")
+    attention: str = Field(
+        AUTO, description="segments (no padding), or transformers' sdpa, eager, …; auto is segments on a GPU"
+    )
+    gradient_checkpointing: bool | Literal["auto"] = Field(
+        AUTO, description="compute activations twice instead of keeping them; auto does where memory is short"
+    )
+    compile: bool | Literal["auto"] = Field(AUTO, description="compile layers with torch.compile; auto does on a GPU")
     trust_remote_code: bool = False
 
     @model_validator(mode="after")
@@ -330,13 +343,24 @@ class OptimizerSection(Section):
     weight_decay: float = Field(0.0, ge=0)
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup_steps: int = Field(0, ge=0)
+    betas: tuple[float, float] = Field((0.9, 0.999), description="how fast AdamW forgets gradients and their squares")
+    epsilon: float = Field(1e-8, gt=0, description="added to the denominator of AdamW's steps")
     max_grad_norm: float = Field(1.0, ge=0, description="0 disables clipping")
-    token_budget: int = Field(16_384, ge=0, description="tokens of a micro-batch; 0 takes the whole batch at once")
+    token_budget: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(
+        AUTO, description="tokens of a micro-batch; 0 takes the whole batch at once; auto follows the memory"
+    )
+
+    @property
+    def tokens_at_once(self) -> int:
+        """Tokens of a micro-batch; where nothing was decided, those of a CPU."""
+        return CPU_TOKEN_BUDGET if self.token_budget == AUTO else int(self.token_budget)
 
 
 class DetachedOptimizerSection(OptimizerSection):
-    share_prompts: bool = Field(
-        False, description="compute a prompt once for its group: faster unless completions are far longer"
+    share_prompts: bool | Literal["auto"] = Field(
+        AUTO,
+        description="compute a prompt once for its group; auto does on a GPU, elsewhere it pays unless completions are "
+        "far longer",
     )
 
 

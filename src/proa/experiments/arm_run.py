@@ -15,6 +15,7 @@ from ..lifecycle.hooks import BaseCallback
 from ..lifecycle.manager import CallbackManager
 from ..lifecycle.roles import CallbackFactory
 from ..resume.resuming import AUTO
+from ..run.automatic import resolve_automatic
 from ..run.given import Given
 from ..run.placing import Listeners, place_callbacks
 from ..run.run_moments import RunMoments
@@ -71,9 +72,9 @@ class ArmRun:
 
     def _train(self, listeners: Listeners, interruption: Interruption) -> None:
         assert self.arm is not None, "it is made before"
-        config = self.run.config
         moments = RunMoments(listeners, self.arm, self.experiment.metadata.benchmark)
         try:
+            config = resolve_automatic(self.run.config, Given(), resumed=True)
             carry_out(
                 config,
                 lambda: build_run(config, Given(), listeners),

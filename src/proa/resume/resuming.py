@@ -254,7 +254,8 @@ _FREE = (
 )  # fmt: skip
 """What may change without changing what is learned."""
 _REORDERING_KEYS = (
-    "threads", "trainers", "model.device", "engine", "optimizer.token_budget", "optimizer.share_prompts",
+    "threads", "trainers", "model.device", "model.attention", "model.gradient_checkpointing", "model.compile", "engine",
+    "optimizer.token_budget", "optimizer.share_prompts",
 )  # fmt: skip
 """What computes the same in another order: allowed, but sums may differ in their last bits."""
 

@@ -14,6 +14,7 @@ from ..config.sections import GIVEN, LoraSection
 from ..data.sampling import Sampling
 from ..learning.optimizer import OptimizerSettings
 from ..model_shape import context_length
+from ..policy.computing import ComputeSettings
 from ..policy.generation_settings import make_savable
 from ..policy.lora import LoraSettings
 from ..policy.lora_policy import LoraPolicy, refuse_adapter
@@ -137,6 +138,16 @@ def lora_settings(section: LoraSection) -> LoraSettings:
 
 def optimizer_settings(config: RunConfig, **changes: Any) -> OptimizerSettings:
     return OptimizerSettings(**config.optimizer.model_dump(exclude={"token_budget", "share_prompts"}) | changes)
+
+
+def compute_settings(config: RunConfig) -> ComputeSettings:
+    """How the model computes while it is trained; what nobody decided is left out."""
+    section = config.model
+    return ComputeSettings(
+        attention=section.attention,
+        gradient_checkpointing=section.gradient_checkpointing is True,
+        compile=section.compile is True,
+    )
 
 
 def make_sampling(config: DetachedConfig) -> Sampling:

@@ -35,6 +35,7 @@ from ..resume.resuming import (
 )
 from ..tasks.template_date import pinned, pinned_to
 from ..terminal import tolerate_lost_output
+from .automatic import resolve_automatic
 from .given import Given, configured
 from .job import Job
 from .local import DetachedRun
@@ -71,6 +72,7 @@ def start(
         resume = AUTO
     if resume == AUTO and (done := _complete(settled)) is not None:
         return done
+    settled = resolve_automatic(settled, given, resumed=resume is not None)
     with place_callbacks(settled, callbacks) as listeners:
         return carry_out(
             settled,

@@ -18,6 +18,7 @@ from ..learning.optimizer import Optimizer
 from ..lifecycle.hooks import Callback
 from ..lifecycle.policy import Priority
 from ..numerics import compute_alike
+from ..policy.computing import set_up_computing
 from ..policy.models import weights_digest
 from ..record.run_folder import RunFolder
 from ..resume.checkpoints import Checkpoints
@@ -28,7 +29,7 @@ from ..tasks.task import TaskError
 from .driver_record import DriverRecord
 from .given import Given
 from .job import performance_entry, state_summary
-from .loading import begin_training, optimizer_settings
+from .loading import begin_training, compute_settings, optimizer_settings
 from .placing import FIRST_TRAINER, Listeners
 from .step_record import TakeLoopSpans
 from .supervised_kinds import FitOptions, supervised_kind
@@ -65,6 +66,7 @@ class SupervisedRun:
         config = self.config
         compute_alike(config.threads, device=config.model.device, deterministic=config.deterministic)
         begin_training(self.trained, folder.path, resumed=resumption is not None)
+        set_up_computing(self.trained.model, compute_settings(config))
         self.optimizer = Optimizer(
             self.trained.parameters(), optimizer_settings(config), config.total_steps * config.train_epochs
         )
@@ -82,7 +84,7 @@ class SupervisedRun:
             batch_size=config.train_batch_size,
             epochs=config.train_epochs,
             optimizer=self.optimizer,
-            token_budget=config.optimizer.token_budget,
+            token_budget=config.optimizer.tokens_at_once,
             seed=config.seed,
             callbacks=self.manager,
             evaluators=self.evaluators,

@@ -20,6 +20,7 @@ from ..leases.plan import LeasePlan
 from ..lifecycle.manager import CallbackManager
 from ..model_shape import context_length
 from ..numerics import compute_alike
+from ..policy.computing import set_up_computing
 from ..policy.critic import Critic, critic_from_reward_model, separate_critic, shared_critic
 from ..policy.log_probs import check_causal
 from ..policy.lora import add_lora
@@ -43,6 +44,7 @@ from .job import state_summary
 from .loading import (
     begin_training,
     check_matching_reward_model,
+    compute_settings,
     load_matching_reward_model,
     load_policy,
     load_training_task,
@@ -113,7 +115,7 @@ class TrainerSide:
     def _check_model(self) -> None:
         """What only shows when the model computes something."""
         check_causal(self.policy.model)
-        if self.config.optimizer.share_prompts:
+        if self.config.optimizer.share_prompts is True:
             sampling = self.config.sampling
             longest = self.prompts.longest + sampling.group_size * sampling.max_new_tokens
             check_shares_prompts(self.policy.model, min(longest, 2048))  # longer rows when there are some
@@ -138,6 +140,7 @@ class TrainerSide:
         needed_again = warm_start is not None and self.algorithm.needs_reference
         begin_training(self.policy, folder, resumed=resumed, saves=is_first, keep_start=needed_again)
         replicas.copy_first_([*self.policy.model.parameters()])
+        set_up_computing(self.policy.model, compute_settings(config))
 
     def assemble_first(self, around: Surroundings) -> tuple[PolicyTrainer, LeaseBook]:
         """The trainer that publishes, evaluates, saves and has the lease book; with others beside it, or alone."""
@@ -257,10 +260,10 @@ class TrainerSide:
             optimizer_steps=config.total_steps * config.train_epochs,
             sampling=make_sampling(config),
             settings=StepSettings(
-                token_budget=config.optimizer.token_budget,
+                token_budget=config.optimizer.tokens_at_once,
                 old=config.algorithm.old,
                 importance_cap=config.algorithm.importance_cap,
-                share_prompts=config.optimizer.share_prompts,
+                share_prompts=config.optimizer.share_prompts is True,
             ),
             critic_optimizer=optimizer_settings(config, learning_rate=critic_rate) if critic_rate else None,
         )

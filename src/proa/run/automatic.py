@@ -1,0 +1,161 @@
+"""What `auto` stands for in a configuration: decided once, from the model and the device, and written to `config.json`.
+
+A run that is resumed keeps what was decided when it began, whatever machine it continues on.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from ..config import DetachedConfig, RunConfig
+from ..config.sections import AUTO, CPU_TOKEN_BUDGET, GIVEN
+from ..policy.models import outline_model, read_dtype
+from ..resume.resuming import saved_config
+from .given import Given
+from .loading import read_device
+
+LARGEST_BUDGET = 32_768
+"""Tokens of a micro-batch beyond which a GPU gains nothing."""
+SMALLEST_BUDGET = 1_024
+_KEYS = {
+    "model": ("device", "dtype", "gradient_checkpointing", "compile"),
+    "optimizer": ("token_budget", "share_prompts"),
+}
+"""What may be `auto`, by section."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryNeeds:
+    """What training takes, in bytes."""
+
+    weights: int
+    """Weights, gradients, moments, and those of the engine: whatever the size of a micro-batch."""
+    of_a_token: int
+    """Activations of one token, all of which are kept for the backward pass."""
+    of_a_token_checkpointed: int
+    """The same with the input of each layer alone kept."""
+
+
+def resolve_automatic(config: RunConfig, given: Given, *, resumed: bool = False) -> RunConfig:
+    """The configuration with a value for every `auto`; with `resumed`, those of the run that is in its folder."""
+    if resumed and (config.folder / "config.json").is_file():
+        config = _with(config, _earlier(saved_config(config.folder)))
+    device = config.model.device if config.model.device != AUTO else _choose_device(config, given)
+    is_gpu = read_device(device).type == "cuda"
+    dtype = config.model.dtype
+    if dtype == AUTO:
+        dtype = _name_of(given.model.dtype) if given.model is not None else "bfloat16" if is_gpu else "float32"
+    config = _with(config, {"model": {"device": device, "dtype": dtype}})
+    return _with(config, _on_gpu(config, given) if is_gpu else _ON_CPU)
+
+
+_ON_CPU: Mapping[str, Mapping[str, Any]] = {
+    "model": {"gradient_checkpointing": False, "compile": False},
+    "optimizer": {"token_budget": CPU_TOKEN_BUDGET, "share_prompts": False},
+}
+
+
+def _earlier(saved: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    return {
+        section: {key: saved[section][key] for key in keys if key in saved.get(section, {})}
+        for section, keys in _KEYS.items()
+    }
+
+
+def _with(config: RunConfig, values: Mapping[str, Mapping[str, Any]]) -> RunConfig:
+    """The same with these values where it says `auto`."""
+    sections = {}
+    for name, found in values.items():
+        section = getattr(config, name)
+        changes = {key: value for key, value in found.items() if getattr(section, key, None) == AUTO != value}
+        if changes:
+            sections[name] = section.model_copy(update=changes)
+    return config.model_copy(update=sections) if sections else config
+
+
+def _choose_device(config: RunConfig, given: Given) -> str:
+    """The GPU where there is one; on Ray only if its actors ask for some."""
+    if given.model is not None:
+        return str(given.model.device)
+    if isinstance(config, DetachedConfig) and config.runtime == "ray":
+        asked = all(options.get("num_gpus") for options in (config.ray.trainer, config.ray.maker))
+        return "cuda" if asked else "cpu"
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _on_gpu(config: RunConfig, given: Given) -> dict[str, dict[str, Any]]:
+    in_half = read_dtype(config.model.dtype) in (torch.bfloat16, torch.float16)
+    can_compile = in_half and config.model.attention in (AUTO, "segments") and _has_triton()
+    checkpoints, budget = fit_memory(memory_needs(config, _outline(config, given)), _device_memory(config.model.device))
+    return {
+        "model": {"gradient_checkpointing": checkpoints, "compile": can_compile},
+        "optimizer": {"token_budget": budget, "share_prompts": in_half},
+    }
+
+
+def fit_memory(needs: MemoryNeeds, memory: int) -> tuple[bool, int]:
+    """Whether to checkpoint, and how many tokens to compute at once: as many as are of use, if they fit in four fifths
+    of the memory; the rest is for logits, caches and what cannot be foreseen.
+
+    >>> small = MemoryNeeds(weights=10 * 2**30, of_a_token=10 * 2**20, of_a_token_checkpointed=2**20)
+    >>> fit_memory(small, 40 * 2**30), fit_memory(small, 16 * 2**30)
+    ((True, 22528), (True, 2048))
+    """
+    room = memory * 4 // 5 - needs.weights
+    if room >= LARGEST_BUDGET * needs.of_a_token:
+        return False, LARGEST_BUDGET
+    fitting = room // needs.of_a_token_checkpointed // SMALLEST_BUDGET * SMALLEST_BUDGET
+    return True, min(LARGEST_BUDGET, max(SMALLEST_BUDGET, fitting))
+
+
+def memory_needs(config: RunConfig, model: PreTrainedModel) -> MemoryNeeds:
+    """Estimated from the model's shape. A trained weight in half precision takes 2 bytes for itself and 2 for its
+    gradient, and in float32 4 for the weight, 4 for the gradient and 8 for its moments; engines hold up to two
+    versions, and one is published. On an H200 a layer of a 0.6B model kept 42 KB of a token, where this says 38."""
+    text: Any = model.config.get_text_config()
+    itemsize = read_dtype(config.model.dtype).itemsize
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    of_a_weight = itemsize if config.lora is not None else 20 if itemsize == 2 else 16
+    if isinstance(config, DetachedConfig):
+        of_a_weight += 3 * itemsize
+        if config.lora is None and config.algorithm.build().needs_reference:
+            of_a_weight += itemsize
+    heads, hidden = text.num_attention_heads, text.hidden_size
+    width = getattr(text, "head_dim", None) or hidden // heads
+    key_heads = getattr(text, "num_key_value_heads", None) or heads
+    inner = getattr(text, "intermediate_size", None) or 4 * hidden
+    of_a_layer = itemsize * (4 * hidden + 2 * heads * width + 2 * key_heads * width + 3 * inner)
+    layers = text.num_hidden_layers
+    return MemoryNeeds(
+        weights=parameters * of_a_weight,
+        of_a_token=layers * of_a_layer,
+        of_a_token_checkpointed=layers * hidden * itemsize + 2 * of_a_layer,
+    )
+
+
+def _outline(config: RunConfig, given: Given) -> PreTrainedModel:
+    if given.model is not None or config.model.path == GIVEN:
+        assert given.model is not None, "what was given is here"
+        return given.model
+    source: Any = config.model.path if config.model.path is not None else config.model.config
+    return outline_model(source, dtype=config.model.dtype, trust_remote_code=config.model.trust_remote_code)
+
+
+def _device_memory(device: str) -> int:
+    if not torch.cuda.is_available():  # a GPU of another machine, of which nothing is known here
+        return 0
+    return int(torch.cuda.get_device_properties(torch.device(device)).total_memory)
+
+
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
