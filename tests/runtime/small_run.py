@@ -64,6 +64,7 @@ class SmallRun:
         critic: str = "shared",
         lora: LoraSettings | None = None,
         share_prompts: bool = False,
+        token_budget: int = 120,
         **plan: Any,
     ) -> None:
         torch.set_num_threads(1)
@@ -89,7 +90,7 @@ class SmallRun:
             optimizer=OptimizerSettings(learning_rate=3e-3, schedule="linear"),
             optimizer_steps=self.plan.total_steps * train_epochs,
             store=self.store,
-            settings=StepSettings(token_budget=120, old=old, share_prompts=share_prompts),
+            settings=StepSettings(token_budget=token_budget, old=old, share_prompts=share_prompts),
             callbacks=self.manager,
             seed=7,
         )

@@ -4,7 +4,6 @@ import pytest
 import torch
 from tests.runtime.small_run import SmallRun, failing_once, hanging_once, with_random_delays
 
-from proa.learning.learner import StepSettings
 from proa.leases.book import LeaseBook
 from proa.policy.lora import LoraSettings
 from proa.runtime.supervisor import Limits
@@ -112,8 +111,7 @@ def test_filtering_and_refill_give_the_same_too(calm):
 def test_staleness_zero_equals_a_plain_synchronous_loop(calm):
     from tests.runtime.reference_loop import reference_digest
 
-    run = SmallRun(max_staleness=0)
-    run.trainer.learner.settings = StepSettings(token_budget=0)
+    run = SmallRun(max_staleness=0, token_budget=0)
     assert run.run(2) == reference_digest()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -19,9 +19,12 @@ from ..maths.importance import log_ratio, truncated_importance
 from ..policy.critic import Critic
 from ..policy.micro_batches import take_rows
 from ..policy.policy import Policy, Reference
+from ..record.journal import JournalEntry
 from .optimizer import Optimizer, OptimizerSettings
 from .replicas import Alone, Replicas, added_up, same_gradients
 from .shares import plan_own_rows
+from .step_memory import StepMemory
+from .totals import Totals
 from .value_learner import ValueLearner
 
 
@@ -79,6 +82,7 @@ class Learner:
         self._follows_batches = sampling is None
         self._knows_steps = optimizer_steps is not None
         self.replicas: Replicas = replicas or Alone()
+        self._memory = StepMemory(self.settings.token_budget)
         self.activity = Activity()
         """What it is doing; a trainer that has it puts its own here."""
         self.values = self._value_learner(critic, critic_optimizer or optimizer, optimizer_steps or 1)
@@ -112,7 +116,7 @@ class Learner:
             optimizer=optimizer,
             optimizer_steps=optimizer_steps,
             replicas=self.replicas,
-            token_budget=self.settings.token_budget,
+            memory=self._memory,
         )
 
     def step(self, experience: Experience) -> dict[str, float]:
@@ -128,10 +132,8 @@ class Learner:
             self._prepare(experience)
         mask_BA = action_mask_of(experience)
         weights_BA = self.algorithm.token_weights(mask_BA, self.sampling.max_new_tokens, dtype=self._dtype)
-        for optimizer in self.optimizers:
-            optimizer.zero_grad()
         with self.activity.doing("compute", f"computing step {self.optimizer.steps}"):
-            own = self._gradients(experience, weights_BA)
+            own = self._fitting_gradients(experience, weights_BA)
         loss, sums = self._over_replicas(*own)
         tokens = max(1, int(mask_BA.sum()))
         return FoundGradients(loss, {name: value / tokens for name, value in sums.items()})
@@ -161,6 +163,14 @@ class Learner:
     def optimizers(self) -> list[Optimizer]:
         own = self.values.optimizer if self.values is not None else None
         return [self.optimizer] if own is None else [self.optimizer, own]
+
+    def take_journal(self) -> list[JournalEntry]:
+        """What was decided since the last call that does not follow from the seed: smaller micro-batches."""
+        return self._memory.take_journal()
+
+    def repeat(self, entries: Sequence[Mapping[str, Any]]) -> None:
+        """Decide as another run did, as far as its journal goes."""
+        self._memory.repeat(entries)
 
     def masters(self) -> dict[str, torch.Tensor]:
         """The float32 weights of parameters that the model has in less, by name."""
@@ -249,24 +259,40 @@ class Learner:
         return self.sampling.temperature or 1.0
 
     def _micro_batches(self, experience: Experience) -> list[list[int]]:
-        settings = self.settings
-        return plan_own_rows(experience, self.replicas, settings.token_budget, share_prompts=settings.share_prompts)
+        is_padded = self.policy.pads_rows(experience.sequences.shape[1])
+        return plan_own_rows(
+            experience,
+            self.replicas,
+            self._memory.token_budget,
+            share_prompts=self.settings.share_prompts,
+            is_padded=is_padded,
+        )
+
+    def _fitting_gradients(self, experience: Experience, weights_BA: torch.Tensor) -> tuple[float, dict[str, float]]:
+        """`_gradients`, in smaller micro-batches if memory was short of those that were planned."""
+        self._memory.begin(self.optimizer.steps)
+        while True:
+            try:
+                return self._gradients(experience, weights_BA)
+            except torch.OutOfMemoryError as error:
+                self._memory.shrink(error, can_shrink=self.replicas.size == 1)
 
     def _gradients(self, experience: Experience, weights_BA: torch.Tensor) -> tuple[float, dict[str, float]]:
         """Those of this trainer's rows, with their share of the loss and of the statistics."""
-        loss = 0.0
-        sums: dict[str, float] = {}
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+        losses, totals = Totals(), Totals()
         self.log_probs = torch.full_like(experience.action_log_probs, math.nan) if self.keep_log_probs else None
         for rows in self._micro_batches(experience):
-            loss += self._micro_batch(experience, rows, weights_BA, sums)
+            losses.add("policy", self._micro_batch(experience, rows, weights_BA, totals))
         if self.values is not None:
-            loss += self.values.separate_gradients(experience, weights_BA, sums)
-        return loss, sums
+            self.values.separate_gradients(experience, weights_BA, losses, totals)
+        return sum(losses.read().values()), totals.read()
 
     def _micro_batch(
-        self, experience: Experience, rows: list[int], weights_BA: torch.Tensor, sums: dict[str, float]
-    ) -> float:
-        """The gradient of some rows, added to what is there, and their share of the loss; statistics go into `sums`."""
+        self, experience: Experience, rows: list[int], weights_BA: torch.Tensor, totals: Totals
+    ) -> torch.Tensor:
+        """The gradient of some rows, added to what is there, and their share of the loss; statistics are totalled."""
         micro = take_rows(experience, rows)
         mask_BA = action_mask_of(micro)
         actions = mask_BA.shape[1]
@@ -295,11 +321,11 @@ class Learner:
         own_weights_BA = weights_BA[rows, :actions]
         loss = (own_weights_BA * token_loss.loss_BT).sum()
         for name, values in token_loss.statistics.items():
-            sums[name] = sums.get(name, 0.0) + float(values.sum())
+            totals.add(name, values)
         if self.values is not None:
-            loss = loss + self.values.shared_loss(micro, statistics, own_weights_BA, sums)
+            loss = loss + self.values.shared_loss(micro, statistics, own_weights_BA, totals)
         self.optimizer.backward(loss)
-        return float(loss.detach())
+        return loss.detach()
 
     def _over_replicas(self, loss: float, sums: dict[str, float]) -> tuple[float, dict[str, float]]:
         """Loss, statistics and gradients of the whole batch, from what each trainer has of them."""
@@ -342,6 +368,7 @@ class Learner:
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             "kl_reward_coefficient": self.kl_coefficient,
             "used_coefficient": self._used_kl_coefficient,
+            "token_budget": self._memory.token_budget,
             **({"critic": self.values.state_dict()} if self.values is not None else {}),
         }
 
@@ -351,6 +378,7 @@ class Learner:
             self.values.load_state_dict(saved["critic"])
         self.kl_coefficient = saved.get("kl_reward_coefficient", self.kl_coefficient)  # version 0.1: PPO's alone
         self._used_kl_coefficient = saved.get("used_coefficient", self.kl_coefficient)
+        self._memory.load(saved.get("token_budget"))
         for optimizer, state in zip(self.optimizers, saved["optimizers"], strict=True):
             optimizer.load_state_dict(state)
 

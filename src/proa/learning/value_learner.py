@@ -19,6 +19,8 @@ from ..policy.micro_batches import take_rows
 from .optimizer import Optimizer, OptimizerSettings
 from .replicas import Replicas
 from .shares import plan_own_rows
+from .step_memory import StepMemory
+from .totals import Totals
 
 
 class ValueLearner:
@@ -36,12 +38,12 @@ class ValueLearner:
         optimizer: OptimizerSettings,
         optimizer_steps: int,
         replicas: Replicas,
-        token_budget: int,
+        memory: StepMemory,
     ) -> None:
         self.critic = critic
         self._algorithm = algorithm
         self._replicas = replicas
-        self._token_budget = token_budget
+        self._memory = memory
         self.optimizer: Optimizer | None = None
         if not critic.shares_decoder:
             self.optimizer = Optimizer(critic.named_parameters(), optimizer, optimizer_steps)
@@ -77,7 +79,7 @@ class ValueLearner:
         """What the critic expects before each token, 0 where masked, and after each completion's last."""
         values_BA = torch.zeros_like(action_mask_of(experience), dtype=self.critic.head.weight.dtype)
         after_B = torch.zeros(len(experience), dtype=values_BA.dtype, device=values_BA.device)
-        for rows in plan_own_rows(experience, self._replicas, self._token_budget):
+        for rows in plan_own_rows(experience, self._replicas, self._memory.token_budget):
             micro = take_rows(experience, rows)
             actions = micro.action_log_probs.shape[1]
             own_BA = self.critic.values(micro.sequences, attention_mask_of(micro), actions)
@@ -89,35 +91,35 @@ class ValueLearner:
     # -- one step ------------------------------------------------------------------------------------
 
     def shared_loss(
-        self, micro: Experience, statistics: ActionStatistics, weights_BA: torch.Tensor, sums: dict[str, float]
+        self, micro: Experience, statistics: ActionStatistics, weights_BA: torch.Tensor, totals: Totals
     ) -> torch.Tensor | float:
         """What is added to the policy's loss of some rows."""
         if statistics.values_BA is None:
             return 0.0
-        return self._loss(micro, statistics.values_BA, weights_BA, sums)
+        return self._loss(micro, statistics.values_BA, weights_BA, totals)
 
-    def separate_gradients(self, experience: Experience, weights_BA: torch.Tensor, sums: dict[str, float]) -> float:
-        """Those of a critic with a decoder of its own, and its loss. It shares no prompts, so its passes are planned by
-        themselves."""
+    def separate_gradients(
+        self, experience: Experience, weights_BA: torch.Tensor, losses: Totals, totals: Totals
+    ) -> None:
+        """Those of a critic with a decoder of its own; its loss is added to `losses`. It shares no prompts, so its
+        passes are planned by themselves."""
         if self.optimizer is None:
-            return 0.0
-        total = 0.0
-        for rows in plan_own_rows(experience, self._replicas, self._token_budget):
+            return
+        for rows in plan_own_rows(experience, self._replicas, self._memory.token_budget):
             micro = take_rows(experience, rows)
             actions = micro.action_log_probs.shape[1]
             values_BA = self.critic.values(micro.sequences, attention_mask_of(micro), actions)[:, :-1]
-            loss = self._loss(micro, values_BA, weights_BA[rows, :actions], sums)
+            loss = self._loss(micro, values_BA, weights_BA[rows, :actions], totals)
             self.optimizer.backward(loss)
-            total += float(loss.detach())
-        return total
+            losses.add("critic", loss)
 
     def _loss(
-        self, micro: Experience, values_BA: torch.Tensor, weights_BA: torch.Tensor, sums: dict[str, float]
+        self, micro: Experience, values_BA: torch.Tensor, weights_BA: torch.Tensor, totals: Totals
     ) -> torch.Tensor:
         assert micro.values is not None
         assert micro.returns is not None
         loss_BA = self._algorithm.value_loss(values_BA, micro.values, micro.returns, action_mask_of(micro))
-        sums["value_loss"] = sums.get("value_loss", 0.0) + float(loss_BA.detach().sum())
+        totals.add("value_loss", loss_BA)
         return self._algorithm.value_coefficient * (weights_BA * loss_BA).sum()
 
     def optimizer_step(self, loss_is_finite: bool) -> dict[str, float]:

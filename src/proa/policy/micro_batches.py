@@ -42,6 +42,29 @@ def plan_micro_batches(lengths: Sequence[int], token_budget: int) -> list[list[i
     return [sorted(batch) for batch in _fill(rows, lengths, low)]
 
 
+def plan_by_tokens(lengths: Sequence[int], token_budget: int) -> list[list[int]]:
+    """Rows grouped so that their tokens stay within the budget, where none are padded; a longer row goes alone.
+
+    The longest come first, each in the first batch that has room for it (first-fit decreasing): at most 11/9 of the
+    fewest batches possible, and one (Dósa, 2007). A budget of 0 means one batch.
+
+    >>> plan_by_tokens([10, 10, 30, 10, 50], token_budget=40)
+    [[4], [2, 0], [1, 3]]
+    """
+    if token_budget == 0:
+        return [list(range(len(lengths)))] if lengths else []
+    batches: list[list[int]] = []
+    room: list[int] = []
+    for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):  # equal lengths keep their order
+        batch = next((batch for batch, left in enumerate(room) if left >= lengths[row]), len(batches))
+        if batch == len(batches):
+            batches.append([])
+            room.append(token_budget)
+        batches[batch].append(row)
+        room[batch] -= lengths[row]
+    return batches
+
+
 def deal_rows(lengths: Sequence[int], groups: Sequence[int], trainers: int) -> list[list[int]]:
     """The rows of each trainer: whole groups, equally many where they divide, and about as many tokens.
 

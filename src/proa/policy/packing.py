@@ -25,6 +25,7 @@ from transformers.utils.generic import is_flash_attention_requested
 from ..model_trials import trial_length, trial_tokens, vectors_agree
 from .decoder_pass import find_decoder, hidden_states, vocabulary_of
 from .log_probs import UnsupportedModelError, token_statistics
+from .micro_batches import plan_by_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -65,26 +66,15 @@ class PackedRows:
 
 
 def pack_lengths(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """Which samples share a row of `capacity` tokens: longest first, each in the first row that has room for it.
-
-    First-fit decreasing: at most 11/9 of the fewest rows possible, and one (Dósa, 2007).
+    """Which samples share a row of `capacity` tokens.
 
     >>> pack_lengths([2, 7, 3, 5], capacity=8)
     [[1], [3, 2], [0]]
     """
-    rows: list[list[int]] = []
-    room: list[int] = []
-    for sample in sorted(range(len(lengths)), key=lambda sample: -lengths[sample]):  # equal lengths keep their order
-        length = lengths[sample]
+    for sample, length in enumerate(lengths):
         if not 1 <= length <= capacity:
             raise ValueError(f"sample {sample} has {length} tokens; a row takes samples of 1 to {capacity}")
-        row = next((row for row, left in enumerate(room) if left >= length), len(rows))
-        if row == len(rows):
-            rows.append([])
-            room.append(capacity)
-        rows[row].append(sample)
-        room[row] -= length
-    return rows
+    return plan_by_tokens(lengths, capacity)
 
 
 def pack(samples: Sequence[torch.Tensor], learned: Sequence[torch.Tensor], plan: Sequence[Sequence[int]]) -> PackedRows:

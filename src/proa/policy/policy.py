@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 
 from ..data.experience import Experience
 from ..data.masks import attention_mask_of, group_indices
+from .decoder_pass import find_decoder, takes_segments
 from .log_probs import ActionStatistics, action_statistics
 from .models import model_weights, save_model
 from .shared_prompts import shared_prompt_statistics
@@ -101,6 +102,10 @@ class Policy(Trainable):
             share_prompts=share_prompts,
             value_head=value_head,
         )
+
+    def pads_rows(self, length: int) -> bool:
+        """Whether rows of up to so many tokens are computed with padding, rather than end to end."""
+        return not takes_segments(find_decoder(self.model), length)
 
     @abstractmethod
     def reference(self) -> Reference:

@@ -2,6 +2,7 @@
 
     {"kind": "lease", "step": 3, "lease": 17}     the schedule `windowed` took this lease next, for this step
     {"kind": "reward", "uid": "68/2", "error": "…"}     this sample got no reward, because of a timeout for example
+    {"kind": "token_budget", "step": 5, "tokens": 4096}     memory was short: so many tokens at once from this step on
 
 The journal and the seed are enough to repeat a run.
 """
@@ -33,7 +34,13 @@ class RewardFailure(TypedDict):
     error: str
 
 
-JournalEntry: TypeAlias = LeaseChoice | RewardFailure
+class BudgetChoice(TypedDict):
+    kind: Literal["token_budget"]
+    step: int
+    tokens: int
+
+
+JournalEntry: TypeAlias = LeaseChoice | RewardFailure | BudgetChoice
 
 
 class Journal:
@@ -66,6 +73,8 @@ def _entry(line: str, number: int, path: Path) -> JournalEntry:
         entry: JournalEntry = json.loads(line)
         if entry["kind"] == "lease":
             is_valid = type(entry["lease"]) is int
+        elif entry["kind"] == "token_budget":
+            is_valid = type(entry["step"]) is int and type(entry["tokens"]) is int
         else:
             is_valid = entry["kind"] == "reward" and type(entry["uid"]) is str
     except (ValueError, KeyError, TypeError, RecursionError) as error:

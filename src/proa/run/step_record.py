@@ -56,7 +56,8 @@ class TakeStepRecord(Callback):
     def on_step_end(self, state: LoopState, step_idx: int, batch: Any, metrics: dict[str, float]) -> None:
         rollouts = self._rollouts(step_idx) if self._is_kept(step_idx) and state.exception is None else []
         self._trainer.learner.keep_log_probs = self._is_kept(step_idx + 1)
-        self._write(StepRecord(step_idx, self._book.take_journal(), self._spans(step_idx), rollouts))
+        journal = [*self._book.take_journal(), *self._trainer.learner.take_journal()]
+        self._write(StepRecord(step_idx, journal, self._spans(step_idx), rollouts))
 
     def on_eval(self, state: LoopState, step_idx: int, eval_name: str, metrics: dict[str, float]) -> None:
         # Now, so that a checkpoint which follows knows of it: whoever resumes from there does not score again.

@@ -50,6 +50,7 @@ class SupervisedRun:
         self._held_out_data = None if section is None else kind.load_held_out(section)
         kind.load_model()
         self.trained = kind.trained
+        set_up_computing(self.trained.model, compute_settings(config))  # what is wrong with that is found now
         self.inputs = Inputs(
             rows=Rows.of(row_tokens(self._row_tokens, kind.rows, TRIED_ROWS), kind.rows, len(kind.rows)),
             tokenizer=tokenizer_digest(self.trained.tokenizer),
@@ -66,7 +67,7 @@ class SupervisedRun:
         config = self.config
         compute_alike(config.threads, device=config.model.device, deterministic=config.deterministic)
         begin_training(self.trained, folder.path, resumed=resumption is not None)
-        set_up_computing(self.trained.model, compute_settings(config))
+        set_up_computing(self.trained.model, compute_settings(config))  # a reward model is another than it began as
         self.optimizer = Optimizer(
             self.trained.parameters(), optimizer_settings(config), config.total_steps * config.train_epochs
         )

@@ -100,6 +100,7 @@ class TrainerSide:
         critic = config.critic.path if config.critic is not None else None
         if not outline:
             self._check_model()
+            set_up_computing(self.policy.model, compute_settings(config))
         if critic is not None and outline:
             check_matching_reward_model(config, self.policy.tokenizer, self.prompts.longest, critic)
         elif critic is not None:
@@ -140,7 +141,6 @@ class TrainerSide:
         needed_again = warm_start is not None and self.algorithm.needs_reference
         begin_training(self.policy, folder, resumed=resumed, saves=is_first, keep_start=needed_again)
         replicas.copy_first_([*self.policy.model.parameters()])
-        set_up_computing(self.policy.model, compute_settings(config))
 
     def assemble_first(self, around: Surroundings) -> tuple[PolicyTrainer, LeaseBook]:
         """The trainer that publishes, evaluates, saves and has the lease book; with others beside it, or alone."""
@@ -176,6 +176,7 @@ class TrainerSide:
         book.makers = config.makers
         trainer.probed_tokens = [self.prompts[ordinal].tokens for ordinal in range(SEQUENCES)]
         book.repeat(around.journal)
+        trainer.learner.repeat(around.journal)
         trainer.source = book if around.replicas.size == 1 else SharedSource(around.replicas, book)
         around.listeners.add(TakeStepRecord(trainer, book, around.record, self.policy.tokenizer, config))
         if resumption is None:
