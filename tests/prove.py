@@ -62,6 +62,8 @@ PARTS = {
     "lifecycle_demo": script_part("the lifecycle example", "examples/lifecycle_demo.py"),
     "callbacks": script_part("what an event costs", "benchmarks/callbacks.py"),
     "rollout": script_part("tokens per second", "benchmarks/rollout.py"),
+    "step": Part("a whole step beside TRL's", ["-m", "proa", "bench", "step", "--at-least", "1.2"]),
+    "quality": Part("time to quality beside TRL's", ["-m", "proa", "bench", "quality", "--at-most", "0.8"]),
     "weights": script_part("what a push costs", "benchmarks/weights.py"),
     "checkpoint": script_part("what saving costs", "benchmarks/checkpoint.py"),
     "record": script_part("what the record costs", "benchmarks/record.py"),

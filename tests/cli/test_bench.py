@@ -1,4 +1,4 @@
-"""`proa bench rollout`: one table of ratios, the same as JSON, and mistakes in words."""
+"""`proa bench`: tables of ratios, the same as JSON, and mistakes in words."""
 
 import json
 
@@ -76,3 +76,39 @@ def test_the_limit_is_what_must_be_read():
     weights = 4 * (layer + 16 + 16 * 16)  # and the embeddings are looked up, not read
     cache = 4 * 2 * 8
     assert step_limit(model, 2, 10.0, 1000.0) == pytest.approx(2 * 1000.0 / (weights + 2 * 10 * cache))
+
+
+STEP = ["--prompts", "2", "--group-size", "2", "--prompt-tokens", "3", "--new-tokens", "4", "--steps", "1"]
+
+
+def test_a_step_is_measured_in_its_parts(capsys):
+    assert main(["bench", "step", *STEP, "--without", "trl", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    (figure,) = told["figures"]
+    assert figure["library"] == "proa"
+    parts = [figure[name] for name in ("generating", "training", "publishing")]
+    assert figure["seconds"] == pytest.approx(sum(parts))
+    assert all(part > 0 for part in parts)
+    assert figure["tokens_per_second"] == pytest.approx(2 * 2 * 4 / figure["seconds"])
+    assert told["trl_over_proa"] is None
+
+
+def test_a_gate_fails_where_nothing_was_compared(capsys):
+    assert main(["bench", "step", *STEP, "--without", "trl", "--at-least", "1.0"]) == 1
+    assert "proa" in capsys.readouterr().out
+
+
+def test_a_shape_that_there_is_not_is_answered(capsys):
+    assert main(["bench", "step", "--shape", "7B"]) == 2
+    assert "there is no shape '7B'; there are small, 0.6B" in capsys.readouterr().err
+
+
+def test_time_to_quality_is_told_seed_by_seed(capsys, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    arguments = ["--seeds", "1", "--target", "0.2", "--most-steps", "8"]
+    assert main(["bench", "quality", *arguments]) == 0
+    assert "seed 0, proa: " in capsys.readouterr().out
+    assert main(["bench", "quality", "--seeds", "1", "--target", "1.1", "--most-steps", "2", "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert told["reached"] == [{"library": "proa", "seed": 0, "seconds": None, "steps": 2}]
+    assert told["ratio"]["mean"] is None

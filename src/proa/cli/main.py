@@ -296,15 +296,20 @@ def _add_export(verbs: Verbs) -> None:
 
 
 def _add_bench(verbs: Verbs) -> None:
-    parser = verbs.add_parser(
-        "bench",
-        help="measure this machine: how fast completions are sampled",
-        usage="proa bench rollout [MODEL] [--rows 1,64,256] [--lengths uniform,tail] [--engines native,hf,generate] "
-        "[--json] ...",
+    parser = verbs.add_parser("bench", help="measure this machine: sampling, a whole step, time to quality")
+    kinds: Verbs = parser.add_subparsers(title="what to measure", metavar="WHAT", required=True)
+    _add_bench_rollout(kinds)
+    _add_bench_step(kinds)
+    _add_bench_quality(kinds)
+
+
+def _add_bench_rollout(kinds: Verbs) -> None:
+    parser = kinds.add_parser(
+        "rollout",
+        help="how fast completions are sampled, beside model.generate",
         epilog="Engines: native, hf, generate (model.generate), continuous (transformers' continuous batching), vllm, "
         "where it is installed. Trust the ratios more than the figures.",
     )
-    parser.add_argument("what", choices=["rollout"], help="what to measure")
     parser.add_argument(
         "model", nargs="?", default="auto", metavar="MODEL",
         help="a folder, or a shape with random weights: small, 0.6B (default: 0.6B on a GPU, else small)",
@@ -314,11 +319,8 @@ def _add_bench(verbs: Verbs) -> None:
     parser.add_argument("--lengths", type=_names, default=["uniform", "tail"], help="uniform, tail (log-normal)")
     parser.add_argument("--prompt-tokens", "--prompt_tokens", type=int, default=128, metavar="N")
     parser.add_argument("--new-tokens", "--new_tokens", type=int, default=256, metavar="N")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--dtype", default="auto")
     parser.add_argument("--rounds", type=int, default=2, metavar="N", help="the best of so many counts")
-    parser.add_argument("--threads", type=int, default=1, metavar="N", help="of torch, where a CPU computes (1)")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    _add_machine(parser)
 
     def run(options: argparse.Namespace) -> int:
         from .bench import bench_rollout
@@ -333,6 +335,65 @@ def _add_bench(verbs: Verbs) -> None:
         )  # fmt: skip
 
     parser.set_defaults(run=run)
+
+
+def _add_bench_step(kinds: Verbs) -> None:
+    parser = kinds.add_parser(
+        "step",
+        help="a whole GRPO step, beside TRL's where it is installed",
+        epilog="Both have the same model of random weights, prompts, lengths and settings, in one process, one after "
+        "the other. Trust the ratio more than the figures.",
+    )
+    parser.add_argument("--shape", default="auto", help="small or 0.6B (default: 0.6B on a GPU, else small)")
+    parser.add_argument("--prompts", type=int, default=8, metavar="N")
+    parser.add_argument("--group-size", "--group_size", type=int, default=8, metavar="N")
+    parser.add_argument("--prompt-tokens", "--prompt_tokens", type=int, metavar="N", help="128 on a GPU, else 32")
+    parser.add_argument("--new-tokens", "--new_tokens", type=int, metavar="N", help="256 on a GPU, else 64")
+    parser.add_argument("--steps", type=int, default=4, metavar="N", help="after the first; the best counts")
+    parser.add_argument(
+        "--checkpointing", action="store_true", help="compute activations twice instead of keeping them"
+    )
+    parser.add_argument("--no-compile", "--no_compile", action="store_true", help="on a GPU: do not compile layers")
+    parser.add_argument("--without", type=_names, default=[], help="leave out: trl")
+    parser.add_argument("--at-least", "--at_least", type=float, metavar="RATIO", help="fail if it is less")
+    _add_machine(parser)
+
+    def run(options: argparse.Namespace) -> int:
+        from .bench import bench_step
+        from .exit_codes import exit_code
+
+        return exit_code(lambda: bench_step(options))
+
+    parser.set_defaults(run=run)
+
+
+def _add_bench_quality(kinds: Verbs) -> None:
+    parser = kinds.add_parser(
+        "quality",
+        help="time until a small model sorts digits, beside TRL, over seeds",
+        epilog="On the CPU. Both start from the same weights and have the same settings and the whole machine. It "
+        "takes minutes for each seed.",
+    )
+    parser.add_argument("--seeds", type=int, default=5, metavar="N")
+    parser.add_argument("--target", type=float, default=0.9, help="mean reward of five batches in a row (0.9)")
+    parser.add_argument("--most-steps", "--most_steps", type=int, default=600, metavar="N", help="then it gives up")
+    parser.add_argument("--at-most", "--at_most", type=float, metavar="RATIO", help="fail if the time is more")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+    def run(options: argparse.Namespace) -> int:
+        from .bench import bench_quality
+        from .exit_codes import exit_code
+
+        return exit_code(lambda: bench_quality(options))
+
+    parser.set_defaults(run=run)
+
+
+def _add_machine(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--threads", type=int, default=1, metavar="N", help="of torch, where a CPU computes (1)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _names(text: str) -> list[str]:
