@@ -9,11 +9,11 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-import statistics
 import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -214,6 +214,8 @@ def _figure(
 ) -> StepFigure:
     completion_tokens = case.prompts * case.group_size * case.new_tokens
     parameters = sum(parameter.numel() for parameter in model.parameters())
+    if not model.config.tie_word_embeddings:
+        parameters -= model.get_input_embeddings().weight.numel()  # rows are looked up, not multiplied
     arithmetic = 6 * parameters * case.tokens / clock.training / peak_arithmetic(device, dtype)
     on_gpu = torch.device(device).type == "cuda"
     return StepFigure(
@@ -222,16 +224,17 @@ def _figure(
     )  # fmt: skip
 
 
+@cache
 def peak_arithmetic(device: str, dtype: str) -> float:
     """Operations per second that a large product reaches here."""
-    size = 8192 if torch.device(device).type == "cuda" else 1024
+    size = 8192 if torch.device(device).type == "cuda" else 2048
     square = torch.ones(size, size, dtype=getattr(torch, dtype), device=device)
     seconds = []
     for _ in range(5):
         begun = _now(device)
         square @ square
         seconds.append(_now(device) - begun)
-    return float(2 * size**3 / statistics.median(seconds))
+    return float(2 * size**3 / min(seconds))
 
 
 def _now(device: str) -> float:
