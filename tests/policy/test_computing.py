@@ -95,6 +95,7 @@ def graphs(monkeypatch):
     compile_layer = torch.nn.Module.compile
     monkeypatch.setattr("proa.policy.computing.check_compiler", lambda _: None)
     monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **kwargs: compile_layer(self, backend=note, **kwargs))
+    monkeypatch.setattr("proa.policy.head._compiled", lambda function: function)
     yield noted
     torch._dynamo.reset()
 

@@ -5,6 +5,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from proa.policy import head as head_module
 from proa.policy.log_probs import UnsupportedModelError, action_statistics
 from proa.policy.models import load_model
 
@@ -237,7 +238,8 @@ def test_no_tensor_of_the_forward_or_backward_pass_is_larger_than_one_chunks_log
     assert largest.elements == 20 * VOCABULARY
 
 
-def test_nothing_as_wide_as_the_vocabulary_is_kept_for_the_backward_pass(tiny):
+def test_nothing_as_wide_as_the_vocabulary_is_kept_for_the_backward_pass(tiny, monkeypatch):
+    monkeypatch.setattr(head_module, "_KEPT", BATCH * ACTIONS * VOCABULARY - 1)
     model = tiny(dtype="float32", vocab_size=VOCABULARY)
     sequences = torch.arange(BATCH * (ACTIONS + 2)).view(BATCH, -1)
     kept = []

@@ -122,6 +122,13 @@ class Algorithm(Settings, ABC):
                 "has value_loss, instead of setting needs_critic"
             )
 
+    @property
+    def trains_entropy(self) -> bool:
+        """Whether the loss has a gradient through `entropy_BT`: here by its coefficient alone; a `token_loss` of your
+        own may use it as it likes."""
+        own = next(kind for kind in type(self).__mro__ if "token_loss" in vars(kind))
+        return self.entropy_coefficient > 0 or own.__module__.partition(".")[0] != __package__.partition(".")[0]
+
     def shape_rewards(self, rewards_B: Tensor, lengths_B: Tensor, max_new_tokens: int) -> Tensor:
         """The rewards to compare; unchanged unless the algorithm adds a term."""
         return rewards_B

@@ -300,6 +300,7 @@ class Learner:
             micro,
             temperature=self._temperature,
             with_entropy=True,
+            entropy_gradient=self.algorithm.trains_entropy,
             share_prompts=self.settings.share_prompts,
             value_head=self.values.head if self.values is not None else None,
         )

@@ -22,6 +22,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from ..errors import SettingError
 from ..spelling import did_you_mean
 from .decoder_pass import find_decoder, use_segments
+from .log_probs import compile_head
 from .segments import attention_as
 
 _INTERFACE: Any = ALL_ATTENTION_FUNCTIONS
@@ -51,6 +52,7 @@ def set_up_computing(model: PreTrainedModel, settings: ComputeSettings) -> None:
             raise SettingError(f"{type(model).__name__} does not say which its layers are: leave out model.{name}")
     for layer in layers:
         _checkpoint(layer, find_decoder(model).config, settings.gradient_checkpointing)
+    compile_head(model, settings.compile)
     if settings.compile:
         check_compiler(model.device.type)
         _allow_shapes()

@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from ..errors import SettingError
 from ..model_trials import trial_length, trial_tokens, vectors_agree
 from .decoder_pass import find_decoder, hidden_states, vocabulary_of
+from .head import LEAST, HeadSettings, head_statistics
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -48,12 +49,14 @@ def action_statistics(
     temperature: float = 1.0,
     chunk_tokens: int = 1024,
     with_entropy: bool = False,
+    entropy_gradient: bool = True,
     value_head: nn.Module | None = None,
 ) -> ActionStatistics:
     """Log-probability (and entropy) of the last `actions` tokens of each sequence at the sampling temperature.
 
     Prompts are padded on the left, completions on the right; no mask means no padding. What stands under
-    the mask is never read. Differentiable, in float32 at least, whatever the model's dtype.
+    the mask is never read. Differentiable, in float32 at least, whatever the model's dtype; the entropy only with
+    `entropy_gradient`.
     """
     mask_BS = checked_mask(sequences_BS, attention_mask_BS, actions)
     _check_settings(temperature, chunk_tokens)
@@ -64,7 +67,13 @@ def action_statistics(
     hidden_NH = hidden_BSH[:, first - 1 :][mask_BA]  # the position before a token predicts it
     tokens_N = sequences_BS[:, first:][mask_BA]
     statistics_KN = token_statistics(
-        model, hidden_NH, tokens_N, temperature=temperature, chunk_tokens=chunk_tokens, with_entropy=with_entropy
+        model,
+        hidden_NH,
+        tokens_N,
+        temperature=temperature,
+        chunk_tokens=chunk_tokens,
+        with_entropy=with_entropy,
+        entropy_gradient=entropy_gradient,
     )
     statistics_KBA = scatter_tokens(statistics_KN, mask_BA)
     values_BA = None
@@ -81,12 +90,21 @@ def token_statistics(
     temperature: float = 1.0,
     chunk_tokens: int = 1024,
     with_entropy: bool = False,
+    entropy_gradient: bool = True,
 ) -> torch.Tensor:
     """Log-probability of each token after the hidden state before it and, as a second row, the entropy there."""
     logits_of = _checked_logits_of(model)
+    head: Any = cast(Any, model).get_output_embeddings()
+    if logits_of.is_linear and len(tokens_N):
+        settings = HeadSettings(
+            scale=logits_of.factor / temperature, chunk_tokens=chunk_tokens, with_entropy=with_entropy,
+            entropy_gradient=entropy_gradient, is_compiled=compiles_head(model),
+        )  # fmt: skip
+        return head_statistics(hidden_NH, head.weight, head.bias, tokens_N, settings)
 
     def statistics_of(hidden_nH: torch.Tensor, tokens_n: torch.Tensor) -> torch.Tensor:
-        return _statistics(logits_of(hidden_nH), tokens_n, temperature, with_entropy)
+        found_Kn = _statistics(logits_of(hidden_nH), tokens_n, temperature, with_entropy)
+        return found_Kn if entropy_gradient else torch.cat((found_Kn[:1], found_Kn[1:].detach()))
 
     parts = [
         # Nothing in the head is random, so there is no generator state to keep for the second time.
@@ -111,10 +129,6 @@ def _statistics(
     return torch.stack((log_probs_n, entropy_n))
 
 
-LEAST = -1e4
-"""A logarithm whose probability is 0 in every dtype: what is below may stand there in sums over a distribution."""
-
-
 def scatter_tokens(statistics_KN: torch.Tensor, mask_BA: torch.Tensor) -> torch.Tensor:
     """Numbers of the tokens under the mask, in its order, at their places, and 0 elsewhere."""
     zeros_KBA = statistics_KN.new_zeros((statistics_KN.shape[0], *mask_BA.shape))
@@ -130,30 +144,51 @@ def check_causal(model: PreTrainedModel) -> None:
     _checked_logits_of(model)
 
 
-def _checked_logits_of(model: PreTrainedModel) -> Callable[[torch.Tensor], torch.Tensor]:
+def _checked_logits_of(model: PreTrainedModel) -> LogitsOf:
     """From hidden states to logits, as the model itself does it; compared once with the model's own."""
     head: nn.Module | None = cast(Any, model).get_output_embeddings()
     if head is None:
         raise UnsupportedModelError(f"{type(model).__name__} has no output head: not a causal language model")
-    logits_of = _logits_of(model, head)
+    logits_of = LogitsOf(model, head)
     if model not in _compared:
         _compare(model, logits_of)
         _compared.add(model)
     return logits_of
 
 
-def _logits_of(model: PreTrainedModel, head: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
-    config = model.config.get_text_config()
-    factor = (getattr(config, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0)
-    cap: float | None = getattr(config, "final_logit_softcapping", None) or getattr(config, "logits_soft_cap", None)
+class LogitsOf:
+    """A model's output head, with what its architecture does to the logits."""
 
-    def logits_of(hidden_nH: torch.Tensor) -> torch.Tensor:
-        logits_nV: torch.Tensor = head(hidden_nH)
-        if factor != 1.0:  # Cohere, Granite
-            logits_nV = logits_nV * factor
-        return (logits_nV / cap).tanh() * cap if cap else logits_nV  # Gemma, RecurrentGemma
+    def __init__(self, model: PreTrainedModel, head: nn.Module) -> None:
+        config = model.config.get_text_config()
+        self.factor: float = (getattr(config, "logit_scale", None) or 1.0) / (
+            getattr(config, "logits_scaling", None) or 1.0
+        )  # Cohere, Granite
+        self._head = head
+        self._cap: float | None = getattr(config, "final_logit_softcapping", None) or getattr(
+            config, "logits_soft_cap", None
+        )  # Gemma, RecurrentGemma
 
-    return logits_of
+    @property
+    def is_linear(self) -> bool:
+        """Whether logits are a product alone, which nobody listens to."""
+        head = self._head
+        return type(head) is nn.Linear and not self._cap and not head._forward_hooks and not head._forward_pre_hooks
+
+    def __call__(self, hidden_nH: torch.Tensor) -> torch.Tensor:
+        logits_nV: torch.Tensor = self._head(hidden_nH)
+        if self.factor != 1.0:
+            logits_nV = logits_nV * self.factor
+        return (logits_nV / self._cap).tanh() * self._cap if self._cap else logits_nV
+
+
+def compile_head(model: PreTrainedModel, wanted: bool) -> None:
+    """Whether what follows the output head is compiled."""
+    cast(Any, model).proa_compiles_head = wanted  # an attribute, so that copies of the model have it
+
+
+def compiles_head(model: PreTrainedModel) -> bool:
+    return bool(getattr(model, "proa_compiles_head", False))
 
 
 _compared: WeakSet[nn.Module] = WeakSet()

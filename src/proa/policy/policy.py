@@ -90,6 +90,7 @@ class Policy(Trainable):
         *,
         temperature: float,
         with_entropy: bool = False,
+        entropy_gradient: bool = True,
         share_prompts: bool = False,
         value_head: nn.Module | None = None,
     ) -> ActionStatistics:
@@ -99,6 +100,7 @@ class Policy(Trainable):
             experience,
             temperature=temperature,
             with_entropy=with_entropy,
+            entropy_gradient=entropy_gradient,
             share_prompts=share_prompts,
             value_head=value_head,
         )
@@ -156,6 +158,7 @@ def model_statistics(
     *,
     temperature: float,
     with_entropy: bool = False,
+    entropy_gradient: bool = True,
     share_prompts: bool = False,
     value_head: nn.Module | None = None,
 ) -> ActionStatistics:
@@ -170,6 +173,7 @@ def model_statistics(
             groups_B=group_indices(experience),
             temperature=temperature,
             with_entropy=with_entropy,
+            entropy_gradient=entropy_gradient,
             value_head=value_head,
         )
     return action_statistics(
@@ -179,5 +183,6 @@ def model_statistics(
         actions,
         temperature=temperature,
         with_entropy=with_entropy,
+        entropy_gradient=entropy_gradient,
         value_head=value_head,
     )

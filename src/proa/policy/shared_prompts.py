@@ -52,6 +52,7 @@ def shared_prompt_statistics(
     temperature: float = 1.0,
     chunk_tokens: int = 1024,
     with_entropy: bool = False,
+    entropy_gradient: bool = True,
     value_head: nn.Module | None = None,
 ) -> ActionStatistics:
     """What `action_statistics` says, with the prompt of each group computed once. `groups_B` are indices from 0."""
@@ -73,6 +74,7 @@ def shared_prompt_statistics(
         temperature=temperature,
         chunk_tokens=chunk_tokens,
         with_entropy=with_entropy,
+        entropy_gradient=entropy_gradient,
     )
     statistics_KBA = scatter_tokens(statistics_KN, mask_BA)
     values_BA = None if value_head is None else scatter_tokens(value_head(hidden_NH)[None], mask_BA)[0]
