@@ -11,6 +11,7 @@ from proa.policy.models import load_model, outline_model
 from proa.run import automatic
 from proa.run.automatic import LARGEST_BUDGET, MemoryNeeds, fit_memory, memory_needs, resolve_automatic
 from proa.run.given import Given
+from proa.run.maker_side import size_engine
 
 QWEN = {
     "model_type": "qwen3", "vocab_size": 151_936, "hidden_size": 1024, "intermediate_size": 3072,
@@ -127,3 +128,13 @@ def test_a_run_writes_down_what_was_decided_and_keeps_it_when_it_is_resumed(tmp_
     gpu(139 * GIB)
     again = resolve_automatic(config(tmp_path), Given(), resumed=True)
     assert (again.model.device, again.model.dtype, again.optimizer.token_budget) == ("cpu", "float32", 2048)
+
+
+def test_an_engine_on_a_gpu_has_no_more_rows_and_cache_than_the_run_can_use(tmp_path):
+    run = config(tmp_path, train_batch_size=64, max_staleness=1, sampling={"group_size": 8, "max_new_tokens": 256})
+    sized = size_engine(run, longest_prompt=128)
+    assert (sized.slots, sized.cache_tokens) == (128, (128 + 16) * 384)
+    large = config(tmp_path, train_batch_size=1024, sampling={"group_size": 8, "max_new_tokens": 250})
+    assert size_engine(large, longest_prompt=100).slots == 256
+    said = config(tmp_path, train_batch_size=64, engine={"slots": 8, "cache_tokens": 999})
+    assert (size_engine(said, 5).slots, size_engine(said, 5).cache_tokens) == (8, 999)

@@ -343,6 +343,13 @@ class OptimizerSection(Section):
     weight_decay: float = Field(0.0, ge=0)
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup_steps: int = Field(0, ge=0)
+    kind: Literal["adamw", "adamw_8bit", "paged_adamw_8bit"] = Field(
+        "adamw", description="the 8-bit ones are bitsandbytes': a quarter of the memory for moments"
+    )
+    state: Literal["float32", "bfloat16"] = Field(
+        "float32",
+        description="bfloat16 trains a bfloat16 model without float32 weights: less memory, and small steps are lost",
+    )
     betas: tuple[float, float] = Field((0.9, 0.999), description="how fast AdamW forgets gradients and their squares")
     epsilon: float = Field(1e-8, gt=0, description="added to the denominator of AdamW's steps")
     max_grad_norm: float = Field(1.0, ge=0, description="0 disables clipping")

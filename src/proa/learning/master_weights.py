@@ -23,8 +23,9 @@ from torch import nn
 class MasterWeights:
     """The weights that an optimizer steps, for named parameters of a model."""
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        self.stepped = {name: _make_master(parameter) for name, parameter in parameters.items()}
+    def __init__(self, parameters: Mapping[str, nn.Parameter], *, exact: bool = True) -> None:
+        """Unless `exact`, every parameter is its own master, whatever its dtype."""
+        self.stepped = {name: _make_master(parameter) if exact else parameter for name, parameter in parameters.items()}
         """By name, what is trained: a float32 master, or the parameter itself."""
         self._rounded = {
             name: parameter for name, parameter in parameters.items() if self.stepped[name] is not parameter

@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, Literal, TypeAlias, get_args
 
 import torch
@@ -19,6 +20,8 @@ from .master_weights import MasterWeights
 log = logging.getLogger("proa.learning")
 
 Schedule: TypeAlias = Literal["constant", "linear", "cosine"]
+Kind: TypeAlias = Literal["adamw", "adamw_8bit", "paged_adamw_8bit"]
+State: TypeAlias = Literal["float32", "bfloat16"]
 
 
 class OptimizerError(SettingError):
@@ -47,6 +50,12 @@ class OptimizerSettings:
     """A longer gradient is shortened to this norm; 0 clips nothing."""
     max_skipped_steps: int = 10
     """As many steps in a row may be skipped because loss or gradient is not finite."""
+    kind: Kind = "adamw"
+    """The 8-bit ones are bitsandbytes': moments take 2 bytes a weight instead of 8; paged ones move to the host's
+    memory where a GPU's is short."""
+    state: State = "float32"
+    """`bfloat16` trains a model that computes in it without float32 weights: 12 bytes a weight less, and small steps
+    are rounded away. For those who know."""
 
     def __post_init__(self) -> None:
         _require(_is_above_0(self.learning_rate), "learning_rate must be a number above 0", self.learning_rate)
@@ -55,10 +64,11 @@ class OptimizerSettings:
         _require(are_shares, "betas must be two numbers from 0 to below 1", betas)
         _require(_is_above_0(self.epsilon), "epsilon must be a number above 0", self.epsilon)
         _require(_is_not_negative(self.weight_decay), "weight_decay must be 0 or more", self.weight_decay)
-        schedules = get_args(Schedule)
-        if self.schedule not in schedules:
-            near = did_you_mean(str(self.schedule), schedules)
-            raise OptimizerError(f"schedule must be one of {', '.join(schedules)}, not {self.schedule!r}{near}")
+        for setting, known in (("schedule", Schedule), ("kind", Kind), ("state", State)):
+            given, names = getattr(self, setting), get_args(known)
+            if given not in names:
+                near = did_you_mean(str(given), names)
+                raise OptimizerError(f"{setting} must be one of {', '.join(names)}, not {given!r}{near}")
         _require(_is_not_negative(self.warmup_steps), "warmup_steps must be 0 or more", self.warmup_steps)
         _require(_is_share(self.final_share), "final_share must be from 0 to 1", self.final_share)
         clips = _is_not_negative(self.max_grad_norm)
@@ -122,7 +132,7 @@ class Optimizer:
         self.steps = 0
         self.skipped_steps = 0
         self.skipped_in_a_row = 0
-        self._weights = MasterWeights(_trainable(parameters))
+        self._weights = MasterWeights(_trainable(parameters), exact=settings.state == "float32")
         self._parameters = self._weights.stepped
         self._adam = _adam(list(self._parameters.values()), settings)
 
@@ -195,13 +205,14 @@ class Optimizer:
 
         Moments and masters are the optimizer's own, not copies: save them before the next step.
         """
-        state = self._adam.state_dict()["state"]
         return {
             "steps": self.steps,
             "skipped_steps": self.skipped_steps,
             "skipped_in_a_row": self.skipped_in_a_row,
             "parameters": list(self._parameters),
-            "moments": {name: state[index] for name, index in self._indices().items() if index in state},
+            "moments": {
+                name: dict(state) for name, one in self._parameters.items() if (state := self._adam.state.get(one))
+            },
             "masters": self.masters,
         }
 
@@ -219,12 +230,7 @@ class Optimizer:
                 "rounded away. The run continues from the weights as they are, with float32 weights from here on"
             )
             self._weights.copy_model()
-        indices = self._indices()
-        moments = {
-            indices[name]: {key: tensor.clone() for key, tensor in tensors.items()}
-            for name, tensors in state["moments"].items()
-        }
-        self._adam.load_state_dict({"state": moments, "param_groups": self._adam.state_dict()["param_groups"]})
+        self._load_moments(state["moments"])
         self.steps = state["steps"]
         self.skipped_steps = state["skipped_steps"]
         self.skipped_in_a_row = state["skipped_in_a_row"]
@@ -232,8 +238,13 @@ class Optimizer:
     def _check_fits(self, state: Mapping[str, Any]) -> None:
         if other := set(state["parameters"]) ^ set(self._parameters):
             raise OptimizerError(f"the saved optimizer state is of other parameters: {min(other)} is only in one")
+        first = "exp_avg" if self.settings.kind == "adamw" else "state1"
         for name, tensors in state["moments"].items():
-            saved, ours = tensors["exp_avg"].shape, self._parameters[name].shape
+            if first not in tensors:
+                raise OptimizerError(
+                    "the saved optimizer state is of another kind of optimizer: give optimizer.kind as it was"
+                )
+            saved, ours = tensors[first].shape, self._parameters[name].shape
             if saved != ours:
                 raise OptimizerError(
                     f"the saved optimizer state does not fit: {name} was {tuple(saved)} and is {tuple(ours)}"
@@ -258,6 +269,22 @@ class Optimizer:
                     f"{tuple(master.shape)}"
                 )
 
+    def _load_moments(self, saved: Mapping[str, Mapping[str, Any]]) -> None:
+        moments = {
+            name: {key: value.clone() if torch.is_tensor(value) else value for key, value in values.items()}
+            for name, values in saved.items()
+        }
+        if self.settings.kind == "adamw":  # torch knows on which device each of its tensors has to be
+            indices = self._indices()
+            content = {indices[name]: values for name, values in moments.items()}
+            self._adam.load_state_dict({"state": content, "param_groups": self._adam.state_dict()["param_groups"]})
+            return
+        for name, values in moments.items():
+            parameter = self._parameters[name]
+            self._adam.state[parameter] = {
+                key: value.to(parameter.device) if torch.is_tensor(value) else value for key, value in values.items()
+            }
+
     def _indices(self) -> dict[str, int]:
         """torch numbers parameters through its groups; names hold whatever the order."""
         numbers: dict[int, int] = {}
@@ -276,20 +303,29 @@ def _trainable(parameters: Iterable[tuple[str, nn.Parameter]]) -> dict[str, nn.P
     return trainable
 
 
-def _adam(parameters: list[nn.Parameter], settings: OptimizerSettings) -> torch.optim.AdamW:
+def _adam(parameters: list[nn.Parameter], settings: OptimizerSettings) -> torch.optim.Optimizer:
     on_gpu = all(parameter.is_cuda for parameter in parameters)
     groups = [
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": settings.weight_decay},
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(
-        [group for group in groups if group["params"]],
-        lr=settings.learning_rate,
-        betas=settings.betas,
-        eps=settings.epsilon,
-        foreach=False,
-        fused=on_gpu,  # the plain loop is the reference, on the CPU; one kernel per parameter is slow on a GPU
-    )
+    options: dict[str, Any] = {"lr": settings.learning_rate, "betas": settings.betas, "eps": settings.epsilon}
+    groups = [group for group in groups if group["params"]]
+    if settings.kind != "adamw":
+        eight_bit: torch.optim.Optimizer = _eight_bit(settings.kind)(groups, **options)
+        return eight_bit
+    # The plain loop is the reference, on the CPU; one kernel per parameter is slow on a GPU.
+    return torch.optim.AdamW(groups, foreach=False, fused=on_gpu, **options)
+
+
+def _eight_bit(kind: Kind) -> Any:
+    try:
+        optimizers: Any = import_module("bitsandbytes").optim
+    except ImportError as error:
+        raise OptimizerError(
+            f"optimizer.kind {kind} needs the package bitsandbytes: pip install 'proa[8bit]'"
+        ) from error
+    return optimizers.AdamW8bit if kind == "adamw_8bit" else optimizers.PagedAdamW8bit
 
 
 def _is_not_negative(given: object) -> bool:

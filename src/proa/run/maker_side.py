@@ -6,9 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from transformers import PreTrainedModel
 
 from ..config import ConfigError, DetachedConfig
+from ..config.sections import EngineSection
+from ..engines.cache import BLOCK, blocks_for
+from ..engines.native import SLOTS
+from ..engines.product_shapes import padded
 from ..lifecycle.hooks import BaseCallback
 from ..policy.models import weights_digest
 from ..policy.policy import Policy, Receiver
@@ -32,6 +37,7 @@ class MakerSide:
     ) -> None:
         self.config = config
         self.policy = policy
+        self._longest_prompt = longest_prompt
         self._device = config.model.device if policy.device.type == "meta" else None  # where its weights will be
         config.engine.check(policy.model)
         if config.engine.device is not None:
@@ -64,13 +70,31 @@ class MakerSide:
             model_reward = ModelReward(self.reward_model, section.weight, section.token_budget)
         rollout = SingleTurn(policy.tokenizer, make_sampling(config), scorer=self._scorer, model_reward=model_reward)
         return ExperienceMakerHolder(
-            engine=config.engine.make(policy.model, policy.end_ids, self._device),
+            engine=self._engine_section().make(policy.model, policy.end_ids, self._device),
             rollout=rollout,
             receiver=receiver,
             callbacks=callbacks,
             name=name,
             seed=config.seed,
         )
+
+    def _engine_section(self) -> EngineSection:
+        section = self.config.engine
+        device = torch.device(section.device or self._device or self.policy.device)
+        if section.factory != "native" or device.type != "cuda" or not self._longest_prompt:
+            return section
+        return size_engine(self.config, self._longest_prompt)
+
+
+def size_engine(config: DetachedConfig, longest_prompt: int) -> EngineSection:
+    """The native engine on a GPU, with no more rows and no larger cache than the run can use: memory is shared with the
+    trainer there. What is set stays."""
+    admitted = (1 + config.max_staleness) * config.update_steps * config.train_batch_size
+    slots = config.engine.slots or min(SLOTS["cuda"], padded(admitted))
+    longest = blocks_for(longest_prompt + config.sampling.max_new_tokens) * BLOCK
+    waiting = slots // 8  # have their prompts in the cache before they have a row
+    tokens = config.engine.cache_tokens or (slots + waiting) * longest
+    return config.engine.model_copy(update={"slots": slots, "cache_tokens": tokens})
 
 
 def _reward_model(config: DetachedConfig, policy: Policy, longest_prompt: int) -> PreTrainedModel | None:
