@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import nn
 
 from .model_shape import context_length
 
 _MIN_LENGTH = 16
+
+
+@contextmanager
+def uncompiled(module: nn.Module) -> Iterator[None]:
+    """Inside, compiled layers compute as if they were not: compiling them for a few tokens would take seconds."""
+    if not is_compiled(module):
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether some of its layers are compiled."""
+    return any(getattr(part, "_compiled_call_impl", None) is not None for part in module.modules())
 
 
 def trial_length(config: Any, length: int) -> int:

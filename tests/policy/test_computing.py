@@ -7,7 +7,8 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from proa.errors import SettingError
-from proa.policy.computing import ComputeSettings, is_compiled, set_up_computing
+from proa.model_trials import is_compiled, uncompiled
+from proa.policy.computing import ComputeSettings, set_up_computing
 from proa.policy.decoder_pass import find_decoder, takes_segments
 from proa.policy.log_probs import action_statistics
 from proa.policy.lora import LoraSettings, add_lora
@@ -114,6 +115,18 @@ def test_compiled_layers_give_the_same(tiny, padded, graphs):
     for name, gradient in expected.items():  # two ways of attention, in float32, through two layers of width 16
         torch.testing.assert_close(compiled[name], gradient, rtol=4e-3, atol=4e-3 * float(gradient.abs().max()))
     assert not is_compiled(copy.deepcopy(model))
+
+
+@IGNORED
+def test_what_is_only_tried_is_not_compiled_for(tiny, padded, graphs):
+    model, batch = tiny("llama", dtype="float32"), padded(ROWS)
+    plain = action_statistics(model, *batch).log_probs_BA
+    set_up_computing(model, ComputeSettings(compile=True))
+    with uncompiled(model):
+        assert torch.equal(action_statistics(model, *batch).log_probs_BA, plain)
+    assert not graphs
+    action_statistics(model, *batch)
+    assert graphs
 
 
 @IGNORED

@@ -53,10 +53,13 @@ class MasterWeights:
     @torch.no_grad()
     def follow_model(self) -> None:
         """Where somebody changed the model's weights since they were rounded, these are the weights now."""
-        for name, parameter in self._rounded.items():
-            master = self.stepped[name]
-            changed = parameter != master.to(parameter.dtype)
-            if changed.any():
+        if not self._rounded:
+            return
+        differences = [(one != self.stepped[name].to(one.dtype)).any() for name, one in self._rounded.items()]
+        for name, is_changed in zip(self._rounded, torch.stack(differences).tolist(), strict=True):  # one wait for all
+            if is_changed:
+                parameter, master = self._rounded[name], self.stepped[name]
+                changed = parameter != master.to(parameter.dtype)
                 master.copy_(torch.where(changed, parameter.to(torch.float32), master))
 
     @torch.no_grad()

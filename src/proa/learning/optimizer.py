@@ -134,7 +134,9 @@ class Optimizer:
         self.skipped_in_a_row = 0
         self._weights = MasterWeights(_trainable(parameters), exact=settings.state == "float32")
         self._parameters = self._weights.stepped
-        self._adam = _adam(list(self._parameters.values()), settings)
+        # The plain loop over parameters is the reference, on the CPU; a kernel for each of them is slow on a GPU.
+        self._is_on_gpu = all(parameter.is_cuda for parameter in self._parameters.values())
+        self._adam = _adam(list(self._parameters.values()), settings, fused=self._is_on_gpu)
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -166,12 +168,12 @@ class Optimizer:
         self.steps += 1
         self._weights.gather_gradients()  # of whoever called `loss.backward()` instead
         gradients = [parameter.grad for parameter in self._parameters.values() if parameter.grad is not None]
-        norm = get_total_norm(gradients, foreach=False)
+        norm = get_total_norm(gradients, foreach=self._is_on_gpu)
         grad_norm = float(norm)
         if not loss_is_finite or not math.isfinite(grad_norm):
             return StepOutcome(grad_norm, learning_rate, self._skip(loss_is_finite))
         if self.settings.max_grad_norm:
-            clip_grads_with_norm_(self._parameters.values(), self.settings.max_grad_norm, norm, foreach=False)
+            clip_grads_with_norm_(self._parameters.values(), self.settings.max_grad_norm, norm, foreach=self._is_on_gpu)
         for group in self._adam.param_groups:
             group["lr"] = learning_rate
         self._weights.follow_model()
@@ -303,8 +305,7 @@ def _trainable(parameters: Iterable[tuple[str, nn.Parameter]]) -> dict[str, nn.P
     return trainable
 
 
-def _adam(parameters: list[nn.Parameter], settings: OptimizerSettings) -> torch.optim.Optimizer:
-    on_gpu = all(parameter.is_cuda for parameter in parameters)
+def _adam(parameters: list[nn.Parameter], settings: OptimizerSettings, *, fused: bool) -> torch.optim.Optimizer:
     groups = [
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": settings.weight_decay},
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
@@ -314,8 +315,7 @@ def _adam(parameters: list[nn.Parameter], settings: OptimizerSettings) -> torch.
     if settings.kind != "adamw":
         eight_bit: torch.optim.Optimizer = _eight_bit(settings.kind)(groups, **options)
         return eight_bit
-    # The plain loop is the reference, on the CPU; one kernel per parameter is slow on a GPU.
-    return torch.optim.AdamW(groups, foreach=False, fused=on_gpu, **options)
+    return torch.optim.AdamW(groups, foreach=False, fused=fused, **options)
 
 
 def _eight_bit(kind: Kind) -> Any:

@@ -13,7 +13,6 @@ from functools import cache, partial
 from typing import Any
 
 import torch
-from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -111,8 +110,3 @@ def _allow_shapes() -> None:
 
     config.recompile_limit = max(config.recompile_limit, _COMPILED_SHAPES)
     config.accumulated_recompile_limit = max(config.accumulated_recompile_limit, 8 * _COMPILED_SHAPES)
-
-
-def is_compiled(module: nn.Module) -> bool:
-    """Whether some of its layers are compiled."""
-    return any(getattr(part, "_compiled_call_impl", None) is not None for part in module.modules())

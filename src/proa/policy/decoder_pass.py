@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..model_trials import trial_length, trial_tokens, vectors_agree
+from ..model_trials import trial_length, trial_tokens, uncompiled, vectors_agree
 from .segments import make_segments, segment_hidden_states
 
 log = logging.getLogger("proa.policy")
@@ -106,7 +106,8 @@ def _segments_are_exact(decoder: nn.Module, length: int, device: torch.device) -
     known = _exact.setdefault(decoder, {})
     length = trial_length(decoder.config, length)
     if length not in known:
-        known[length] = _agree_end_to_end(decoder, length, device)
+        with uncompiled(decoder):
+            known[length] = _agree_end_to_end(decoder, length, device)
         if not known[length] and list(known.values()).count(False) == 1:
             log.warning(
                 "%s computes other numbers for sequences that lie end to end than for each alone: they are padded, "
@@ -137,7 +138,8 @@ def _heeds_mask(decoder: nn.Module, length: int, device: torch.device) -> bool:
     known = _heeding.setdefault(decoder, {})
     length = trial_length(decoder.config, length)
     if length not in known:
-        known[length] = _padding_is_ignored(decoder, length, device)
+        with uncompiled(decoder):
+            known[length] = _padding_is_ignored(decoder, length, device)
         if not known[length] and list(known.values()).count(False) == 1:
             log.warning(
                 "%s computes other numbers for a row with padding than without: rows of different lengths go through "

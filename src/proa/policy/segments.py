@@ -28,8 +28,8 @@ from transformers import AttentionInterface
 
 ATTENTION = "proa_segments"
 """The name of our attention among transformers' implementations."""
-_BLOCK = 128
-"""Lengths that kernels are told are multiples of this: other numbers would compile them again."""
+_SHORTEST = 128
+"""What kernels are told of lengths is a power of 2, at least this: every other number would compile them again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +70,11 @@ def make_segments(
     key_places_K: torch.Tensor | None = None,
 ) -> Segments:
     """Segments of these lengths, filled up to sizes of which there are few. Everything is on the CPU."""
-    longest = _rounded(max(query_lengths), _BLOCK)
+    longest = max(_SHORTEST, _power_of_2(max(query_lengths)))
     filled = bucket_size(len(tokens_T))
     fillers = _pieces(filled - len(tokens_T), longest)
     queries = query_lengths + fillers
-    count = bucket_size(len(queries))
+    count = _power_of_2(len(queries))
     tokens_T, positions_T = (functional.pad(one_T, (0, filled - len(one_T))) for one_T in (tokens_T, positions_T))
     query_starts_N = _starts(queries, count)
     if key_lengths is None or key_places_K is None:
@@ -82,8 +82,8 @@ def make_segments(
     keys = key_lengths + fillers
     own_K = torch.arange(filled - sum(fillers), filled)
     key_places_K = torch.cat((key_places_K, own_K))
-    missing = bucket_size(len(key_places_K)) - len(key_places_K)  # keys after the last segment are in none
-    longest_key = _rounded(max(key_lengths), _BLOCK)
+    missing = _power_of_2(len(key_places_K)) - len(key_places_K)  # keys after the last segment are in none
+    longest_key = _power_of_2(max(key_lengths))
     return Segments(
         tokens_T, positions_T, query_starts_N, _starts(keys, count), longest, max(longest, longest_key),
         functional.pad(key_places_K, (0, missing)),
@@ -96,8 +96,8 @@ def bucket_size(count: int) -> int:
     >>> [bucket_size(count) for count in (1, 9, 100, 1000, 24_000)]
     [4, 10, 112, 1024, 24576]
     """
-    step = max(1, 1 << max(0, (count - 1).bit_length() - 3))
-    return max(4, _rounded(count, step))
+    step = max(1, _power_of_2(count) // 8)
+    return max(4, -(-count // step) * step)
 
 
 def segment_hidden_states(decoder: nn.Module, segments: Segments) -> torch.Tensor:
@@ -226,5 +226,5 @@ def _pieces(count: int, longest: int) -> list[int]:
     return [min(longest, count - first) for first in range(0, count, longest)]
 
 
-def _rounded(count: int, step: int) -> int:
-    return -(-count // step) * step
+def _power_of_2(count: int) -> int:
+    return 1 << (count - 1).bit_length()

@@ -14,6 +14,7 @@ import torch
 
 from ..data.experience import BufferItem, merge
 from ..errors import ProaError
+from ..model_trials import uncompiled
 
 if TYPE_CHECKING:
     from ..policy.policy import Policy
@@ -54,7 +55,8 @@ class Probe:
         ]
         batch = merge(items)
         batch.to_device(policy.model.device)
-        log_probs_BA = policy.statistics(batch, temperature=1.0).log_probs_BA.tolist()
+        with uncompiled(policy.model):
+            log_probs_BA = policy.statistics(batch, temperature=1.0).log_probs_BA.tolist()
         rows = tuple(tuple(row[: len(tokens) - 1]) for row, tokens in zip(log_probs_BA, kept, strict=True))
         return cls(kept, rows, policy.model.dtype)
 
