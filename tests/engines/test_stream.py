@@ -16,12 +16,14 @@ from hypothesis import strategies as st
 from tests.engines.tiny import CONTEXT, SHAPES, VOCABULARY, tiny_model
 from transformers import PreTrainedModel
 
+from proa import slow_work
 from proa.data.sampling import Completion, Sampling
 from proa.engines import Engine, NativeEngine, Request, build_engine, generate, group_requests, independence, ways
 from proa.engines.generating import Collected
 from proa.engines.product_shapes import ProductShapes
 from proa.engines.protocol import EngineBusyError
 from proa.errors import SettingError
+from proa.slow_work import saying_if_slow
 
 SAMPLINGS = (
     Sampling(max_new_tokens=12, temperature=0.7),
@@ -363,11 +365,11 @@ def test_it_is_tried_on_this_model_and_takes_no_more_than_its_context(monkeypatc
 
 
 def test_what_takes_long_while_an_engine_is_built_is_said_meanwhile(monkeypatch, caplog) -> None:
-    with ways.saying_if_slow("never said"):
+    with saying_if_slow("never said", ways.log):
         pass
-    monkeypatch.setattr(ways, "SLOW_SECONDS", 0.0)
+    monkeypatch.setattr(slow_work, "SLOW_SECONDS", 0.0)
     deadline = time.monotonic() + 60.0
-    with ways.saying_if_slow("kernels are compiled"):
+    with saying_if_slow("kernels are compiled", ways.log):
         while not caplog.messages:
             assert time.monotonic() < deadline
             time.sleep(0.01)

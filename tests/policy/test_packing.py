@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proa.policy.decoder_pass import find_decoder, use_segments
 from proa.policy.log_probs import UnsupportedModelError
 from proa.policy.packing import pack, pack_lengths, packed_log_probs
 
@@ -177,3 +178,21 @@ def test_a_model_of_nan_is_not_mistaken_for_an_unknown_one(tiny, samples):
 def test_nothing_learned_gives_nothing(tiny):
     packed = pack([torch.tensor([3, 4, 5])], [torch.zeros(3, dtype=torch.bool)], [[0]])
     assert packed_log_probs(tiny(), packed).shape == (0,)
+
+
+@pytest.mark.parametrize("shape", ["llama", "qwen3", "gpt2"])
+def test_samples_end_to_end_have_the_log_probabilities_and_gradients_of_packed_rows(shape, tiny):
+    model = tiny(shape)
+    generator = torch.Generator().manual_seed(0)
+    samples = [torch.randint(3, 23, (length,), generator=generator) for length in (7, 2, 12, 5, 3)]
+    learned = [torch.arange(len(sample)) > 0 for sample in samples]
+    packed = pack(samples, learned, pack_lengths([len(sample) for sample in samples], 16))
+    results = []
+    for wanted in (False, True):
+        use_segments(find_decoder(model), wanted)
+        model.zero_grad()
+        log_probs = packed_log_probs(model, packed)
+        (log_probs * torch.arange(1.0, len(log_probs) + 1)).sum().backward()
+        results.append([log_probs, *(parameter.grad.clone() for parameter in model.parameters())])
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=4e-3, atol=4e-3)  # norms are float32: tests/policy/test_segments.py

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Protocol
 
+from ..slow_work import saying_if_slow
 from .independence import is_independent, rows_are_independent
 from .product_shapes import ProductShapes, padded
 from .rows import CHUNK, Rows
@@ -23,21 +23,6 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger("proa.engines")
-
-SLOW_SECONDS = 3.0
-"""After which whoever waits for an engine is told why."""
-
-
-@contextmanager
-def saying_if_slow(what: str) -> Iterator[None]:
-    """Say what is going on, while it goes on, if it takes long."""
-    timer = threading.Timer(SLOW_SECONDS, log.warning, [what])
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 class DecodingRows(Protocol):
@@ -138,7 +123,7 @@ class KernelWay:
         self.most_tokens = self._pool.tokens
         self._first = CudaRows(decoder, self._pool, slots, end_ids)
         with saying_if_slow(
-            "the native engine's kernels are being compiled for this GPU and this shape of model, once"
+            "the native engine's kernels are being compiled for this GPU and this shape of model, once", log
         ):
             self.is_independent = rows_are_independent(self._first, slots, context, self.most_tokens)
 

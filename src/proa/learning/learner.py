@@ -16,6 +16,7 @@ from ..data.masks import action_mask_of, completion_lengths, group_indices
 from ..data.sampling import Sampling
 from ..errors import SettingError
 from ..maths.importance import log_ratio, truncated_importance
+from ..policy.computing import saying_if_compiled
 from ..policy.critic import Critic
 from ..policy.micro_batches import take_rows
 from ..policy.policy import Policy, Reference
@@ -132,7 +133,10 @@ class Learner:
             self._prepare(experience)
         mask_BA = action_mask_of(experience)
         weights_BA = self.algorithm.token_weights(mask_BA, self.sampling.max_new_tokens, dtype=self._dtype)
-        with self.activity.doing("compute", f"computing step {self.optimizer.steps}"):
+        with (
+            self.activity.doing("compute", f"computing step {self.optimizer.steps}"),
+            saying_if_compiled(self.policy.model),
+        ):
             own = self._fitting_gradients(experience, weights_BA)
         loss, sums = self._over_replicas(*own)
         tokens = max(1, int(mask_BA.sum()))

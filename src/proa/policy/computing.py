@@ -7,7 +7,9 @@ the first one's kernels serve all.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -19,10 +21,14 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..errors import SettingError
+from ..model_trials import is_compiled
+from ..slow_work import saying_if_slow
 from ..spelling import did_you_mean
 from .decoder_pass import find_decoder, use_segments
 from .log_probs import compile_head
 from .segments import attention_as
+
+log = logging.getLogger("proa.policy")
 
 _INTERFACE: Any = ALL_ATTENTION_FUNCTIONS
 _COMPILED_SHAPES = 64
@@ -57,6 +63,15 @@ def set_up_computing(model: PreTrainedModel, settings: ComputeSettings) -> None:
         _allow_shapes()
         for layer in layers:
             layer.compile(dynamic=False)
+
+
+def saying_if_compiled(model: PreTrainedModel) -> AbstractContextManager[None]:
+    """Inside, a step that takes long because layers are compiled for it says so."""
+    if not is_compiled(model):
+        return nullcontext()
+    return saying_if_slow(
+        "layers are being compiled, once for each size of batch; model.compile: false does without", log
+    )
 
 
 def _use_attention(model: PreTrainedModel, name: str) -> None:

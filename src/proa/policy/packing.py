@@ -13,6 +13,7 @@ several samples, as long as those of training.
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -23,9 +24,10 @@ from torch import nn
 from transformers.utils.generic import is_flash_attention_requested
 
 from ..model_trials import trial_length, trial_tokens, vectors_agree
-from .decoder_pass import find_decoder, hidden_states, vocabulary_of
+from .decoder_pass import find_decoder, hidden_states, takes_segments, vocabulary_of
 from .log_probs import UnsupportedModelError, token_statistics
 from .micro_batches import plan_by_tokens
+from .segments import make_segments, segment_hidden_states
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -103,10 +105,14 @@ def packed_log_probs(model: PreTrainedModel, packed: PackedRows, *, chunk_tokens
 
     Differentiable, in float32 at least, whatever the model's dtype; the logits are never held as a whole.
     """
-    in_one_row = _takes_one_row(model, packed.tokens_RL.shape[1])
+    decoder = find_decoder(model)
     # Nothing follows the last column, so what it would predict is never asked for.
     inputs = (packed.tokens_RL[:, :-1], packed.positions_RL[:, :-1], packed.samples_RL[:, :-1])
-    hidden_RLH = _packed_hidden_states(find_decoder(model), *inputs, in_one_row=in_one_row)
+    if takes_segments(decoder, packed.tokens_RL.shape[1]):
+        hidden_RLH = _segment_hidden_states(decoder, *inputs)
+    else:
+        in_one_row = _takes_one_row(model, packed.tokens_RL.shape[1])
+        hidden_RLH = _packed_hidden_states(decoder, *inputs, in_one_row=in_one_row)
     learned_RL = packed.learned_RL[:, 1:]
     return token_statistics(
         model, hidden_RLH[learned_RL], packed.tokens_RL[:, 1:][learned_RL], chunk_tokens=chunk_tokens
@@ -115,7 +121,23 @@ def packed_log_probs(model: PreTrainedModel, packed: PackedRows, *, chunk_tokens
 
 def check_packing(model: PreTrainedModel, length: int) -> None:
     """Refuse a model that gives samples of up to `length` tokens other hidden states in packed rows than alone."""
-    _takes_one_row(model, length)
+    if not takes_segments(find_decoder(model), length):
+        _takes_one_row(model, length)
+
+
+def _segment_hidden_states(
+    decoder: nn.Module, tokens_RL: torch.Tensor, positions_RL: torch.Tensor, samples_RL: torch.Tensor
+) -> torch.Tensor:
+    """All samples of all rows end to end, where the decoder takes them so."""
+    real_RL = (samples_RL >= 0).cpu()
+    places_N = real_RL.flatten().nonzero()[:, 0].to(tokens_RL.device)
+    positions_N = positions_RL.cpu()[real_RL]
+    begins = [*(positions_N == 0).nonzero()[:, 0].tolist(), len(positions_N)]
+    lengths = [after - before for before, after in itertools.pairwise(begins)]
+    segments = make_segments(tokens_RL.flatten()[places_N], positions_N, lengths).to(tokens_RL.device)
+    hidden_NH = segment_hidden_states(decoder, segments)[: len(places_N)]
+    hidden_PH = hidden_NH.new_zeros((real_RL.numel(), hidden_NH.shape[-1]))
+    return hidden_PH.index_copy(0, places_N, hidden_NH).view(*real_RL.shape, -1)
 
 
 def _packed_hidden_states(
