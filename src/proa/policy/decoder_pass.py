@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+from collections.abc import Callable
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
@@ -37,7 +38,7 @@ def hidden_states(decoder: nn.Module, sequences_BS: torch.Tensor, mask_BS: torch
     """The decoder's last hidden states, with positions counted over real tokens. Those of padding mean nothing."""
     if takes_segments(decoder, sequences_BS.shape[1]):
         return _pass_end_to_end(decoder, sequences_BS, mask_BS)
-    if bool(mask_BS.all()) or _heeds_mask(decoder, sequences_BS.shape[1], sequences_BS.device):
+    if bool(mask_BS.all()) or _MASKS_ARE_HEEDED.holds(decoder, sequences_BS.shape[1], sequences_BS.device):
         return _one_pass(decoder, sequences_BS, mask_BS)
     return _pass_by_length(decoder, sequences_BS, mask_BS)
 
@@ -53,7 +54,7 @@ def takes_segments(decoder: nn.Module, length: int) -> bool:
     wanted: bool | None = getattr(decoder, "proa_uses_segments", None)
     if wanted is None:
         wanted = parameter.is_cuda and parameter.dtype in (torch.bfloat16, torch.float16)
-    return wanted and _segments_are_exact(decoder, length, parameter.device)
+    return wanted and _SEGMENTS_ARE_EXACT.holds(decoder, length, parameter.device)
 
 
 def vocabulary_of(decoder: nn.Module) -> int:
@@ -82,9 +83,7 @@ def _pass_by_length(decoder: nn.Module, sequences_BS: torch.Tensor, mask_BS: tor
         tokens_bT = sequences_BS[mask_bS].view(-1, length)
         parts.append(_one_pass(decoder, tokens_bT, torch.ones_like(tokens_bT, dtype=torch.bool)).flatten(0, 1))
         places.append(mask_bS.flatten().nonzero()[:, 0])
-    hidden_NH = torch.cat(parts)
-    hidden_PH = hidden_NH.new_zeros((mask_BS.numel(), hidden_NH.shape[-1]))
-    return hidden_PH.index_copy(0, torch.cat(places), hidden_NH).view(*mask_BS.shape, -1)
+    return put_in_place(torch.cat(parts), torch.cat(places), mask_BS.shape)
 
 
 def _pass_end_to_end(decoder: nn.Module, sequences_BS: torch.Tensor, mask_BS: torch.Tensor) -> torch.Tensor:
@@ -93,28 +92,13 @@ def _pass_end_to_end(decoder: nn.Module, sequences_BS: torch.Tensor, mask_BS: to
     positions_T = (real_BS.long().cumsum(1) - 1)[real_BS]
     lengths = [length for length in real_BS.sum(-1).tolist() if length]
     segments = make_segments(sequences_BS.flatten()[places_T], positions_T, lengths).to(sequences_BS.device)
-    hidden_TH = segment_hidden_states(decoder, segments)[: len(places_T)]
-    hidden_PH = hidden_TH.new_zeros((mask_BS.numel(), hidden_TH.shape[-1]))
-    return hidden_PH.index_copy(0, places_T, hidden_TH).view(*mask_BS.shape, -1)
+    return put_in_place(segment_hidden_states(decoder, segments)[: len(places_T)], places_T, mask_BS.shape)
 
 
-_exact: WeakKeyDictionary[nn.Module, dict[int, bool]] = WeakKeyDictionary()
-"""Whether a decoder gives sequences that lie end to end what it gives each alone, by the length tried."""
-
-
-def _segments_are_exact(decoder: nn.Module, length: int, device: torch.device) -> bool:
-    known = _exact.setdefault(decoder, {})
-    length = trial_length(decoder.config, length)
-    if length not in known:
-        with uncompiled(decoder):
-            known[length] = _agree_end_to_end(decoder, length, device)
-        if not known[length] and list(known.values()).count(False) == 1:
-            log.warning(
-                "%s computes other numbers for sequences that lie end to end than for each alone: they are padded, "
-                "which is right and slower",
-                type(decoder).__name__,
-            )
-    return known[length]
+def put_in_place(hidden_NH: torch.Tensor, places_N: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """Hidden states at their places among those of a whole batch, and zeros elsewhere, `(*shape, H)`."""
+    hidden_PH = hidden_NH.new_zeros((shape.numel(), hidden_NH.shape[-1]))
+    return hidden_PH.index_copy(0, places_N, hidden_NH).view(*shape, -1)
 
 
 @torch.no_grad()
@@ -128,25 +112,6 @@ def _agree_end_to_end(decoder: nn.Module, length: int, device: torch.device) -> 
     except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError):
         return False  # attention that is not transformers' own, or wants more than ours has
     return vectors_agree(together_2SH[mask_2S], _pass_by_length(decoder, tokens_2S, mask_2S)[mask_2S])
-
-
-_heeding: WeakKeyDictionary[nn.Module, dict[int, bool]] = WeakKeyDictionary()
-"""Whether a decoder heeds its mask, by the length tried: chunked attention may fail beyond its chunk alone."""
-
-
-def _heeds_mask(decoder: nn.Module, length: int, device: torch.device) -> bool:
-    known = _heeding.setdefault(decoder, {})
-    length = trial_length(decoder.config, length)
-    if length not in known:
-        with uncompiled(decoder):
-            known[length] = _padding_is_ignored(decoder, length, device)
-        if not known[length] and list(known.values()).count(False) == 1:
-            log.warning(
-                "%s computes other numbers for a row with padding than without: rows of different lengths go through "
-                "it one length at a time, which is right and slower",
-                type(decoder).__name__,
-            )
-    return known[length]
 
 
 @torch.no_grad()
@@ -165,3 +130,34 @@ def _trial_rows(decoder: nn.Module, length: int, device: torch.device) -> tuple[
     mask_2S = torch.ones_like(tokens_2S, dtype=torch.bool)
     mask_2S[1, :left] = mask_2S[1, right:] = False
     return tokens_2S, mask_2S
+
+
+class _Trials:
+    """Whether something holds of a decoder, by the length tried: a window or a chunk may show beyond its size alone."""
+
+    def __init__(self, attempt: Callable[[nn.Module, int, torch.device], bool], complaint: str) -> None:
+        self._attempt = attempt
+        self._complaint = complaint
+        self._found: WeakKeyDictionary[nn.Module, dict[int, bool]] = WeakKeyDictionary()
+
+    def holds(self, decoder: nn.Module, length: int, device: torch.device) -> bool:
+        found = self._found.setdefault(decoder, {})
+        length = trial_length(decoder.config, length)
+        if length not in found:
+            with uncompiled(decoder):
+                found[length] = self._attempt(decoder, length, device)
+            if not found[length] and list(found.values()).count(False) == 1:
+                log.warning(self._complaint, type(decoder).__name__)
+        return found[length]
+
+
+_SEGMENTS_ARE_EXACT = _Trials(
+    _agree_end_to_end,
+    "%s computes other numbers for sequences that lie end to end than for each alone: they are padded, which is right "
+    "and slower",
+)
+_MASKS_ARE_HEEDED = _Trials(
+    _padding_is_ignored,
+    "%s computes other numbers for a row with padding than without: rows of different lengths go through it one length "
+    "at a time, which is right and slower",
+)

@@ -24,7 +24,7 @@ from torch import nn
 from transformers.utils.generic import is_flash_attention_requested
 
 from ..model_trials import trial_length, trial_tokens, vectors_agree
-from .decoder_pass import find_decoder, hidden_states, takes_segments, vocabulary_of
+from .decoder_pass import find_decoder, hidden_states, put_in_place, takes_segments, vocabulary_of
 from .log_probs import UnsupportedModelError, token_statistics
 from .micro_batches import plan_by_tokens
 from .segments import make_segments, segment_hidden_states
@@ -135,9 +135,7 @@ def _segment_hidden_states(
     begins = [*(positions_N == 0).nonzero()[:, 0].tolist(), len(positions_N)]
     lengths = [after - before for before, after in itertools.pairwise(begins)]
     segments = make_segments(tokens_RL.flatten()[places_N], positions_N, lengths).to(tokens_RL.device)
-    hidden_NH = segment_hidden_states(decoder, segments)[: len(places_N)]
-    hidden_PH = hidden_NH.new_zeros((real_RL.numel(), hidden_NH.shape[-1]))
-    return hidden_PH.index_copy(0, places_N, hidden_NH).view(*real_RL.shape, -1)
+    return put_in_place(segment_hidden_states(decoder, segments)[: len(places_N)], places_N, real_RL.shape)
 
 
 def _packed_hidden_states(
@@ -155,9 +153,7 @@ def _packed_hidden_states(
     hidden_NH: torch.Tensor = decoder(
         input_ids=tokens_RL[real_RL][None], position_ids=positions_RL[real_RL][None], use_cache=False
     )[0][0]
-    places_N = real_RL.flatten().nonzero()[:, 0]
-    hidden_PH = hidden_NH.new_zeros((real_RL.numel(), hidden_NH.shape[-1]))
-    return hidden_PH.index_copy(0, places_N, hidden_NH).view(*real_RL.shape, -1)
+    return put_in_place(hidden_NH, real_RL.flatten().nonzero()[:, 0], real_RL.shape)
 
 
 _tried: WeakKeyDictionary[nn.Module, dict[tuple[str, int], bool]] = WeakKeyDictionary()
