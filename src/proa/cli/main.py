@@ -62,7 +62,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     verbs: Verbs = parser.add_subparsers(title="verbs", metavar="VERB")
     for add in (
         _add_train, _add_resume, _add_experiment, _add_eval, _add_replay, _add_show, _add_runs, _add_report,
-        _add_export, _add_bench, _add_moments, _add_callbacks,
+        _add_export, _add_config, _add_bench, _add_moments, _add_callbacks,
     ):  # fmt: skip
         add(verbs)
     options, rest = parser.parse_known_args(arguments)
@@ -291,6 +291,28 @@ def _add_export(verbs: Verbs) -> None:
         from .export import export
 
         return export(options.source, options.folder, options.base, options.trust_remote_code)
+
+    parser.set_defaults(run=run)
+
+
+def _add_config(verbs: Verbs) -> None:
+    parser = verbs.add_parser(
+        "config",
+        help="list every setting of a run: type, default, meaning; or write a file to begin with",
+        epilog="proa config optimizer shows a section, proa config optimizer.learning_rate one setting, proa config "
+        "--template grpo > run.yaml writes a file that proa train runs.",
+    )
+    parser.add_argument("key", nargs="?", metavar="KEY", help="a section or a setting, e.g. sampling.group_size")
+    parser.add_argument("--template", metavar="ALGORITHM", help="print a commented YAML file: grpo, ppo, sft, …")
+    parser.add_argument("--markdown", action="store_true", help="print the page docs/settings.md")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+    def run(options: argparse.Namespace) -> int:
+        from .config import print_markdown, print_template, show_config
+
+        if options.template is not None:
+            return print_template(options.template)
+        return print_markdown() if options.markdown else show_config(options.key, as_json=options.json)
 
     parser.set_defaults(run=run)
 

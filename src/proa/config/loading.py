@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails
 from ..record.run_folder import decode_numbers
 from ..spelling import did_you_mean
 from .experiment_config import ArmContent, ExperimentConfig, KeyPath
+from .foreign_names import name_here
 from .run_config import RESTORED, SHORT_FORMS, RunConfig, config_type, drop_foreign_keys
 from .sections import MISTAKE
 from .supervised_settings import SUPERVISED
@@ -279,7 +280,9 @@ def _explain(model: type[BaseModel], problem: ErrorDetails, lines: Mapping[KeyPa
     location = _location(file, lines.get(path))
     if problem["type"] == "extra_forbidden":
         known = _known_keys(model, path[:-1])
-        return f"{location}unknown key {dotted!r}{did_you_mean(str(path[-1]), known)} (known: {', '.join(known)})"
+        here = name_here(str(path[-1])) if issubclass(model, RunConfig) else None
+        hint = f": here it is {here}" if here else did_you_mean(str(path[-1]), known)
+        return f"{location}unknown key {dotted!r}{hint} (known: {', '.join(known)})"
     if problem["type"] == "model_type":
         value = "null" if problem["input"] is None else repr(problem["input"])
         keys = ", ".join(_known_keys(model, path))

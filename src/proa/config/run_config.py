@@ -53,25 +53,27 @@ class RunConfig(Section):
     `dpo` and `reward_model`, a `DetachedConfig` otherwise. Keys that this kind does not have are errors.
     """
 
-    name: FolderName = "run"
-    output_dir: Path = Path("runs")
-    seed: int = Field(0, ge=0, lt=2**63)
+    name: FolderName = Field("run", description="of the run, and of its folder")
+    output_dir: Path = Field(Path("runs"), description="where the folders of runs are")
+    seed: int = Field(0, ge=0, lt=2**63, description="all that is random follows from it")
     threads: int = Field(1, ge=1, le=4096, description="torch threads per role")
     deterministic: bool = Field(True, description="the same bits each time on a GPU too; false allows any kernel")
     total_steps: int = Field(ge=1, description="fresh batches")
     train_epochs: int = Field(1, ge=1, description="passes over each episode's batches")
     train_batch_size: int = Field(ge=1, description="samples, whole groups")
-    model: ModelSection
-    task: TaskSection
-    algorithm: AlgorithmSection = AlgorithmSection()
-    lora: LoraSection | None = None
-    engine: EngineSection = EngineSection()
-    sampling: SamplingSection = SamplingSection()
-    optimizer: OptimizerSection = OptimizerSection()
-    checkpoint: CheckpointSection = CheckpointSection()
-    record: RecordSection = RecordSection()
-    eval: list[EvalSection] = Field(default_factory=list)
-    callbacks: list[CallbackSection] = Field(default_factory=list)
+    model: ModelSection = Field(description="what is trained")
+    task: TaskSection = Field(description="the prompts, or the data")
+    algorithm: AlgorithmSection = Field(AlgorithmSection(), description="how it learns")
+    lora: LoraSection | None = Field(None, description="train an adapter beside a frozen model")
+    engine: EngineSection = Field(EngineSection(), description="what generates")
+    sampling: SamplingSection = Field(SamplingSection(), description="how completions are generated")
+    optimizer: OptimizerSection = Field(OptimizerSection(), description="how weights follow gradients")
+    checkpoint: CheckpointSection = Field(
+        CheckpointSection(), description="when checkpoints are saved, and which are kept"
+    )
+    record: RecordSection = Field(RecordSection(), description="what is recorded besides metrics and evals")
+    eval: list[EvalSection] = Field(default_factory=list, description="evals while it trains, and at the end")
+    callbacks: list[CallbackSection] = Field(default_factory=list, description="what listens to the run")
 
     def __new__(cls, **content: Any) -> Self:
         kind: Any = config_type(content) if cls is RunConfig else cls
@@ -157,7 +159,7 @@ class RunConfig(Section):
 class SupervisedConfig(RunConfig):
     """Training on data: SFT, DPO, a reward model."""
 
-    algorithm: SupervisedAlgorithmSection
+    algorithm: SupervisedAlgorithmSection = Field(description="what is learned from the data")
 
     def _check_algorithm(self) -> None:
         self.algorithm.settings()
@@ -166,11 +168,13 @@ class SupervisedConfig(RunConfig):
 class DetachedConfig(RunConfig):
     """Makers generate, a trainer learns."""
 
-    runtime: Literal["local", "ray"] = "local"
-    makers: int = Field(1, ge=1)
+    runtime: Literal["local", "ray"] = Field("local", description="threads of one process, or actors on a Ray cluster")
+    makers: int = Field(1, ge=1, description="how many generate; they change nothing but speed")
     trainers: int = Field(1, ge=1, description="each computes its share of every batch; several need ray")
     max_staleness: int = Field(1, ge=0, description="versions a sample may lag behind; 0 is synchronous")
-    schedule: Literal["in_order", "windowed"] = "in_order"
+    schedule: Literal["in_order", "windowed"] = Field(
+        "in_order", description="train on leases in their order, or as they finish within the window that is admitted"
+    )
     update_steps: int = Field(1, ge=1, description="steps between two pushes of weights")
     buffer_limit: int = Field(0, ge=0, description="batches; 0 is unlimited")
     lease_prompts: int | None = Field(None, ge=1, description="by default about a quarter of a batch's prompts")
@@ -180,15 +184,15 @@ class DetachedConfig(RunConfig):
         gt=0,
         description="seconds a maker may hold a lease before another gets it; by default half of wait_timeout",
     )
-    sampling: DetachedSamplingSection = DetachedSamplingSection()
-    reward: RewardSection = RewardSection()
-    algorithm: DetachedAlgorithmSection = DetachedAlgorithmSection()
+    sampling: DetachedSamplingSection = Field(DetachedSamplingSection(), description="how completions are generated")
+    reward: RewardSection = Field(RewardSection(), description="what scores completions")
+    algorithm: DetachedAlgorithmSection = Field(DetachedAlgorithmSection(), description="how it learns")
     critic: CriticSection | None = Field(
         None, description="for algorithms that need one; by default a head on the policy"
     )
-    ray: RaySection = RaySection()
-    optimizer: DetachedOptimizerSection = DetachedOptimizerSection()
-    warm_start: WarmStartSection | None = None
+    ray: RaySection = Field(RaySection(), description="settings of runtime: ray")
+    optimizer: DetachedOptimizerSection = Field(DetachedOptimizerSection(), description="how weights follow gradients")
+    warm_start: WarmStartSection | None = Field(None, description="a short supervised phase before the run proper")
 
     def _check_sizes(self) -> None:
         if wrong := next((section for section in self.eval if section.kind == "loss"), None):

@@ -59,13 +59,15 @@ FolderName = Annotated[str, AfterValidator(_folder_name)]
 class SamplingSection(Section):
     """How completions are generated; in a supervised run, by the user's own evaluator."""
 
-    max_new_tokens: int = Field(64, ge=1)
+    max_new_tokens: int = Field(64, ge=1, description="the most tokens of a completion")
 
 
 class DetachedSamplingSection(SamplingSection):
     group_size: int = Field(8, ge=1, description="completions per prompt")
     temperature: float = Field(1.0, gt=0, description="also used for the trainer's log-probabilities")
-    top_p: float = Field(1.0, gt=0, le=1)
+    top_p: float = Field(
+        1.0, gt=0, le=1, description="sample from the likeliest tokens that make up this share; 1 is all"
+    )
     top_k: int = Field(0, ge=0, description="0 keeps all tokens")
 
 
@@ -94,7 +96,7 @@ class ModelSection(Section):
         AUTO, description="compute activations twice instead of keeping them; auto does where memory is short"
     )
     compile: bool | Literal["auto"] = Field(AUTO, description="compile layers with torch.compile; auto does on a GPU")
-    trust_remote_code: bool = False
+    trust_remote_code: bool = Field(False, description="run Python code that lies in the model's folder")
 
     @model_validator(mode="after")
     def _check_source(self) -> ModelSection:
@@ -105,13 +107,13 @@ class ModelSection(Section):
 
 class TaskSection(Section):
     source: str = Field(description="a built-in task, a JSONL file, or a dotted path to data")
-    prompt_column: str = "prompt"
+    prompt_column: str = Field("prompt", description="the column that holds the prompts")
     count: int | None = Field(None, ge=1, description="rows of a built-in task to draw")
 
 
 class RewardModelSection(Section):
     path: str = Field(description="a folder of a sequence-classification model with one label")
-    weight: float = 1.0
+    weight: float = Field(1.0, description="what its score counts beside the functions'")
     token_budget: int = Field(16_384, ge=0, description="tokens scored at once; 0 scores a whole lease at once")
 
 
@@ -119,7 +121,7 @@ class RewardSection(Section):
     functions: list[str] = Field(
         default_factory=list, description="dotted paths; by default the reward model alone, or the task's own"
     )
-    weights: list[float] | None = None
+    weights: list[float] | None = Field(None, description="one for each function; by default 1 each")
     model: RewardModelSection | None = Field(None, description="a reward model's folder, alone or with functions")
     timeout: float = Field(30.0, gt=0, le=1e9, description="seconds for one call")
     workers: int = Field(1, ge=0, description="processes; 0 scores in the makers, without a deadline")
@@ -141,8 +143,12 @@ class RewardSection(Section):
 class AlgorithmSection(Section):
     """The algorithm and its settings."""
 
-    name: str = "grpo"
-    params: dict[str, Any] = Field(default_factory=dict)
+    name: str = Field(
+        "grpo",
+        description="grpo, dr_grpo, dapo, ppo, rloo, gspo, cispo, reinforce_pp, decoupled; sft, dpo, reward_model; or "
+        "package.module:Algorithm",
+    )
+    params: dict[str, Any] = Field(default_factory=dict, description="settings of the algorithm itself, e.g. clip_high")
 
     def source(self) -> dict[str, Any]:
         """The content that the section was made from: without a default name, and with the object if one was given."""
@@ -155,7 +161,7 @@ class AlgorithmSection(Section):
 class SupervisedAlgorithmSection(AlgorithmSection):
     """An algorithm that learns from data."""
 
-    name: Literal["sft", "dpo", "reward_model"]
+    name: Literal["sft", "dpo", "reward_model"] = Field(description="what is learned from the data")
 
     def settings(self) -> SupervisedSettings:
         return make_settings(SUPERVISED[self.name], self.params, f"algorithm {self.name!r}")
@@ -164,8 +170,13 @@ class SupervisedAlgorithmSection(AlgorithmSection):
 class DetachedAlgorithmSection(AlgorithmSection):
     """An algorithm by name, by dotted path, or in Python as an object instead of the name."""
 
-    old: Literal["sampler", "trainer"] = "sampler"
-    importance_cap: float = Field(2.0, gt=0)
+    old: Literal["sampler", "trainer"] = Field(
+        "sampler",
+        description="what the ratio is taken against: the sampler's log-probabilities, or the trainer's first pass",
+    )
+    importance_cap: float = Field(
+        2.0, gt=0, description="with old: trainer, the most that a token's mismatch with the sampler may weigh"
+    )
     _given: Algorithm | None = PrivateAttr(None)
 
     @property
@@ -263,8 +274,8 @@ class CriticSection(Section):
 class LoraSection(Section):
     """Train an adapter beside a frozen model."""
 
-    rank: int = Field(16, ge=1)
-    alpha: float = Field(32.0, gt=0)
+    rank: int = Field(16, ge=1, description="the width of the adapter")
+    alpha: float = Field(32.0, gt=0, description="the adapter is scaled by alpha / rank")
     target_modules: Literal["all-linear"] | list[str] = Field("all-linear", description="names of linear layers")
     rslora: bool = Field(False, description="scale by alpha / sqrt(rank)")
     path: str | None = Field(None, description="an adapter folder to continue from; it has the other settings")
@@ -339,10 +350,12 @@ class EngineSection(Section):
 
 
 class OptimizerSection(Section):
-    learning_rate: float = Field(1e-5, gt=0)
-    weight_decay: float = Field(0.0, ge=0)
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    warmup_steps: int = Field(0, ge=0)
+    learning_rate: float = Field(1e-5, gt=0, description="the largest step of a weight, about")
+    weight_decay: float = Field(0.0, ge=0, description="of matrices; biases and norms are never decayed")
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        "constant", description="how the learning rate falls to the end of the run"
+    )
+    warmup_steps: int = Field(0, ge=0, description="steps over which the learning rate rises from 0")
     kind: Literal["adamw", "adamw_8bit", "paged_adamw_8bit"] = Field(
         "adamw", description="the 8-bit ones are bitsandbytes': a quarter of the memory for moments"
     )
@@ -352,7 +365,7 @@ class OptimizerSection(Section):
     )
     betas: tuple[float, float] = Field((0.9, 0.999), description="how fast AdamW forgets gradients and their squares")
     epsilon: float = Field(1e-8, gt=0, description="added to the denominator of AdamW's steps")
-    max_grad_norm: float = Field(1.0, ge=0, description="0 disables clipping")
+    max_grad_norm: float = Field(1.0, ge=0, description="a longer gradient is shortened to this; 0 disables clipping")
     token_budget: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(
         AUTO, description="tokens of a micro-batch; 0 takes the whole batch at once; auto follows the memory"
     )
@@ -378,16 +391,16 @@ IN_THE_LOOP = ("kind", "run_every", "baseline", "apart")
 class BenchmarkSection(Section):
     """A benchmark of final weights: completions of a task's prompts and their scores, or the user's own function."""
 
-    name: FolderName
+    name: FolderName = Field(description="its name, in metrics as <name>.<metric>")
     source: str | None = Field(None, description="data to evaluate on; by default the test split of the task")
-    count: int = Field(512, ge=1)
+    count: int = Field(512, ge=1, description="prompts to evaluate on")
     metric: str | None = Field(None, description="dotted path of a scoring function; by default the task's own")
-    max_new_tokens: int | None = Field(None, ge=1)
+    max_new_tokens: int | None = Field(None, ge=1, description="by default that of sampling")
     samples: int = Field(1, ge=1, description="completions of each prompt; with several, pass@k and mean@k")
     temperature: float | None = Field(None, ge=0, description="by default 0, which is greedy; with several samples 1")
     correct_at: float = Field(1.0, description="a completion with at least this reward counts as correct")
     breakdown: list[str] = Field(default_factory=list, description="columns to break scores down by")
-    tags: list[str] = Field(default_factory=list)
+    tags: list[str] = Field(default_factory=list, description="words to find its results by")
     evaluator: str | None = Field(
         None, description="dotted path of a function, async or not, that is called with the policy and returns numbers"
     )
@@ -425,7 +438,7 @@ class EvalSection(BenchmarkSection):
         "auto", description="score greedy completions, or compute the loss on data; auto follows the algorithm"
     )
     run_every: int = Field(0, ge=0, description="steps between evals; 0 evaluates at the end only")
-    baseline: bool = True
+    baseline: bool = Field(True, description="also before the first step")
     apart: bool = Field(
         False,
         description="score a copy of the weights in the background, while training continues to the next checkpoint",
@@ -466,9 +479,9 @@ class CheckpointSection(Section):
 class WarmStartSection(Section):
     """A short supervised phase on the task's `answer` column, before the run proper."""
 
-    steps: int = Field(ge=1)
-    batch_size: int = Field(128, ge=1)
-    learning_rate: float = Field(1e-3, gt=0)
+    steps: int = Field(ge=1, description="supervised steps")
+    batch_size: int = Field(128, ge=1, description="rows of a supervised step")
+    learning_rate: float = Field(1e-3, gt=0, description="of the supervised steps")
 
 
 class RaySection(Section):
@@ -495,5 +508,5 @@ class RaySection(Section):
 
 
 class CallbackSection(Section):
-    kind: str
-    params: dict[str, Any] = Field(default_factory=dict)
+    kind: str = Field(description="a name (proa callbacks lists them) or a dotted path")
+    params: dict[str, Any] = Field(default_factory=dict, description="arguments of its constructor")

@@ -1,0 +1,67 @@
+"""`proa config`: every setting with its type, default and meaning; a page of them; a file to begin with."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from ..config.reference import NONE, RUN, Setting, as_markdown, sections, settings, template
+from ..config.supervised_settings import SUPERVISED
+from ..spelling import did_you_mean
+from ..terminal import Console
+from ..visible import print_visible
+
+
+def show_config(key: str | None, *, as_json: bool) -> int:
+    """All settings, those of a section, or one."""
+    found = settings(key or "")
+    if not found:
+        known = {*sections(), *(one.key.replace("[]", "") for one in settings())}
+        ends = sorted(one.key for one in settings() if one.key.split(".")[-1] == key)
+        hint = f"; there is {', '.join(ends)}" if ends else did_you_mean(key or "", known)
+        print_visible(f"there is no setting or section {key!r}{hint}", file=sys.stderr)
+        return 2
+    if as_json:
+        print(json.dumps([asdict(one) for one in found], indent=2))
+        return 0
+    console = Console()
+    for section in dict.fromkeys(one.section for one in found):
+        console.print(_table(section, [one for one in found if one.section == section]))
+    if key is None:
+        console.print("*: only for runs that generate. A file to begin with: proa config --template grpo", markup=False)
+    return 0
+
+
+def _table(section: str, found: list[Setting]) -> Table:
+    title = f"{section}: {sections()[section]}" if section != RUN else "at the top"
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
+    table.add_column("key", no_wrap=True)
+    table.add_column("default", overflow="fold", max_width=14)
+    table.add_column("what it is, and what it may be")
+    for one in found:
+        name = one.key.removeprefix(f"{section}[].").removeprefix(f"{section}.") if section != RUN else one.key
+        mark = "*" if one.kinds == "detached" else ""
+        table.add_row(name + mark, "" if one.default == NONE else one.default, Text(f"{one.meaning} ({one.type})"))
+    return table
+
+
+def print_markdown() -> int:
+    print(as_markdown(), end="")
+    return 0
+
+
+def print_template(recipe: str) -> int:
+    from ..algorithms import ALGORITHMS
+
+    known = [*ALGORITHMS, *SUPERVISED]
+    if recipe not in known:
+        near = did_you_mean(recipe, known) or f"; there are {', '.join(known)}"
+        print_visible(f"there is no algorithm {recipe!r}{near}", file=sys.stderr)
+        return 2
+    print(template(recipe), end="")
+    return 0

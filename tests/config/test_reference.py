@@ -1,0 +1,100 @@
+"""`proa config`: every setting, complete and in words; templates that run."""
+
+import json
+
+import pytest
+import yaml
+
+from proa.algorithms import ALGORITHMS
+from proa.cli.main import main
+from proa.config import load_run_config
+from proa.config.reference import as_markdown, sections, settings, template
+from proa.config.run_config import DetachedConfig, SupervisedConfig
+from proa.config.supervised_settings import SUPERVISED
+from proa.recipes import run as run_recipe
+
+
+def keys_of(schema, content=None, before=""):
+    """All keys that the JSON schema of a configuration has, by another way than the reference's own."""
+    content = content or schema
+    for name, field in content["properties"].items():
+        found = json.dumps(field)
+        inner = [ref for ref in schema["$defs"] if f'"#/$defs/{ref}"' in found]
+        if not inner:
+            yield f"{before}{name}"
+            continue
+        in_list = "[]" if field.get("type") == "array" else ""
+        yield from keys_of(schema, schema["$defs"][inner[0]], f"{before}{name}{in_list}.")
+
+
+def test_the_list_is_the_schema():
+    listed = [setting.key for setting in settings()]
+    assert len(listed) == len(set(listed)) > 100
+    assert set(listed) == set(keys_of(DetachedConfig.model_json_schema()))
+    supervised = {setting.key for setting in settings() if setting.kinds == "all"}
+    assert supervised == set(keys_of(SupervisedConfig.model_json_schema()))
+
+
+def test_each_setting_says_what_it_means_what_it_is_and_its_default():
+    for setting in settings():
+        assert setting.meaning, setting.key
+        assert setting.type, setting.key
+        assert not setting.type.startswith("<"), setting
+    assert all(sections().values())
+
+
+def test_defaults_are_those_of_a_run():
+    config = DetachedConfig(total_steps=1, train_batch_size=8, model={"path": "m"}, task="sort_digits")
+    shown = {setting.key: setting.default for setting in settings()}
+    for section in ("sampling", "optimizer", "checkpoint", "ray", "record"):
+        for name, value in getattr(config, section).model_dump().items():
+            if isinstance(value, bool | int | float | str):
+                assert yaml.safe_load(shown[f"{section}.{name}"]) in (value, str(value)), (section, name)
+
+
+def test_the_page_of_the_docs_is_this(repository):
+    assert (repository / "docs/settings.md").read_text() == as_markdown(), "proa config --markdown > docs/settings.md"
+
+
+@pytest.mark.parametrize("recipe", [*ALGORITHMS, *SUPERVISED])
+def test_a_template_is_a_configuration_and_sets_what_it_shows(recipe, tmp_path):
+    text = template(recipe)
+    file = tmp_path / "run.yaml"
+    file.write_text(text)
+    plain = load_run_config(file)
+    assert plain.algorithm.name == recipe
+    marked = "\n".join(line.replace("  # ", "  ", 1) if line.startswith("  # ") else line for line in text.splitlines())
+    file.write_text(marked)
+    assert load_run_config(file) == plain  # what is a comment is at its default
+
+
+@pytest.mark.parametrize("recipe", ["grpo", "sft", "ppo"])
+def test_a_template_runs_as_it_is(recipe, tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text(template(recipe))
+    state = run_recipe(file, output_dir=str(tmp_path), total_steps=1, eval=[])
+    assert state.global_step == 1
+
+
+def test_the_command_prints_all_a_section_and_one(capsys):
+    assert main(["config"]) == 0
+    printed = capsys.readouterr().out
+    assert all(section in printed for section in sections())
+    assert max(map(len, printed.splitlines())) <= 80
+    assert main(["config", "lora", "--json"]) == 0
+    assert [one["key"] for one in json.loads(capsys.readouterr().out)] == [one.key for one in settings("lora")]
+    assert main(["config", "checkpoint.save_every"]) == 0
+    assert "save_every" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["optimzer"], "did you mean 'optimizer'?"),
+        (["group_size"], "there is sampling.group_size"),
+        (["--template", "gropo"], "there is no algorithm 'gropo'; did you mean 'grpo'?"),
+    ],
+)
+def test_mistakes_are_answered(arguments, said, capsys):
+    assert main(["config", *arguments]) == 2
+    assert said in capsys.readouterr().err
