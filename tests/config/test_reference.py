@@ -98,3 +98,11 @@ def test_the_command_prints_all_a_section_and_one(capsys):
 def test_mistakes_are_answered(arguments, said, capsys):
     assert main(["config", *arguments]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_the_help_of_train_names_the_sections_and_points_here(capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    printed = " ".join(capsys.readouterr().out.split())
+    assert all(f" {section}" in printed for section in sections())
+    assert "proa config lists every key" in printed
