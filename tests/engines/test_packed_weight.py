@@ -66,6 +66,7 @@ def test_a_weight_that_is_loaded_anew_is_packed_anew_also_by_its_parts():
     inputs = torch.randn(8, 256)
     before = linear(inputs)
     stacked.split_with_sizes((260, 260))[1].copy_(torch.zeros(260, 256))
+    linear.packed.forget()
     after = linear(inputs)
     assert torch.equal(after[:, :260], before[:, :260])
     assert (after[:, 260:] == 0).all()
@@ -100,18 +101,19 @@ def test_it_agrees_with_the_model_and_with_the_plain_product(monkeypatch):
 
 @needs_packing
 def test_two_versions_side_by_side_each_compute_with_their_own_weights():
-    first, second = large_model(0), large_model(1)
+    """The second one has memory of its own, which is loaded again and again while the first one decodes."""
+    first, others = large_model(0), [large_model(seed) for seed in (1, 2, 3)]
     engine = engine_of(first)
     engine.load(model_weights(first), 0)
     expected = generate(engine, [request_of(version=0)])
     engine.submit(request_of(version=0))
-    collected = list(engine.step())  # so that version 0 is in use, and 1 gets memory of its own
-    for version in [1] * 3:  # the copy is written to as often as the original was
-        engine.load(model_weights(second), version)
-    alone = engine_of(second)
-    alone.load(model_weights(second), 1)
-    for again, fresh in zip(engine.score(TEXTS), alone.score(TEXTS), strict=True):
-        assert torch.equal(again, fresh)
+    collected = list(engine.step())  # so that version 0 is in use, and the next gets memory of its own
+    for version, model in enumerate(others, start=1):
+        engine.load(model_weights(model), version)
+        alone = engine_of(model)
+        alone.load(model_weights(model), version)
+        for again, fresh in zip(engine.score(TEXTS), alone.score(TEXTS), strict=True):
+            assert torch.equal(again, fresh)
     while not collected or collected[-1].finish_reason is None:
         collected += engine.step()
     assert [token for one in collected for token in one.tokens] == expected[0].tokens.tolist()

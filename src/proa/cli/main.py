@@ -86,13 +86,14 @@ def _add_train(verbs: Verbs) -> None:
     parser = verbs.add_parser(
         "train",
         help="run one configuration",
-        usage="proa train FILE [--key value ...]",
+        usage="proa train FILE [--overwrite] [--key value ...]",
         epilog="Every key of the configuration is a flag, e.g. --total_steps 100 --sampling.group_size 16. Sections: "
         "model, task, algorithm, sampling, reward, optimizer, engine, lora, critic, warm_start, eval, checkpoint, "
         "record, callbacks, ray. proa config lists every key, and proa config --template grpo writes a file to begin "
         "with.",
     )
     parser.add_argument("file", help="a YAML file")
+    parser.add_argument("--overwrite", action="store_true", help="replace a run that is in the folder")
 
     def run(options: argparse.Namespace) -> int:
         from ..config import ConfigError, load_run_config
@@ -108,7 +109,7 @@ def _add_train(verbs: Verbs) -> None:
             return 2
         from .train import train
 
-        return train(config)
+        return train(config, overwrite=options.overwrite)
 
     parser.set_defaults(run=run, takes_flags=True)
 

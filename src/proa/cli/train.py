@@ -30,13 +30,15 @@ from .exit_codes import exit_code
 from .text import count, curve, ledger_line, metric_values
 
 
-def train(config: RunConfig) -> int:
+def train(config: RunConfig, *, overwrite: bool = False) -> int:
     """Exit code: 0 done, 1 failed, 2 wrong use."""
-    return run_to_end(config)
+    return run_to_end(config, overwrite=overwrite)
 
 
 @tolerate_lost_output()
-def run_to_end(config: RunConfig, resume: str | None = None, *, allow_changes: bool = False) -> int:
+def run_to_end(
+    config: RunConfig, resume: str | None = None, *, allow_changes: bool = False, overwrite: bool = False
+) -> int:
     """Start a run, or resume one, and show its results."""
     # A progress bar for writing one file would appear among the results.
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
@@ -48,7 +50,7 @@ def run_to_end(config: RunConfig, resume: str | None = None, *, allow_changes: b
         shown.append(_ResumeMessage(console))
 
     def work() -> int:
-        run(config, callbacks=shown, resume=resume, allow_changes=allow_changes)
+        run(config, callbacks=shown, resume=resume, allow_changes=allow_changes, overwrite=overwrite)
         _show_result(console, config)
         return 0
 

@@ -125,6 +125,15 @@ class Decoder:
     def device(self) -> torch.device:
         return self.embeddings.device
 
+    def weights_changed(self) -> None:
+        """Has to be said whenever weights were written: some lie in memory a second time."""
+        linears = [self.head]
+        for layer in self.layers:
+            linears += [layer.qkv, layer.attention_out, layer.mlp_in, layer.mlp_out]
+        for linear in linears:
+            if linear.packed is not None:
+                linear.packed.forget()
+
     @property
     def cache_shape(self) -> CacheShape:
         return CacheShape(len(self.layers), self.key_heads, self.width, self.embeddings.dtype, self.device)

@@ -309,6 +309,7 @@ class NativeEngine:
         held = self._versions[version]
         with held.rows.changing():
             held.places.fill(weights)
+            held.rows.decoder.weights_changed()
         for name in [name for name, kept in self._kept.items() if kept.version == version]:
             self._drop(version, self._kept.pop(name).cache)
         held.rows.forget_prompts(lambda _: False)
@@ -318,6 +319,7 @@ class NativeEngine:
         first = next(iter(self._versions.values()))
         decoder, places = copy.deepcopy((first.rows.decoder, first.places))
         places.fill(weights)
+        decoder.weights_changed()
         return _Version(self.way.rows(decoder), places)
 
     def sleep(self) -> None:

@@ -18,27 +18,32 @@ LARGEST_MODEL = 2**28
 
 
 class PackedWeight:
-    """Computes `inputs @ weight + bias` from a copy of the weight, made again whenever the weight was written to."""
+    """Computes `inputs @ weight + bias` from a copy of the weight, made when it is first needed after `forget`.
+
+    Whoever writes to the weight says so: its own count of changes does not know what is written through other views of
+    the same memory.
+    """
 
     def __init__(self, weight: torch.Tensor) -> None:
         self._weight = weight
         self._packed: torch.Tensor | None = None
-        self._packed_version = -1
 
     @staticmethod
     def of(weight: torch.Tensor) -> PackedWeight | None:
         """None where the plain product is as good."""
         fits = weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.numel() >= SMALLEST
-        return PackedWeight(weight) if fits and is_available() and not weight.is_inference() else None
+        return PackedWeight(weight) if fits and is_available() else None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PackedWeight:
-        """Of the copied weight, and packed anew: it counts its changes from the start."""
         return PackedWeight(copy.deepcopy(self._weight, memo))
 
+    def forget(self) -> None:
+        """The weight is another now."""
+        self._packed = None
+
     def product(self, inputs: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        if self._packed_version != self._weight._version:
+        if self._packed is None:
             self._packed = _ops()._reorder_linear_weight(self._weight.t().contiguous())
-            self._packed_version = self._weight._version
         product: torch.Tensor = _ops()._linear_pointwise(inputs, self._packed, bias, "none", [], "")
         return product
 

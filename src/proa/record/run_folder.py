@@ -135,7 +135,7 @@ def check_unused(path: Path) -> None:
     if any(one.name != LOCK_NAME for one in inside):
         raise RunFolderError(
             f"{path} was already used by a run: resume it with proa resume {path}, give this run another name or "
-            f"output_dir, or remove the folder"
+            f"output_dir, or replace it with --overwrite"
         )
 
 

@@ -14,7 +14,7 @@ from ..config.sections import GIVEN
 from ..dotted import name_of
 from ..spelling import did_you_mean, nearest
 
-RUN_ARGUMENTS = ("callbacks", "resume", "allow_changes")
+RUN_ARGUMENTS = ("callbacks", "resume", "allow_changes", "overwrite")
 """What whoever starts a run may say beside its configuration."""
 
 

@@ -57,6 +57,7 @@ def start(
     callbacks: Callbacks = None,
     resume: str | Path | None = None,
     allow_changes: bool = False,
+    overwrite: bool = False,
     **changes: Any,
 ) -> TrainState:
     """Run as configured (a `RunConfig`, a YAML file, or keywords alone) and return the final state.
@@ -64,8 +65,11 @@ def start(
     The run folder `<output_dir>/<name>` holds the record, and the final weights in `model/`. With `resume="auto"` a run
     that is there continues from its newest checkpoint, and with a checkpoint's name from that one. With an address that
     checkpoints were uploaded to (a URL or a path), the run is first fetched from there. It is refused if its data,
-    rewards or models have changed since, unless `allow_changes`.
+    rewards or models have changed since, unless `allow_changes`. With `overwrite` a run that is in the folder is
+    removed, once this one is known to be able to start.
     """
+    if overwrite and resume is not None:
+        raise ConfigError("overwrite removes the run that resume would continue: give one of them")
     settled, given = configured(config, algorithm, changes)
     if resume is not None and is_address(resume):
         RemoteRun.find(resume).fetch(settled.folder)
@@ -80,6 +84,7 @@ def start(
             StandaloneMoments(listeners, settled),
             resume=None if resume is None else str(resume),
             allow_changes=allow_changes,
+            overwrite=overwrite,
         )
 
 
@@ -106,6 +111,7 @@ def carry_out(
     interruption: Interruption | None = None,
     patience: float = 0.0,
     allow_changes: bool = False,
+    overwrite: bool = False,
     now: datetime | None = None,
 ) -> TrainState:
     """Put the run together, make its folder, train in it, and leave a header that says how it ended.
@@ -114,7 +120,8 @@ def carry_out(
     its `moments` have after training. What can be wrong with a configuration is found before training starts; no
     moment has fired and no folder is left then. `interruption` is that of whoever runs several; `patience` is how many
     seconds to wait for another process to leave the folder. With `allow_changes` a run continues though its data,
-    rewards or models have changed. `now` is what chat templates take for now, by default when the run began.
+    rewards or models have changed. With `overwrite` a run that is in the folder is removed. `now` is what chat
+    templates take for now, by default when the run began.
     """
     is_resumed = resume is not None and (config.folder / "run.json").exists()
     interruption = interruption or Interruption()
@@ -125,9 +132,11 @@ def carry_out(
         interruption.listening(),
         pinned_to(now or template_start(config.folder)),
     ):
+        replaces = overwrite and (config.folder / "run.json").is_file()
         if not is_resumed:
             _remove_unfinished_start(config.folder)
-            check_unused(config.folder)
+            if not replaces:
+                check_unused(config.folder)
         saved = saved_config(config.folder) if is_resumed else {}
         resumption = find_checkpoint(config.folder, resume or AUTO) if is_resumed else None
         moments.note_resumption(resumption)
@@ -135,6 +144,10 @@ def carry_out(
         bound = None if resumption is None else resumption.bound_to
         changes = {} if resumption is None else config_changes(saved, config, bound[0] if bound is not None else None)
         job = build()
+        if replaces:  # not before: a mistake in the new configuration must not cost the old run
+            clear_run(config.folder)
+            for name in ("run.json", "config.json"):
+                (config.folder / name).unlink(missing_ok=True)
         if resumption is not None:
             _compare_inputs(resumption, job.inputs, allow_changes)
         folder = _reopened(config, resumption, changes) if is_resumed else _fresh(config)
