@@ -76,6 +76,8 @@ def main() -> int:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--checkpointing", action="store_true")
     options = parser.parse_args()
+    if options.steps <= SKIPPED:
+        parser.error(f"--steps must be more than {SKIPPED}: so many are left out")
     torch.set_num_threads(1)
     has_gpu = torch.cuda.is_available() and options.device != "cpu"
     device, shape = ("cuda", "0.6B") if has_gpu else ("cpu", "small")

@@ -213,7 +213,10 @@ ELSEWHERE = {
         ("optimizer.masters", "trainer.optimizers.0.masters", "trainer.optimizers.1.masters"),
         "a model in float32 has none; tests/run/test_precision.py resumes those that do",
     ),
-    "trainer.token_budget": "changes when memory is short; tests/learning/test_step_memory.py resumes such a run",
+    **dict.fromkeys(
+        ("trainer.memory.planned", "trainer.memory.token_budget"),
+        "changes when memory is short; tests/learning/test_step_memory.py resumes such a run",
+    ),
     "trainer.source": "left out part by part below",
     "trainer.loop.step": "of a detached run follows from its place; the state of a complete run has it",
     "trainer.loop.epoch": "of a detached run follows from its place; the state of a complete run has it",

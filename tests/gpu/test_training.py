@@ -139,6 +139,7 @@ def test_what_is_automatic_uses_the_gpu_and_gives_one_digest(tmp_path):
         assert (config["model"]["device"], config["model"]["dtype"]) == ("cuda", "bfloat16")
         assert config["model"]["compile"] is True
         digests.add(header(tmp_path / name)["weights_digest"])
+        assert "skipped" not in (tmp_path / name / "metrics.jsonl").read_text()
     assert len(digests) == 1
 
 

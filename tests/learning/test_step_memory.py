@@ -104,3 +104,10 @@ def test_if_smaller_pieces_do_not_fit_either_the_run_says_what_to_set(tmp_path, 
 def test_what_cannot_be_made_smaller_is_said(budget, can_shrink):
     with pytest.raises(OutOfMemory, match=r"does not fit into the memory of its device"):
         StepMemory(budget).shrink(shortage(), can_shrink=can_shrink)
+
+
+@pytest.mark.parametrize(("saved", "now", "used"), [((400, 200), 400, 200), ((400, 400), 800, 800), ((0, 0), 400, 400)])
+def test_a_budget_that_was_made_smaller_is_kept_unless_the_user_plans_another(saved, now, used):
+    memory = StepMemory(now)
+    memory.load_state_dict({"planned": saved[0], "token_budget": saved[1]})
+    assert memory.token_budget == used

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
+from transformers import OPTConfig, OPTForCausalLM
 
 from proa.errors import SettingError
 from proa.model_trials import is_compiled, uncompiled
@@ -73,6 +74,28 @@ def test_checkpointing_keeps_a_layer_s_input_alone(configuration, padded):
     of_a_layer = (kept[6, True] - kept[2, True]) / 4
     assert of_a_layer <= 2 * tokens * width  # its input, and at most a second tensor of that size
     assert (kept[6, False] - kept[2, False]) / 4 > 5 * of_a_layer
+
+
+def test_a_model_that_is_checkpointed_generates_as_before(tiny):
+    model = tiny("llama", dtype="float32")
+    prompt, settings = torch.tensor([[3, 4, 5]]), {"do_sample": False, "max_new_tokens": 8, "eos_token_id": None}
+    expected = model.generate(prompt, attention_mask=torch.ones_like(prompt), **settings)
+    set_up_computing(model, ComputeSettings(gradient_checkpointing=True))
+    assert torch.equal(model.generate(prompt, attention_mask=torch.ones_like(prompt), **settings), expected)
+
+
+def test_dropout_of_a_model_that_was_given_stays_off(padded):
+    """A layer of OPT asks its own flag whether to drop something."""
+    config = OPTConfig(
+        vocab_size=23, hidden_size=16, ffn_dim=24, num_hidden_layers=2, num_attention_heads=2, dropout=0.5,
+        max_position_embeddings=64, word_embed_proj_dim=16, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model, batch = OPTForCausalLM(config).eval(), padded(ROWS)
+    kept = gradients(model, batch)
+    set_up_computing(model, ComputeSettings(gradient_checkpointing=True))
+    again = gradients(model, batch)
+    assert all(torch.equal(kept[name], again[name]) for name in kept)
 
 
 def test_asking_a_model_is_not_slowed_down(tiny, padded):

@@ -1,10 +1,12 @@
 """Sequences end to end in one row: the numbers and the gradients of each sequence alone."""
 
 import logging
+import threading
 
 import pytest
 import torch
 
+from proa.policy import segments as segments_module
 from proa.policy.decoder_pass import find_decoder, hidden_states, takes_segments, use_segments
 from proa.policy.log_probs import action_statistics
 from proa.policy.models import load_model
@@ -118,3 +120,65 @@ def test_prompts_are_shared_by_models_whose_attention_takes_no_mask(tiny):
     check_shares_prompts(with_segments(model), 32)
     model.config._attn_implementation = "flash_attention_2"
     check_shares_prompts(model, 32)
+
+
+class Garbage(torch.autograd.Function):
+    """What a kernel leaves of the gradients of keys that it never looked at."""
+
+    @staticmethod
+    def forward(ctx, key, count):
+        ctx.count = count
+        return key.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        gradient = gradient.clone()
+        gradient[ctx.count :] = torch.nan
+        return gradient, None
+
+
+def test_keys_that_are_in_no_segment_cannot_touch_the_gradient(tiny, padded, monkeypatch):
+    attend_one_by_one, unused = segments_module._attend_one_by_one, []
+
+    def with_garbage(query, key, value, query_starts, key_starts, scaling):
+        count = int(key_starts[-1])
+        unused.append(len(key) - count)
+        key, value = Garbage.apply(key, count), Garbage.apply(value, count)
+        return attend_one_by_one(query, key, value, query_starts, key_starts, scaling)
+
+    sequences, mask, actions = padded([(3, 4), (3, 1), (3, 2)])
+    sequences[:, :-actions] = sequences[0, :-actions]
+    batch = (sequences, mask, actions, torch.tensor([0, 0, 0]))
+    clean = outcome(tiny("llama"), True, shared_prompt_statistics, *batch)
+    monkeypatch.setattr(segments_module, "_attend_one_by_one", with_garbage)
+    for ours, theirs in zip(outcome(tiny("llama"), True, shared_prompt_statistics, *batch), clean, strict=True):
+        assert torch.equal(ours, theirs)
+    assert max(unused) > 0  # else this shows nothing
+
+
+def test_threads_that_share_a_model_do_not_change_each_other_s_attention(tiny, padded):
+    model = with_segments(tiny("llama", dtype="float32"))
+    batches = [padded(ROWS, seed=seed)[:2] for seed in range(2)]
+    decoder = find_decoder(model)
+    with torch.no_grad():
+        alone = [hidden_states(decoder, *batch)[batch[1]] for batch in batches]
+    failures = []
+
+    def work(place):
+        with torch.no_grad():
+            for _ in range(60):
+                found = hidden_states(decoder, *batches[place])[batches[place][1]]
+                if not torch.equal(found, alone[place]):
+                    failures.append(place)
+
+    threads = [threading.Thread(target=work, args=[place]) for place in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_rows_that_are_longer_than_the_context_are_tried_within_it(tiny):
+    assert takes_segments(find_decoder(with_segments(tiny("gpt2", dtype="float32"))), 500)

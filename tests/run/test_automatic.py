@@ -34,7 +34,7 @@ def gpu(monkeypatch):
     def install(memory):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(automatic, "_device_memory", lambda _: memory)
-        monkeypatch.setattr(automatic, "_has_triton", lambda: True)
+        monkeypatch.setattr(automatic, "_can_compile", lambda: True)
 
     return install
 
@@ -138,3 +138,36 @@ def test_an_engine_on_a_gpu_has_no_more_rows_and_cache_than_the_run_can_use(tmp_
     assert size_engine(large, longest_prompt=100).slots == 256
     said = config(tmp_path, train_batch_size=64, engine={"slots": 8, "cache_tokens": 999})
     assert (size_engine(said, 5).slots, size_engine(said, 5).cache_tokens) == (8, 999)
+
+
+SIZES = {"vocab_size": 23, "hidden_size": 16, "num_hidden_layers": 2, "eos_token_id": 2}
+OTHERS = {
+    "gemma2": {**SIZES, "intermediate_size": 24, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8},
+    "ctrl": {"vocab_size": 23, "n_embd": 16, "dff": 16, "n_layer": 2, "n_head": 2},
+    "mamba": {**SIZES, "state_size": 4},
+    "rwkv": {**SIZES, "attention_hidden_size": 16},
+}
+
+
+@pytest.mark.parametrize("model_type", OTHERS)
+def test_auto_refuses_no_model_that_works_without(model_type, tmp_path, gpu):
+    gpu(139 * GIB)
+    found = resolve_automatic(config(tmp_path, model={"model_type": model_type, **OTHERS[model_type]}), Given())
+    assert (found.model.compile, found.optimizer.share_prompts) == (False, False)
+    assert isinstance(found.optimizer.token_budget, int)
+
+
+def test_a_critic_with_weights_of_its_own_is_counted(tmp_path, gpu):
+    gpu(139 * GIB)
+    ppo = {"model": QWEN, "algorithm": "ppo"}
+    shared, separate = (
+        memory_needs(resolve_automatic(config(tmp_path, **ppo, critic=kind), Given()), outline_model(QWEN)).weights
+        for kind in ("shared", "separate")
+    )
+    assert separate > 1.5 * shared
+
+
+def test_the_cache_of_an_engine_on_a_gpu_is_at_most_a_quarter_of_its_memory(tmp_path):
+    run = config(tmp_path, train_batch_size=256, sampling={"group_size": 8, "max_new_tokens": 8192})
+    assert size_engine(run, longest_prompt=128, most_tokens=100_000).cache_tokens == 100_000
+    assert size_engine(run, longest_prompt=128, most_tokens=100).cache_tokens == 8320  # one sequence always fits

@@ -137,7 +137,7 @@ def _own_step(
     return _Clock(*(after - before for before, after in itertools.pairwise(times)))
 
 
-def measure_trl(case: StepCase, *, device: str, dtype: str, steps: int) -> StepFigure:
+def measure_trl(case: StepCase, *, device: str, dtype: str, steps: int, checkpointing: bool = False) -> StepFigure:
     """TRL's `GRPOTrainer`, as its documentation has it."""
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     from transformers import PrinterCallback, TrainerCallback
@@ -166,7 +166,7 @@ def measure_trl(case: StepCase, *, device: str, dtype: str, steps: int) -> StepF
             output_dir=folder, per_device_train_batch_size=case.prompts * case.group_size,
             num_generations=case.group_size, max_completion_length=case.new_tokens, max_steps=steps + 1,
             learning_rate=case.learning_rate, beta=0.0, use_cpu=device == "cpu", report_to=[], logging_steps=10**6,
-            save_strategy="no", disable_tqdm=True, bf16=dtype == "bfloat16", gradient_checkpointing=False,
+            save_strategy="no", disable_tqdm=True, bf16=dtype == "bfloat16", gradient_checkpointing=checkpointing,
             loss_type="grpo", generation_kwargs={"min_new_tokens": case.new_tokens},
         )  # fmt: skip
         trainer = Timed(

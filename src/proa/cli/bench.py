@@ -120,7 +120,7 @@ def bench_step(options: argparse.Namespace) -> int:
     missing = {}
     if "trl" not in options.without:
         try:
-            figures.append(measure_trl(case, **machine))
+            figures.append(measure_trl(case, checkpointing=options.checkpointing, **machine))
         except ImportError as error:
             missing["trl"] = str(error)
     ratio = figures[1].seconds / figures[0].seconds if len(figures) > 1 else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -27,6 +28,9 @@ from .shares import plan_own_rows
 from .step_memory import StepMemory
 from .totals import Totals
 from .value_learner import ValueLearner
+
+_FIRST_STEPS = 3
+"""Steps that may take long because layers are compiled for them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,10 +137,8 @@ class Learner:
             self._prepare(experience)
         mask_BA = action_mask_of(experience)
         weights_BA = self.algorithm.token_weights(mask_BA, self.sampling.max_new_tokens, dtype=self._dtype)
-        with (
-            self.activity.doing("compute", f"computing step {self.optimizer.steps}"),
-            saying_if_compiled(self.policy.model),
-        ):
+        compiling = saying_if_compiled(self.policy.model) if self.optimizer.steps < _FIRST_STEPS else nullcontext()
+        with self.activity.doing("compute", f"computing step {self.optimizer.steps}"), compiling:
             own = self._fitting_gradients(experience, weights_BA)
         loss, sums = self._over_replicas(*own)
         tokens = max(1, int(mask_BA.sum()))
@@ -373,7 +375,7 @@ class Learner:
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             "kl_reward_coefficient": self.kl_coefficient,
             "used_coefficient": self._used_kl_coefficient,
-            "token_budget": self._memory.token_budget,
+            "memory": self._memory.state_dict(),
             **({"critic": self.values.state_dict()} if self.values is not None else {}),
         }
 
@@ -383,7 +385,8 @@ class Learner:
             self.values.load_state_dict(saved["critic"])
         self.kl_coefficient = saved.get("kl_reward_coefficient", self.kl_coefficient)  # version 0.1: PPO's alone
         self._used_kl_coefficient = saved.get("used_coefficient", self.kl_coefficient)
-        self._memory.load(saved.get("token_budget"))
+        if "memory" in saved:
+            self._memory.load_state_dict(saved["memory"])
         for optimizer, state in zip(self.optimizers, saved["optimizers"], strict=True):
             optimizer.load_state_dict(state)
 

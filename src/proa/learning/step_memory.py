@@ -71,7 +71,10 @@ class StepMemory:
     def repeat(self, entries: Sequence[Mapping[str, Any]]) -> None:
         self._script = {entry["step"]: entry["tokens"] for entry in entries if entry["kind"] == "token_budget"}
 
-    def load(self, token_budget: int | None) -> None:
-        """As it was in a checkpoint, unless the user has changed it since."""
-        if token_budget is not None and token_budget < self.token_budget:
-            self.token_budget = token_budget
+    def state_dict(self) -> dict[str, int]:
+        return {"planned": self._planned, "token_budget": self.token_budget}
+
+    def load_state_dict(self, saved: Mapping[str, int]) -> None:
+        """As it was, unless the user has planned otherwise since."""
+        if saved["planned"] == self._planned:
+            self.token_budget = saved["token_budget"]

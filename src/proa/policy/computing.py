@@ -15,6 +15,7 @@ from functools import cache, partial
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -51,18 +52,29 @@ class ComputeSettings:
 def set_up_computing(model: PreTrainedModel, settings: ComputeSettings) -> None:
     """Have the model compute like this from now on; again for every copy of it."""
     _use_attention(model, settings.attention)
-    layers = [layer for layer in find_decoder(model).modules() if isinstance(layer, GradientCheckpointingLayer)]
+    layers = _layers(model)
     for asked, name in ((settings.gradient_checkpointing, "gradient_checkpointing"), (settings.compile, "compile")):
         if asked and not layers:
             raise SettingError(f"{type(model).__name__} does not say which its layers are: leave out model.{name}")
     for layer in layers:
         _checkpoint(layer, find_decoder(model).config, settings.gradient_checkpointing)
     compile_head(model, settings.compile)
+    for layer in layers:
+        layer._compiled_call_impl = None
     if settings.compile:
         check_compiler(model.device.type)
         _allow_shapes()
         for layer in layers:
             layer.compile(dynamic=False)
+
+
+def has_layers(model: PreTrainedModel) -> bool:
+    """Whether it says which its layers are: only these can be checkpointed or compiled."""
+    return bool(_layers(model))
+
+
+def _layers(model: PreTrainedModel) -> list[GradientCheckpointingLayer]:
+    return [layer for layer in find_decoder(model).modules() if isinstance(layer, GradientCheckpointingLayer)]
 
 
 def saying_if_compiled(model: PreTrainedModel) -> AbstractContextManager[None]:
@@ -89,17 +101,21 @@ def _use_attention(model: PreTrainedModel, name: str) -> None:
 def _checkpoint(layer: Any, config: Any, wanted: bool) -> None:
     layer.gradient_checkpointing = wanted
     if wanted:
-        layer.training = True  # its own flag alone: nothing in it is random, whatever the flag says
-        layer._gradient_checkpointing_func = partial(_computed_twice, config)
+        layer._gradient_checkpointing_func = partial(_computed_twice, config, layer)
 
 
-def _computed_twice(config: Any, layer: Callable[..., Any], *inputs: Any) -> Any:
-    """The second time, in the backward pass, with the attention that it had the first time."""
+def _computed_twice(config: Any, module: nn.Module, layer: Callable[..., Any], *inputs: Any) -> Any:
+    """The second time, in the backward pass, with the attention that it had the first time. Its flag says that it is
+    trained, which transformers asks for; inside it is off both times, because dropout would look at it."""
     attention = config._attn_implementation
 
     def compute(*inputs: Any) -> Any:
-        with attention_as(config, attention):
-            return layer(*inputs)
+        before, module.training = module.training, False
+        try:
+            with attention_as(config, attention):
+                return layer(*inputs)
+        finally:
+            module.training = before
 
     return checkpoint(compute, *inputs, use_reentrant=False, preserve_rng_state=False)
 

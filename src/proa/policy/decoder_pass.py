@@ -18,8 +18,9 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from ..model_shape import context_length
 from ..model_trials import trial_length, trial_tokens, uncompiled, vectors_agree
-from .segments import make_segments, segment_hidden_states
+from .segments import make_segments, own_pass, segment_hidden_states
 
 log = logging.getLogger("proa.policy")
 
@@ -54,7 +55,8 @@ def takes_segments(decoder: nn.Module, length: int) -> bool:
     wanted: bool | None = getattr(decoder, "proa_uses_segments", None)
     if wanted is None:
         wanted = parameter.is_cuda and parameter.dtype in (torch.bfloat16, torch.float16)
-    return wanted and _SEGMENTS_ARE_EXACT.holds(decoder, length, parameter.device)
+    context = context_length(cast(Any, decoder).config)  # nothing is longer, whatever a row of several is
+    return wanted and _SEGMENTS_ARE_EXACT.holds(decoder, min(length, context or length), parameter.device)
 
 
 def vocabulary_of(decoder: nn.Module) -> int:
@@ -71,7 +73,8 @@ def _one_pass(decoder: nn.Module, sequences_BS: torch.Tensor, mask_BS: torch.Ten
     }
     if "position_ids" not in inspect.signature(decoder.forward).parameters:
         del inputs["position_ids"]  # such a model derives its positions from the mask
-    hidden_BSH: torch.Tensor = decoder(**inputs)[0]
+    with own_pass(decoder):
+        hidden_BSH: torch.Tensor = decoder(**inputs)[0]
     return hidden_BSH
 
 

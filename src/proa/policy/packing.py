@@ -27,7 +27,7 @@ from ..model_trials import trial_length, trial_tokens, vectors_agree
 from .decoder_pass import find_decoder, hidden_states, put_in_place, takes_segments, vocabulary_of
 from .log_probs import UnsupportedModelError, token_statistics
 from .micro_batches import plan_by_tokens
-from .segments import make_segments, segment_hidden_states
+from .segments import make_segments, own_pass, segment_hidden_states
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -147,12 +147,14 @@ def _packed_hidden_states(
     in_one_row: bool,
 ) -> torch.Tensor:
     if not in_one_row:
-        hidden_RLH: torch.Tensor = decoder(input_ids=tokens_RL, position_ids=positions_RL, use_cache=False)[0]
+        with own_pass(decoder):
+            hidden_RLH: torch.Tensor = decoder(input_ids=tokens_RL, position_ids=positions_RL, use_cache=False)[0]
         return hidden_RLH
     real_RL = samples_RL >= 0
-    hidden_NH: torch.Tensor = decoder(
-        input_ids=tokens_RL[real_RL][None], position_ids=positions_RL[real_RL][None], use_cache=False
-    )[0][0]
+    with own_pass(decoder):
+        hidden_NH: torch.Tensor = decoder(
+            input_ids=tokens_RL[real_RL][None], position_ids=positions_RL[real_RL][None], use_cache=False
+        )[0][0]
     return put_in_place(hidden_NH, real_RL.flatten().nonzero()[:, 0], real_RL.shape)
 
 

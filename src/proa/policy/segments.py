@@ -15,11 +15,13 @@ up to a few sizes, so that compiled layers meet few of them; what fills them up 
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -102,7 +104,7 @@ def bucket_size(count: int) -> int:
 
 def segment_hidden_states(decoder: nn.Module, segments: Segments) -> torch.Tensor:
     """The decoder's last hidden state of every token, (T, H); those of fillers mean nothing."""
-    with attention_as(decoder.config, ATTENTION):
+    with own_pass(decoder), attention_as(decoder.config, ATTENTION):
         hidden_1TH: torch.Tensor = decoder(
             input_ids=segments.tokens_T[None],
             position_ids=segments.positions_T[None],
@@ -114,6 +116,28 @@ def segment_hidden_states(decoder: nn.Module, segments: Segments) -> torch.Tenso
             key_places=segments.key_places_K,
         )[0]
     return hidden_1TH[0]
+
+
+@contextmanager
+def own_pass(decoder: nn.Module) -> Iterator[None]:
+    """A pass of ours through a decoder, one at a time: which attention its layers have is written in its configuration.
+    Where layers are checkpointed, they are so inside, if there is a gradient to come; transformers asks their
+    `training` flag, and whoever else uses the model finds it as it was."""
+    checkpointed = [
+        part for part in decoder.modules() if torch.is_grad_enabled() and getattr(part, "gradient_checkpointing", False)
+    ]
+    with _locks.setdefault(decoder, threading.RLock()):
+        before = [part.training for part in checkpointed]
+        for part in checkpointed:
+            part.training = True
+        try:
+            yield
+        finally:
+            for part, flag in zip(checkpointed, before, strict=True):
+                part.training = flag
+
+
+_locks: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
 
 
 @contextmanager
@@ -153,7 +177,9 @@ def attend(
         raise UnknownAttentionError("a sliding window or a soft cap")
     query_THW, key_KHW, value_KHW = (one.transpose(1, 2)[0] for one in (query_1HTW, key_1HTW, value_1HTW))
     if key_places is not None:
-        key_KHW, value_KHW = key_KHW[key_places], value_KHW[key_places]
+        # Kernels leave the gradients of keys that are in no segment as the memory was: a constant has none.
+        real_K11 = (torch.arange(len(key_places), device=key_places.device) < cu_seq_lens_k[-1])[:, None, None]
+        key_KHW, value_KHW = (one[key_places].where(real_K11, 0.0) for one in (key_KHW, value_KHW))
     if query_THW.is_cuda and query_THW.dtype in (torch.bfloat16, torch.float16):
         attended_THW = _varlen()(
             query_THW, key_KHW, value_KHW, cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k,

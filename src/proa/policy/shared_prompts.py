@@ -23,7 +23,7 @@ from ..model_shape import context_length
 from ..model_trials import trial_tokens, vectors_agree
 from .decoder_pass import find_decoder, hidden_states, takes_segments, vocabulary_of
 from .log_probs import ActionStatistics, UnsupportedModelError, checked_mask, scatter_tokens, token_statistics
-from .segments import Segments, make_segments, segment_hidden_states
+from .segments import Segments, make_segments, own_pass, segment_hidden_states
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -205,9 +205,10 @@ def _hidden_states(model: PreTrainedModel, rows: SharedRows) -> torch.Tensor:
         )
     decoder: Any = find_decoder(model)
     try:
-        hidden_GLH: torch.Tensor = decoder(
-            input_ids=rows.tokens_GL, position_ids=rows.positions_GL, attention_mask=mask, use_cache=False
-        )[0]
+        with own_pass(decoder):
+            hidden_GLH: torch.Tensor = decoder(
+                input_ids=rows.tokens_GL, position_ids=rows.positions_GL, attention_mask=mask, use_cache=False
+            )[0]
     except (RuntimeError, IndexError) as error:
         length, context = rows.tokens_GL.shape[1], context_length(model.config)
         if isinstance(error, torch.OutOfMemoryError) or context is None or length <= context:

@@ -56,9 +56,11 @@ class RunFolder:
         self._header: dict[str, Any] = {}
 
     @classmethod
-    def create(cls, path: Path, config: dict[str, Any], **entries: Any) -> RunFolder:
-        """Make the folder of a new run; a used folder is refused. `entries` go into its header."""
-        check_unused(path)
+    def create(cls, path: Path, config: dict[str, Any], *, replaces: bool = False, **entries: Any) -> RunFolder:
+        """Make the folder of a new run; a used folder is refused, unless it `replaces` a run that was removed from it.
+        `entries` go into its header."""
+        if not replaces:
+            check_unused(path)
         path.parent.mkdir(parents=True, exist_ok=True)  # whether the folder of all runs is shared is up to the user
         make_private_folder(path)
         restrict_folder(path)  # an empty one may have existed

@@ -6,6 +6,8 @@ A run that is resumed keeps what was decided when it began, whatever machine it 
 from __future__ import annotations
 
 import importlib.util
+import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +16,10 @@ import torch
 from transformers import PreTrainedModel
 
 from ..config import DetachedConfig, RunConfig
-from ..config.sections import AUTO, CPU_TOKEN_BUDGET, GIVEN
+from ..config.sections import AUTO, CPU_TOKEN_BUDGET, GIVEN, ModelSection
+from ..engines.shapes import check_known
+from ..errors import SettingError
+from ..policy.computing import has_layers
 from ..policy.models import outline_model, read_dtype
 from ..resume.resuming import saved_config
 from .given import Given
@@ -23,6 +28,8 @@ from .loading import read_device
 LARGEST_BUDGET = 32_768
 """Tokens of a micro-batch beyond which a GPU gains nothing."""
 SMALLEST_BUDGET = 1_024
+CAUTIOUS_BUDGET = 8_192
+"""For models of which nobody knows what a token takes."""
 _KEYS = {
     "model": ("device", "dtype", "gradient_checkpointing", "compile"),
     "optimizer": ("token_budget", "share_prompts"),
@@ -90,13 +97,30 @@ def _choose_device(config: RunConfig, given: Given) -> str:
 
 
 def _on_gpu(config: RunConfig, given: Given) -> dict[str, dict[str, Any]]:
+    """What is only known of some models is left off for others: `auto` refuses none."""
+    if not any(getattr(getattr(config, section), key, None) == AUTO for section, keys in _KEYS.items() for key in keys):
+        return {}
+    model = _outline(config, given)
     in_half = read_dtype(config.model.dtype) in (torch.bfloat16, torch.float16)
-    can_compile = in_half and config.model.attention in (AUTO, "segments") and _has_triton()
-    checkpoints, budget = fit_memory(memory_needs(config, _outline(config, given)), _device_memory(config.model.device))
+    is_known = in_half and config.model.attention in (AUTO, "segments") and _is_plain(model)
+    needs = memory_needs(config, model)
+    checkpoints, budget = (False, CAUTIOUS_BUDGET) if needs is None else fit_memory(needs, _device_memory(config.model))
     return {
-        "model": {"gradient_checkpointing": checkpoints, "compile": can_compile},
-        "optimizer": {"token_budget": budget, "share_prompts": in_half},
+        "model": {
+            "gradient_checkpointing": checkpoints and has_layers(model),
+            "compile": is_known and has_layers(model) and _can_compile(),
+        },
+        "optimizer": {"token_budget": budget, "share_prompts": is_known},
     }
+
+
+def _is_plain(model: PreTrainedModel) -> bool:
+    """Whether its attention is one that segments have: the architectures of the native engine, without windows."""
+    try:
+        check_known(model.config)
+    except SettingError:
+        return False
+    return True
 
 
 def fit_memory(needs: MemoryNeeds, memory: int) -> tuple[bool, int]:
@@ -114,29 +138,42 @@ def fit_memory(needs: MemoryNeeds, memory: int) -> tuple[bool, int]:
     return True, min(LARGEST_BUDGET, max(SMALLEST_BUDGET, fitting))
 
 
-def memory_needs(config: RunConfig, model: PreTrainedModel) -> MemoryNeeds:
-    """Estimated from the model's shape. A trained weight in half precision takes 2 bytes for itself and 2 for its
-    gradient, and in float32 4 for the weight, 4 for the gradient and 8 for its moments; engines hold up to two
-    versions, and one is published. On an H200 a layer of a 0.6B model kept 42 KB of a token, where this says 38."""
+def memory_needs(config: RunConfig, model: PreTrainedModel) -> MemoryNeeds | None:
+    """Estimated from the model's shape; None for one that does not have the usual sizes. A trained weight in half
+    precision takes 2 bytes for itself and 2 for its gradient, and in float32 4 for the weight, 4 for the gradient and 8
+    for its moments; engines hold up to two versions, and one is published. On an H200 a layer of a 0.6B model kept 42
+    KB of a token, where this says 38."""
     text: Any = model.config.get_text_config()
+    names = ("num_attention_heads", "hidden_size", "num_hidden_layers")
+    if not all(isinstance(getattr(text, name, None), int) for name in names):
+        return None
+    heads, hidden, layers = (getattr(text, name) for name in names)
+    width = _number(text, "head_dim", hidden // heads)
+    key_heads = _number(text, "num_key_value_heads", heads)
+    inner = _number(text, "intermediate_size", 4 * hidden)
     itemsize = read_dtype(config.model.dtype).itemsize
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    of_a_weight = itemsize if config.lora is not None else 20 if itemsize == 2 else 16
-    if isinstance(config, DetachedConfig):
-        of_a_weight += 3 * itemsize
-        if config.lora is None and config.algorithm.build().needs_reference:
-            of_a_weight += itemsize
-    heads, hidden = text.num_attention_heads, text.hidden_size
-    width = getattr(text, "head_dim", None) or hidden // heads
-    key_heads = getattr(text, "num_key_value_heads", None) or heads
-    inner = getattr(text, "intermediate_size", None) or 4 * hidden
     of_a_layer = itemsize * (4 * hidden + 2 * heads * width + 2 * key_heads * width + 3 * inner)
-    layers = text.num_hidden_layers
     return MemoryNeeds(
-        weights=parameters * of_a_weight,
+        weights=sum(parameter.numel() for parameter in model.parameters()) * _bytes_of_a_weight(config, itemsize),
         of_a_token=layers * of_a_layer,
         of_a_token_checkpointed=layers * hidden * itemsize + 2 * of_a_layer,
     )
+
+
+def _bytes_of_a_weight(config: RunConfig, itemsize: int) -> int:
+    trained = itemsize if config.lora is not None else 20 if itemsize == 2 else 16
+    if not isinstance(config, DetachedConfig):
+        return trained
+    copies = 3 * itemsize
+    if config.lora is None and config.algorithm.build().needs_reference:
+        copies += itemsize
+    separate = config.critic is not None and config.critic.kind == "separate"
+    return trained + copies + (trained if separate else 0)
+
+
+def _number(text: Any, name: str, default: int) -> int:
+    value = getattr(text, name, None)
+    return value if isinstance(value, int) and value > 0 else default
 
 
 def _outline(config: RunConfig, given: Given) -> PreTrainedModel:
@@ -147,14 +184,16 @@ def _outline(config: RunConfig, given: Given) -> PreTrainedModel:
     return outline_model(source, dtype=config.model.dtype, trust_remote_code=config.model.trust_remote_code)
 
 
-def _device_memory(device: str) -> int:
+def _device_memory(section: ModelSection) -> int:
     if not torch.cuda.is_available():  # a GPU of another machine, of which nothing is known here
         return 0
-    return int(torch.cuda.get_device_properties(torch.device(device)).total_memory)
+    return int(torch.cuda.get_device_properties(torch.device(section.device)).total_memory)
 
 
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
+def _can_compile() -> bool:
+    """Triton compiles with the system's C compiler."""
+    has_compiler = bool(os.environ.get("CC")) or any(shutil.which(name) for name in ("cc", "gcc", "clang"))
+    return has_compiler and importlib.util.find_spec("triton") is not None
 
 
 def _name_of(dtype: torch.dtype) -> str:

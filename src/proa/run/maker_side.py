@@ -15,7 +15,7 @@ from ..engines.cache import BLOCK, blocks_for
 from ..engines.native import SLOTS
 from ..engines.product_shapes import padded
 from ..lifecycle.hooks import BaseCallback
-from ..policy.models import weights_digest
+from ..policy.models import read_dtype, weights_digest
 from ..policy.policy import Policy, Receiver
 from ..resume.inputs import Inputs
 from ..rewards import InlineRewards, RewardWorkers
@@ -83,18 +83,28 @@ class MakerSide:
         device = torch.device(section.device or self._device or self.policy.device)
         if section.factory != "native" or device.type != "cuda" or not self._longest_prompt:
             return section
-        return size_engine(self.config, self._longest_prompt)
+        quarter = torch.cuda.get_device_properties(device).total_memory // 4
+        return size_engine(self.config, self._longest_prompt, quarter // _bytes_of_a_token(self.config, self.policy))
 
 
-def size_engine(config: DetachedConfig, longest_prompt: int) -> EngineSection:
-    """The native engine on a GPU, with no more rows and no larger cache than the run can use: memory is shared with the
-    trainer there. What is set stays."""
+def size_engine(config: DetachedConfig, longest_prompt: int, most_tokens: int = 2**62) -> EngineSection:
+    """The native engine on a GPU, with no more rows and no larger cache than the run can use, nor than `most_tokens`:
+    memory is shared with the trainer there. What is set stays."""
     admitted = (1 + config.max_staleness) * config.update_steps * config.train_batch_size
     slots = config.engine.slots or min(SLOTS["cuda"], padded(admitted))
     longest = blocks_for(longest_prompt + config.sampling.max_new_tokens) * BLOCK
     waiting = slots // 8  # have their prompts in the cache before they have a row
-    tokens = config.engine.cache_tokens or (slots + waiting) * longest
+    tokens = config.engine.cache_tokens or max(longest, min((slots + waiting) * longest, most_tokens))
     return config.engine.model_copy(update={"slots": slots, "cache_tokens": tokens})
+
+
+def _bytes_of_a_token(config: DetachedConfig, policy: Policy) -> int:
+    """What the keys and values of a token take in all layers."""
+    text: Any = policy.model.config.get_text_config()
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    itemsize = read_dtype(config.engine.dtype).itemsize if config.engine.dtype else policy.model.dtype.itemsize
+    return int(2 * text.num_hidden_layers * heads * width * itemsize)
 
 
 def _reward_model(config: DetachedConfig, policy: Policy, longest_prompt: int) -> PreTrainedModel | None:

@@ -74,9 +74,9 @@ def start(
     if resume is not None and is_address(resume):
         RemoteRun.find(resume).fetch(settled.folder)
         resume = AUTO
+    settled = resolve_automatic(settled, given, resumed=resume is not None)
     if resume == AUTO and (done := _complete(settled)) is not None:
         return done
-    settled = resolve_automatic(settled, given, resumed=resume is not None)
     with place_callbacks(settled, callbacks) as listeners:
         return carry_out(
             settled,
@@ -150,7 +150,7 @@ def carry_out(
                 (config.folder / name).unlink(missing_ok=True)
         if resumption is not None:
             _compare_inputs(resumption, job.inputs, allow_changes)
-        folder = _reopened(config, resumption, changes) if is_resumed else _fresh(config)
+        folder = _reopened(config, resumption, changes) if is_resumed else _fresh(config, replaces=replaces)
         with (
             moments.around_experiment(folder),
             _ending(job, folder, moments, is_new=not is_resumed),
@@ -215,10 +215,11 @@ def _complete(config: RunConfig) -> TrainState | None:
     return resumption.final_state(config.folder)
 
 
-def _fresh(config: RunConfig) -> RunFolder:
+def _fresh(config: RunConfig, *, replaces: bool) -> RunFolder:
     began = pinned()
     assert began is not None, "carry_out pins it"
-    return RunFolder.create(config.folder, config.model_dump(mode="json"), **{BEGAN: began.isoformat()})
+    content = config.model_dump(mode="json")
+    return RunFolder.create(config.folder, content, replaces=replaces, **{BEGAN: began.isoformat()})
 
 
 def _reopened(config: RunConfig, resumption: Resumption | None, changes: dict[str, tuple[Any, Any]]) -> RunFolder:
