@@ -176,7 +176,7 @@ def test_a_used_run_folder_is_refused_and_left_alone(file, tmp_path, capsys):
 
 def test_help_for_train_is_instant():
     out = subprocess.run([sys.executable, "-m", "proa", "train", "--help"], capture_output=True, text=True, check=True)
-    assert "proa train FILE [--key value ...]" in out.stdout
+    assert "proa train FILE [--overwrite] [--key value ...]" in out.stdout
 
 
 def test_an_interrupt_is_recorded_as_such_and_comes_out(file, tmp_path):
