@@ -185,3 +185,17 @@ def test_a_wrong_setting_of_an_algorithm_is_found_before_anything_else_of_the_ru
     said = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
     assert "algorithm.params.clip_low must be a number" in said[0]
     assert said[-1] == "True False"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("model.compile", "maybe", r"^model\.compile: Input should be a valid boolean.*, or auto, not 'maybe'$"),
+        ("optimizer.token_budget", -3, r"^optimizer\.token_budget: .* greater than or equal to 0, or auto, not -3$"),
+        ("optimizer.token_budget", "many", r"^optimizer\.token_budget: .*valid integer.*, or auto, not 'many'$"),
+    ],
+)
+def test_a_key_that_may_be_auto_has_one_message(key, value, said):
+    with pytest.raises(ConfigError, match=said) as raised:
+        load_run_config(**{"total_steps": 1, "train_batch_size": 8, "model": "m", "task": "sort_digits", key: value})
+    assert len(str(raised.value).splitlines()) == 1

@@ -167,7 +167,8 @@ def _validate(
     try:
         return model.model_validate(content, context=context)
     except ValidationError as error:
-        raise ConfigError("\n".join(_explain(model, one, lines, file) for one in error.errors())) from None
+        problems = [one for one in error.errors() if one["loc"][-1:] != _AUTO]  # what else it may be is said with it
+        raise ConfigError("\n".join(_explain(model, one, lines, file) for one in problems)) from None
 
 
 def _set_algorithm(content: dict[str, Any], recipe: str) -> None:
@@ -274,6 +275,8 @@ def _explain(model: type[BaseModel], problem: ErrorDetails, lines: Mapping[KeyPa
     path: KeyPath = problem["loc"]
     if path[-1:] == ("[key]",):  # the key itself is wrong
         path = (*path[:-2], str(path[-2]))
+    if may_be_auto := path[-1:] in _BESIDE_AUTO:
+        path = path[:-1]
     if problem["type"] == MISTAKE:
         return f"{_location(file, _nearest_line((*path, *problem['ctx']['place']), lines))}{problem['msg']}"
     dotted = ".".join(map(str, path))
@@ -290,9 +293,14 @@ def _explain(model: type[BaseModel], problem: ErrorDetails, lines: Mapping[KeyPa
         return f"{location}{dotted} must be a section with keys of its own ({keys}){short}, not {value}"
     if problem["type"] == "missing":
         return f"{file + ': ' if file else ''}{dotted!r} is missing"
-    message = problem["msg"].removeprefix("Value error, ")
+    message = problem["msg"].removeprefix("Value error, ") + (", or auto" if may_be_auto else "")
     given = "" if not path or isinstance(problem["input"], (dict, BaseModel)) else f", not {problem['input']!r}"
     return f"{location}{dotted + ': ' if dotted else ''}{message}{given}"
+
+
+_AUTO = ("literal['auto']",)
+_BESIDE_AUTO = (("bool",), ("constrained-int",))
+"""How pydantic names the members of `bool | "auto"` and `int | "auto"`, each of which has a mistake of its own."""
 
 
 def _location(file: str, line: int | None) -> str:
