@@ -1,30 +1,34 @@
 """How fast the engine is inside a run, beside the same engine alone, and what a step of the run takes.
 
-    python benchmarks/in_run.py [--json] [--steps N] [--makers N] [--device auto] [--checkpointing]
+    python benchmarks/in_run.py [--json] [--steps N] [--makers N] [--staleness N] [--device auto] [--checkpointing]
 
 A GRPO run of random weights (Qwen3-0.6B's shape on a GPU, a small model on a CPU), 8 prompts × 8 samples a step of full
-length, `max_staleness` 1. The engine's tokens per second in the run are over the time in which it has work, the median
-over steps after the first three; alone it decodes as many sequences at once as the run keeps under way. On one device
-trainer and engine share the arithmetic, so on one GPU the figure includes what the trainer takes of it.
+length. The engine's tokens per second in the run are over the time in which it has work, the median over steps after
+the first three; alone it decodes as many sequences at once as the run keeps under way. On one device trainer and engine
+share the arithmetic, so on one GPU the figure includes what the trainer takes of it; `--staleness 0` has them take
+turns. `first_step_after` is from the start of the process, but for making the model's folder.
 """
 
 from __future__ import annotations
 
-import argparse
-import itertools
-import json
-import statistics
-import sys
-import tempfile
 import time
-from pathlib import Path
-from typing import Any
 
-import torch
+STARTED = time.time()
 
-from proa.bench.rollout import SHAPES, Case, measure
-from proa.bench.step import number_tokenizer, varied_reward
-from proa.recipes import grpo
+import argparse  # noqa: E402 - the clock runs while they are imported
+import itertools  # noqa: E402
+import json  # noqa: E402
+import statistics  # noqa: E402
+import sys  # noqa: E402
+import tempfile  # noqa: E402
+from pathlib import Path  # noqa: E402
+from typing import Any  # noqa: E402
+
+import torch  # noqa: E402
+
+from proa.bench.rollout import SHAPES, Case, load_shape, measure  # noqa: E402
+from proa.bench.step import number_tokenizer, varied_reward  # noqa: E402
+from proa.recipes import grpo  # noqa: E402
 
 PROMPTS, GROUP, SKIPPED = 8, 8, 3
 
@@ -41,16 +45,25 @@ def run_figures(options: argparse.Namespace, shape: str, device: str, lengths: t
         }
         for row in range(1000)
     ]
-    model = {"config": SHAPES[shape], "device": device, "dtype": "auto"}
-    if options.checkpointing:
-        model["gradient_checkpointing"] = True
     with tempfile.TemporaryDirectory() as folder:
         begun = time.time()
+        load_shape(shape, device=device, dtype="bfloat16" if device != "cpu" else "float32").save_pretrained(
+            f"{folder}/model"
+        )
+        number_tokenizer(vocabulary).save_pretrained(f"{folder}/model")
+        made = time.time() - begun
+        model = {"path": f"{folder}/model", "device": device, "dtype": "auto"}
+        if options.checkpointing:
+            model["gradient_checkpointing"] = True
+        if device != "cpu":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
         grpo(
-            model=model, tokenizer=number_tokenizer(vocabulary), task=rows, reward=varied_reward, output_dir=folder,
-            total_steps=options.steps, train_batch_size=PROMPTS * GROUP, makers=options.makers, max_staleness=1,
-            sampling={"group_size": GROUP, "max_new_tokens": new_tokens}, optimizer={"learning_rate": 1e-6},
-            checkpoint={"save_every": 0}, record={"rollouts": 0}, **{"reward.workers": 0},
+            model=model, task=rows, reward=varied_reward, output_dir=folder, name="run",
+            total_steps=options.steps, train_batch_size=PROMPTS * GROUP, makers=options.makers,
+            max_staleness=options.staleness, sampling={"group_size": GROUP, "max_new_tokens": new_tokens},
+            optimizer={"learning_rate": 1e-6}, checkpoint={"save_every": 0}, record={"rollouts": 0},
+            **{"reward.workers": 0},
         )  # fmt: skip
         run = Path(folder) / "run"
         steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -59,10 +72,11 @@ def run_figures(options: argparse.Namespace, shape: str, device: str, lengths: t
     later = steps[SKIPPED:]
     times = [step["time"] for step in steps]
     names = ("maker.tokens_per_second", "trainer.compute_seconds", "trainer.publish_seconds", "trainer.wait_seconds")
+    seconds = [after - before for before, after in itertools.pairwise(times)][SKIPPED - 1 :]
     return {
         **{name: statistics.median(step.get(name, 0.0) for step in later) for name in (*names, "maker.probe_gap")},
-        "step_seconds": statistics.median(after - before for before, after in itertools.pairwise(times)),
-        "first_step_after": times[0] - begun,
+        "step_seconds": statistics.median(seconds),
+        "first_step_after": times[0] - STARTED - made,
         "weights_digest": header["weights_digest"],
         "peak_gib": torch.cuda.max_memory_allocated() / 2**30 if device != "cpu" else None,
     }
@@ -73,7 +87,9 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--makers", type=int, default=1)
+    parser.add_argument("--staleness", type=int, default=1)
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--only-run", action="store_true", help="without the engine alone")
     parser.add_argument("--checkpointing", action="store_true")
     options = parser.parse_args()
     if options.steps <= SKIPPED:
@@ -83,7 +99,10 @@ def main() -> int:
     device, shape = ("cuda", "0.6B") if has_gpu else ("cpu", "small")
     lengths = (128, 256) if has_gpu else (32, 32)
     inside = run_figures(options, shape, device, lengths)
-    case = Case(2 * PROMPTS * GROUP, "uniform", *lengths)
+    if options.only_run:
+        print(json.dumps(inside, indent=2))
+        return 0
+    case = Case((1 + options.staleness) * PROMPTS * GROUP, "uniform", *lengths)
     dtype = "bfloat16" if has_gpu else "float32"
     (alone,), _ = measure(shape, ["native"], [case], device=device, dtype=dtype)
     share = inside["maker.tokens_per_second"] / alone.tokens_per_second

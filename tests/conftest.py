@@ -45,12 +45,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With several processes: the tests of one file run in one, in their order, and all on Ray share one cluster."""
+    """With several processes: the tests of one file run in one, in their order, and all on Ray share one cluster.
+    Those on a GPU compile for minutes, so each is by itself."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
+            if file.startswith("tests/gpu/"):
+                return nodeid
             return "tests/integration" if file.startswith("tests/integration/") else file
 
     return ByFile(config, log)

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,14 +29,15 @@ from ..engines import build_engine
 from ..learning.learner import StepSettings
 from ..numerics import compute_alike
 from ..policy.computing import ComputeSettings, set_up_computing
-from ..policy.models import load_model
-from ..policy.policy import PlainPolicy
+from ..policy.lora import LoraSettings
+from ..policy.lora_policy import LoraPolicy
+from ..policy.policy import PlainPolicy, Policy
 from ..rewards import InlineRewards
 from ..roles.maker import ExperienceMakerHolder
 from ..roles.policy_trainer import DetachedGRPOTrainer
 from ..roles.weights import WeightStore
 from ..rollouts import SingleTurn
-from .rollout import SHAPES
+from .rollout import SHAPES, load_shape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +50,8 @@ class StepCase:
     prompt_tokens: int = 32
     new_tokens: int = 64
     learning_rate: float = 1e-6
+    lora_rank: int = 0
+    """Of the adapter that is trained; 0 trains all weights."""
 
     @property
     def tokens(self) -> int:
@@ -80,8 +84,15 @@ def measure_proa(
     """Our step."""
     compute_alike(torch.get_num_threads(), device=device, deterministic=True)
     tokenizer = number_tokenizer(SHAPES[case.shape]["vocab_size"])
-    model = load_model(SHAPES[case.shape], device=device, dtype=dtype, seed=0)
-    policy = PlainPolicy(model, tokenizer, [])
+    model = load_shape(case.shape, device=device, dtype=dtype)
+    samples = case.prompts * case.group_size
+    longest = case.prompt_tokens + case.new_tokens + 32
+    cache_tokens = samples * longest if device != "cpu" else 0  # a run on a GPU has a cache of what it can use, too
+    engine = build_engine("native", model, end_ids=[], slots=samples, cache_tokens=cache_tokens)
+    policy: Policy = PlainPolicy(model, tokenizer, [])
+    if case.lora_rank:
+        policy = LoraPolicy(model, tokenizer, [], settings=LoraSettings(rank=case.lora_rank))
+        policy.begin(Path())
     set_up_computing(model, computing)
     sampling = Sampling(case.group_size, case.new_tokens)
     store = WeightStore()
@@ -90,8 +101,9 @@ def measure_proa(
         settings=settings,
     )  # fmt: skip
     maker = ExperienceMakerHolder(
-        engine=build_engine("native", model, end_ids=[], slots=case.prompts * case.group_size),
+        engine=engine,
         rollout=SingleTurn(tokenizer, sampling, scorer=InlineRewards(varied_reward)),
+        receiver=policy.receiver(),
     )
     store.publish(0, policy.published())
     maker.update_experience_maker(store.fetch(0, owner="maker"))
@@ -118,7 +130,7 @@ def _own_step(
     maker: ExperienceMakerHolder,
     trainer: DetachedGRPOTrainer,
     store: WeightStore,
-    policy: PlainPolicy,
+    policy: Policy,
     version: int,
     device: str,
 ) -> _Clock:
@@ -159,7 +171,7 @@ def measure_trl(case: StepCase, *, device: str, dtype: str, steps: int, checkpoi
             return made
 
     tokenizer = number_tokenizer(SHAPES[case.shape]["vocab_size"])
-    model = load_model(SHAPES[case.shape], device=device, dtype=dtype, seed=0)
+    model = load_shape(case.shape, device=device, dtype=dtype)
     texts = [" ".join(f"t{token}" for token in tokens) for tokens in _prompts(case, range(1000))]
     with tempfile.TemporaryDirectory() as folder, _quiet():
         config = trl.GRPOConfig(
@@ -172,6 +184,7 @@ def measure_trl(case: StepCase, *, device: str, dtype: str, steps: int, checkpoi
         trainer = Timed(
             model=model, reward_funcs=varied_reward, args=config, processing_class=tokenizer, callbacks=[Clock()],
             train_dataset=datasets.Dataset.from_list([{"prompt": text} for text in texts]),
+            peft_config=_peft_settings(case),
         )  # fmt: skip
         trainer.remove_callback(PrinterCallback)
         _reset_peak(device)
@@ -181,6 +194,12 @@ def measure_trl(case: StepCase, *, device: str, dtype: str, steps: int, checkpoi
     made = min(generating[1:])
     clock = _Clock(made, seconds - made, 0.0)
     return _figure("trl", case, clock, times[0] - begun, model, device, dtype)
+
+
+def _peft_settings(case: StepCase) -> Any:
+    if not case.lora_rank:
+        return None
+    return import_module("peft").LoraConfig(r=case.lora_rank, lora_alpha=32, target_modules="all-linear")
 
 
 def varied_reward(completions: Sequence[str], **_: Any) -> list[float]:

@@ -109,12 +109,17 @@ def bench_step(options: argparse.Namespace) -> int:
     case = StepCase(
         shape=shape, prompts=options.prompts, group_size=options.group_size,
         prompt_tokens=options.prompt_tokens or (128 if on_gpu else 32),
-        new_tokens=options.new_tokens or (256 if on_gpu else 64),
+        new_tokens=options.new_tokens or (256 if on_gpu else 64), lora_rank=options.lora,
     )  # fmt: skip
+    if options.memory:
+        if not on_gpu:
+            raise SettingError("--memory is for a GPU: leave it out, or give --device cuda")
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, options.memory * 2**30 / total))
     computing = ComputeSettings(
         gradient_checkpointing=options.checkpointing, compile=on_gpu and not options.no_compile
     )  # fmt: skip
-    settings = StepSettings(token_budget=32_768 if on_gpu else 2048, share_prompts=on_gpu)
+    settings = StepSettings(token_budget=options.token_budget or (32_768 if on_gpu else 2048), share_prompts=on_gpu)
     machine = {"device": device, "dtype": dtype, "steps": options.steps}
     figures = [measure_proa(case, computing=computing, settings=settings, **machine)]
     missing = {}

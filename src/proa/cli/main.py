@@ -370,7 +370,8 @@ def _add_bench_step(kinds: Verbs) -> None:
         epilog="Both have the same model of random weights, prompts, lengths and settings, in one process, one after "
         "the other. Trust the ratio more than the figures.",
     )
-    parser.add_argument("--shape", default="auto", help="small or 0.6B (default: 0.6B on a GPU, else small)")
+    parser.add_argument("--shape", default="auto", help="small, 0.5B, 0.6B or 4B (default: 0.6B on a GPU, else small)")
+    parser.add_argument("--lora", type=int, default=0, metavar="RANK", help="train an adapter instead of all weights")
     parser.add_argument("--prompts", type=int, default=8, metavar="N")
     parser.add_argument("--group-size", "--group_size", type=int, default=8, metavar="N")
     parser.add_argument("--prompt-tokens", "--prompt_tokens", type=int, metavar="N", help="128 on a GPU, else 32")
@@ -380,6 +381,10 @@ def _add_bench_step(kinds: Verbs) -> None:
         "--checkpointing", action="store_true", help="compute activations twice instead of keeping them"
     )
     parser.add_argument("--no-compile", "--no_compile", action="store_true", help="on a GPU: do not compile layers")
+    parser.add_argument(
+        "--token-budget", "--token_budget", type=int, metavar="N", help="tokens computed at once (32768; 2048 on a CPU)"
+    )
+    parser.add_argument("--memory", type=float, metavar="GIB", help="on a GPU: allow no more of its memory than this")
     parser.add_argument("--without", type=_names, default=[], help="leave out: trl")
     parser.add_argument("--at-least", "--at_least", type=float, metavar="RATIO", help="fail if it is less")
     _add_machine(parser)

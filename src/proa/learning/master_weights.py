@@ -70,8 +70,8 @@ class MasterWeights:
 
     @torch.no_grad()
     def round_into_model(self) -> None:
-        for name, parameter in self._rounded.items():
-            parameter.copy_(self.stepped[name])
+        if self._rounded:
+            torch._foreach_copy_(list(self._rounded.values()), [self.stepped[name] for name in self._rounded])
 
     @torch.no_grad()
     def load(self, saved: Mapping[str, torch.Tensor]) -> None:

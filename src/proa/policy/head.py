@@ -161,6 +161,8 @@ def _wide_zeros(like: torch.Tensor) -> torch.Tensor:
 def _add_product_(total_VH: torch.Tensor, gradient_nV: torch.Tensor, hidden_nH: torch.Tensor) -> None:
     if total_VH.dtype == hidden_nH.dtype:
         total_VH.addmm_(gradient_nV.t(), hidden_nH)
+    elif total_VH.is_cuda:  # added up in float32 inside the product
+        torch.addmm(total_VH, gradient_nV.t(), hidden_nH, out_dtype=total_VH.dtype, out=total_VH)
     else:
         total_VH += gradient_nV.t() @ hidden_nH
 

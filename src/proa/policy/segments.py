@@ -4,8 +4,8 @@
     queries     └───┘ └─┘ └───┘ └─┘ └─┘          one segment each
     keys        p     p+a  p+b   q   q+c         what each segment attends to: a prompt is computed once
 
-A segment attends to as many keys as `key_places` says, the last of which are its own tokens; causally, so that its last
-token sees them all. Without `key_places` each segment is a whole sequence, and its keys are its own.
+A segment attends to its share of `keys`, the last of which are its own tokens; causally, so that its last token sees
+them all. Without `keys` each segment is a whole sequence, and attends to itself.
 
 Attention goes through transformers' interface for attention functions, under a name of ours. On a GPU it is torch's
 varlen attention; elsewhere, and for dtypes that this one does not have, one call for each segment. Shapes are rounded
@@ -19,17 +19,22 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface
+
+from .shared_keys import SharedKeys, gather_keys, make_shared_keys, power_of_2
 
 ATTENTION = "proa_segments"
 """The name of our attention among transformers' implementations."""
+_VARLEN: Any = varlen_attn  # it may return more than a tensor, for those who ask
+_GROUPED_HEADS: Any = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+"""torch 2.11 takes fewer key heads than query heads as they are; later ones ask for a flag."""
 _SHORTEST = 128
 """What kernels are told of lengths is a power of 2, at least this: every other number would compile them again."""
 
@@ -47,12 +52,11 @@ class Segments:
     """The same among keys."""
     longest_query: int
     longest_key: int
-    key_places_K: torch.Tensor | None = None
-    """Of which token each key is; None where keys are the tokens themselves."""
+    keys: SharedKeys | None = None
+    """Which token each key is; None where keys are the tokens themselves."""
 
     def to(self, device: torch.device) -> Segments:
         """The same on a device."""
-        places = self.key_places_K
         return Segments(
             self.tokens_T.to(device),
             self.positions_T.to(device),
@@ -60,7 +64,7 @@ class Segments:
             self.key_starts_N.to(device),
             self.longest_query,
             self.longest_key,
-            None if places is None else places.to(device),
+            None if self.keys is None else self.keys.to(device),
         )
 
 
@@ -72,23 +76,22 @@ def make_segments(
     key_places_K: torch.Tensor | None = None,
 ) -> Segments:
     """Segments of these lengths, filled up to sizes of which there are few. Everything is on the CPU."""
-    longest = max(_SHORTEST, _power_of_2(max(query_lengths)))
+    longest = max(_SHORTEST, power_of_2(max(query_lengths)))
     filled = bucket_size(len(tokens_T))
     fillers = _pieces(filled - len(tokens_T), longest)
     queries = query_lengths + fillers
-    count = _power_of_2(len(queries))
+    count = power_of_2(len(queries))
     tokens_T, positions_T = (functional.pad(one_T, (0, filled - len(one_T))) for one_T in (tokens_T, positions_T))
     query_starts_N = _starts(queries, count)
     if key_lengths is None or key_places_K is None:
         return Segments(tokens_T, positions_T, query_starts_N, query_starts_N, longest, longest)
     keys = key_lengths + fillers
-    own_K = torch.arange(filled - sum(fillers), filled)
-    key_places_K = torch.cat((key_places_K, own_K))
-    missing = _power_of_2(len(key_places_K)) - len(key_places_K)  # keys after the last segment are in none
-    longest_key = _power_of_2(max(key_lengths))
+    key_places_K = torch.cat((key_places_K, torch.arange(filled - sum(fillers), filled)))
+    missing = power_of_2(len(key_places_K)) - len(key_places_K)  # keys after the last segment are in none
+    shared_keys = make_shared_keys(queries, keys, functional.pad(key_places_K, (0, missing)))
+    longest_key = max(longest, power_of_2(max(key_lengths)))
     return Segments(
-        tokens_T, positions_T, query_starts_N, _starts(keys, count), longest, max(longest, longest_key),
-        functional.pad(key_places_K, (0, missing)),
+        tokens_T, positions_T, query_starts_N, _starts(keys, count), longest, longest_key, shared_keys
     )  # fmt: skip
 
 
@@ -98,7 +101,7 @@ def bucket_size(count: int) -> int:
     >>> [bucket_size(count) for count in (1, 9, 100, 1000, 24_000)]
     [4, 10, 112, 1024, 24576]
     """
-    step = max(1, _power_of_2(count) // 8)
+    step = max(1, power_of_2(count) // 8)
     return max(4, -(-count // step) * step)
 
 
@@ -113,7 +116,7 @@ def segment_hidden_states(decoder: nn.Module, segments: Segments) -> torch.Tenso
             cu_seq_lens_k=segments.key_starts_N,
             max_length_q=segments.longest_query,
             max_length_k=segments.longest_key,
-            key_places=segments.key_places_K,
+            shared_keys=segments.keys,
         )[0]
     return hidden_1TH[0]
 
@@ -166,7 +169,7 @@ def attend(
     cu_seq_lens_k: torch.Tensor,
     max_length_q: int,
     max_length_k: int,
-    key_places: torch.Tensor | None = None,
+    shared_keys: SharedKeys | None = None,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
@@ -176,14 +179,12 @@ def attend(
     if (sliding_window is not None and sliding_window < max_length_k) or softcap is not None:
         raise UnknownAttentionError("a sliding window or a soft cap")
     query_THW, key_KHW, value_KHW = (one.transpose(1, 2)[0] for one in (query_1HTW, key_1HTW, value_1HTW))
-    if key_places is not None:
-        # Kernels leave the gradients of keys that are in no segment as the memory was: a constant has none.
-        real_K11 = (torch.arange(len(key_places), device=key_places.device) < cu_seq_lens_k[-1])[:, None, None]
-        key_KHW, value_KHW = (one[key_places].where(real_K11, 0.0) for one in (key_KHW, value_KHW))
+    if shared_keys is not None:
+        key_KHW, value_KHW = gather_keys(key_KHW, shared_keys), gather_keys(value_KHW, shared_keys)
     if query_THW.is_cuda and query_THW.dtype in (torch.bfloat16, torch.float16):
-        attended_THW = _varlen()(
+        attended_THW = _VARLEN(
             query_THW, key_KHW, value_KHW, cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k,
-            scale=scaling, window_size=(-1, 0), **_grouped_heads(),
+            scale=scaling, window_size=(-1, 0), **_GROUPED_HEADS,
         )  # fmt: skip
     else:
         attended_THW = _attend_one_by_one(query_THW, key_KHW, value_KHW, cu_seq_lens_q, cu_seq_lens_k, scaling)
@@ -229,19 +230,6 @@ def _causal(queries: int, key_HkW: torch.Tensor) -> torch.Tensor | None:
     return torch.ones(queries, keys, dtype=torch.bool, device=key_HkW.device).tril(keys - queries)
 
 
-@cache
-def _varlen() -> Any:
-    from torch.nn.attention.varlen import varlen_attn
-
-    return varlen_attn
-
-
-@cache
-def _grouped_heads() -> dict[str, bool]:
-    """torch 2.11 takes fewer key heads than query heads as they are; later ones want to be told."""
-    return {"enable_gqa": True} if "enable_gqa" in inspect.signature(_varlen()).parameters else {}
-
-
 def _starts(lengths: list[int], count: int) -> torch.Tensor:
     """Where so many segments begin, and the last ends; those that are missing are empty."""
     missing = [0] * (count - len(lengths))
@@ -250,7 +238,3 @@ def _starts(lengths: list[int], count: int) -> torch.Tensor:
 
 def _pieces(count: int, longest: int) -> list[int]:
     return [min(longest, count - first) for first in range(0, count, longest)]
-
-
-def _power_of_2(count: int) -> int:
-    return 1 << (count - 1).bit_length()

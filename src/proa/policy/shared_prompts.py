@@ -57,6 +57,8 @@ def shared_prompt_statistics(
 ) -> ActionStatistics:
     """What `action_statistics` says, with the prompt of each group computed once. `groups_B` are indices from 0."""
     mask_BS = checked_mask(sequences_BS, attention_mask_BS, actions)
+    mask_BA = mask_BS[:, -actions:]
+    tokens_N = sequences_BS[:, -actions:][mask_BA]  # waits for the device: before its work is launched, not after
     decoder = find_decoder(model)
     if takes_segments(decoder, sequences_BS.shape[1]):
         segments, predictors_N = lay_end_to_end(sequences_BS.cpu(), mask_BS.cpu(), actions, groups_B.cpu())
@@ -66,11 +68,10 @@ def shared_prompt_statistics(
         rows = lay_out(sequences_BS, mask_BS, actions, groups_B)
         check_shares_prompts(model, rows.tokens_GL.shape[1])
         hidden_NH = _hidden_states(model, rows)[rows.predictors_N]
-    mask_BA = mask_BS[:, -actions:]
     statistics_KN = token_statistics(
         model,
         hidden_NH,
-        sequences_BS[:, -actions:][mask_BA],
+        tokens_N,
         temperature=temperature,
         chunk_tokens=chunk_tokens,
         with_entropy=with_entropy,
