@@ -29,8 +29,9 @@ class WeightPlaces:
         counts, and norms are near 1."""
         noise = torch.randn(_NOISE, generator=torch.Generator().manual_seed(0))
         for place in self._places.values():
-            repeated = noise.repeat(-(-place.numel() // _NOISE))[: place.numel()].view(place.shape)
-            place.copy_(repeated * min(place.shape) ** -0.5 if place.dim() > 1 else repeated * 0.1 + 1.0)
+            scaled = noise * min(place.shape) ** -0.5 if place.dim() > 1 else noise * 0.1 + 1.0
+            scaled = scaled.to(place)  # where and as it is stored: repeated in float32 on the host it takes seconds
+            place.copy_(scaled.repeat(-(-place.numel() // _NOISE))[: place.numel()].view(place.shape))
 
     def _sources(self, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         sources: dict[str, torch.Tensor] = {}

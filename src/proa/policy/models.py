@@ -69,8 +69,8 @@ def load_model(
     A folder may also be an adapter's: the model is then its base with the adapter merged in.
 
     Dropout is 0 in the model and in its configuration, so no step is random, in training mode neither.
-    Weights are drawn on the CPU: the device does not change them, nor does drawing them disturb torch's
-    global generator.
+    Weights are drawn on the CPU and in float32 at least: neither device nor dtype changes them, but for rounding, nor
+    does drawing them disturb torch's global generator.
 
     >>> tiny = {"model_type": "llama", "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
     >>> model = load_model({**tiny, "num_attention_heads": 2, "vocab_size": 10, "eos_token_id": 2}, seed=1)
@@ -80,7 +80,7 @@ def load_model(
     check_dtype(dtype)
     with seeded_torch(seed):
         if isinstance(source, Mapping):
-            model: Any = _from_configuration(source, _DTYPES[dtype])
+            model: Any = _drawn_from_configuration(source, _DTYPES[dtype])
         elif is_adapter_folder(Path(source)):
             model = _from_adapter_folder(Path(source), dtype, trust_remote_code)
         else:
@@ -243,6 +243,15 @@ def weights_digest(weights: Mapping[str, torch.Tensor]) -> str:
 
 _BOTH = "{} is both a model's and an adapter's folder; keep them apart to say which is meant"
 _AUTO_MODEL: Any = AutoModelForCausalLM  # its methods are not typed
+
+
+def _drawn_from_configuration(source: Mapping[str, Any], dtype: torch.dtype) -> PreTrainedModel:
+    model = _from_configuration(source, torch.promote_types(dtype, torch.float32))
+    if model.dtype != dtype:
+        for parameter in model.parameters():  # buffers, as those of rotary embeddings, stay as exact as they are
+            parameter.data = parameter.data.to(dtype)
+        model.config.dtype = dtype
+    return model
 
 
 def _from_configuration(source: Mapping[str, Any], dtype: torch.dtype) -> PreTrainedModel:
