@@ -153,12 +153,15 @@ def test_what_is_only_tried_is_not_compiled_for(tiny, padded, graphs):
 
 
 @IGNORED
-def test_one_layer_is_compiled_for_all_of_them_and_once_for_each_shape(configuration, padded, graphs):
+@pytest.mark.parametrize("adapted", [False, True])
+def test_one_layer_is_compiled_for_all_of_them_and_once_for_each_shape(configuration, padded, graphs, adapted):
     counts = []
     for layers in (1, 4):
         graphs.clear()
         torch._dynamo.reset()
         model = load_model(configuration("llama", num_hidden_layers=layers), seed=0)
+        if adapted:
+            add_lora(model, LoraSettings(rank=2), seed=0)
         set_up_computing(model, ComputeSettings(compile=True, attention="sdpa"))
         gradients(model, padded(ROWS))
         gradients(model, padded(ROWS, seed=1))

@@ -59,6 +59,7 @@ def set_up_computing(model: PreTrainedModel, settings: ComputeSettings) -> None:
     for layer in layers:
         _checkpoint(layer, find_decoder(model).config, settings.gradient_checkpointing)
     compile_head(model, settings.compile)
+    _give_first_layer_gradients(model, settings.compile)
     for layer in layers:
         layer._compiled_call_impl = None
     if settings.compile:
@@ -118,6 +119,22 @@ def _computed_twice(config: Any, module: nn.Module, layer: Callable[..., Any], *
             module.training = before
 
     return checkpoint(compute, *inputs, use_reentrant=False, preserve_rng_state=False)
+
+
+def _give_first_layer_gradients(model: PreTrainedModel, wanted: bool) -> None:
+    """Where embeddings are frozen, as under an adapter, have what they give to the first layer require a gradient all
+    the same: else that layer is compiled apart from the others, which takes as long as compiling all of them."""
+    embeddings: Any = find_decoder(model).get_input_embeddings()  # type: ignore[operator]
+    hooks = embeddings._forward_hooks
+    for handle in [handle for handle, hook in hooks.items() if hook is _require_gradient]:
+        del hooks[handle]
+    if wanted:
+        embeddings.register_forward_hook(_require_gradient)
+
+
+def _require_gradient(_embeddings: nn.Module, _inputs: Any, output: torch.Tensor) -> None:
+    if torch.is_grad_enabled() and not output.requires_grad:
+        output.requires_grad_()
 
 
 @cache

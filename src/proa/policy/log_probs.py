@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ..errors import SettingError
-from ..model_trials import trial_length, trial_tokens, vectors_agree
+from ..model_trials import trial_length, trial_tokens, uncompiled, vectors_agree
 from .decoder_pass import find_decoder, hidden_states, vocabulary_of
 from .head import LEAST, HeadSettings, head_statistics
 
@@ -151,7 +151,8 @@ def _checked_logits_of(model: PreTrainedModel) -> LogitsOf:
         raise UnsupportedModelError(f"{type(model).__name__} has no output head: not a causal language model")
     logits_of = LogitsOf(model, head)
     if model not in _compared:
-        _compare(model, logits_of)
+        with uncompiled(model):
+            _compare(model, logits_of)
         _compared.add(model)
     return logits_of
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 import torch
+from torch import nn
+from torch.nn import functional
 
 from ..spelling import did_you_mean
 from .adapter_layout import (
@@ -171,8 +173,22 @@ def _initialise(model: PreTrainedModel, layout: AdapterLayout, seed: int) -> Non
         dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
         bound = 1.0 / math.sqrt(layer.inputs)
         A_RI = torch.empty(layout.rank, layer.inputs, dtype=torch.float32).uniform_(-bound, bound, generator=generator)
-        module.lora_A[_ADAPTER].weight.data = A_RI.to(weight.device, dtype)
-        module.lora_B[_ADAPTER].weight.data = torch.zeros(layer.outputs, layout.rank, dtype=dtype, device=weight.device)
+        B_OR = torch.zeros(layer.outputs, layout.rank, dtype=dtype, device=weight.device)
+        module.lora_A[_ADAPTER] = _InputDtypeLinear(A_RI.to(weight.device, dtype))
+        module.lora_B[_ADAPTER] = _InputDtypeLinear(B_OR)
+        module.cast_input_dtype_enabled = False
+
+
+class _InputDtypeLinear(nn.Linear):
+    """A matrix of an adapter: kept in float32, multiplied in the dtype of its inputs. peft's own converts the inputs,
+    which are larger by far, keeps them for the backward pass, and multiplies in float32 without tensor cores."""
+
+    def __init__(self, weight_OI: torch.Tensor) -> None:
+        super().__init__(weight_OI.shape[1], weight_OI.shape[0], bias=False, device="meta")
+        self.weight = nn.Parameter(weight_OI)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torch's own name
+        return functional.linear(input, self.weight.to(input.dtype))
 
 
 def _adapted(model: PreTrainedModel) -> dict[str, Any]:

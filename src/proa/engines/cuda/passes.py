@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ import triton
 
 from ..decoder import Decoder, Linear, Norm
 from . import kernels
+from .tiles import FEW_ROWS, MANY_ROWS, PROMPT_TOKENS, Tile, Tiles, fitted
 
 BLOCK = 32
 """Tokens of a block of the cache."""
@@ -27,44 +28,6 @@ _PART = 4096
 """Tokens of the vocabulary that one program weighs."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """How a product is cut up: rows, columns and depth of a piece, and into how many parts its depth."""
-
-    rows: int
-    columns: int
-    depth: int
-    parts: int = 1
-    warps: int = 4
-    stages: int = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Tiles:
-    """Of each product of a layer, and of the head. The same for any number of rows, for the bits depend on them."""
-
-    qkv: Tile
-    attention_out: Tile
-    mlp_in: Tile
-    mlp_out: Tile
-    head: Tile
-
-
-FEW_ROWS = Tiles(
-    qkv=Tile(64, 32, 128), attention_out=Tile(64, 32, 128, parts=4, stages=3), mlp_in=Tile(64, 32, 128),
-    mlp_out=Tile(64, 32, 128, parts=4, stages=3), head=Tile(64, 128, 64),
-)  # fmt: skip
-"""Of an engine with up to 64 rows: the time goes into reading weights, so many programs read them."""
-MANY_ROWS = Tiles(
-    qkv=Tile(128, 64, 128), attention_out=Tile(64, 64, 128, parts=2), mlp_in=Tile(64, 64, 64),
-    mlp_out=Tile(64, 64, 128, parts=2), head=Tile(128, 128, 64, warps=8),
-)  # fmt: skip
-PROMPT_TOKENS = Tiles(
-    qkv=Tile(128, 128, 64, warps=8), attention_out=Tile(128, 64, 64), mlp_in=Tile(128, 64, 64, warps=8, stages=3),
-    mlp_out=Tile(128, 64, 64), head=Tile(64, 128, 64),
-)  # fmt: skip
-
-
 def why_not(decoder: Decoder) -> str:
     """What about a model or its device the kernels do not know; empty if there is nothing."""
     layer = decoder.layers[0]
@@ -78,14 +41,6 @@ def why_not(decoder: Decoder) -> str:
     if decoder.width not in (16, 32, 64, 128, 256) or any(depth % 16 for depth in depths):
         return "its kernels know heads of 16, 32, 64, 128 or 256 numbers, and layers whose width 16 divides"
     return ""
-
-
-def fitted(tile: Tile, depth: int, dtype: torch.dtype) -> Tile:
-    """The tile for a product of that depth, which its pieces divide; of float32, which is twice as large, a half."""
-    largest, stages = (tile.depth // 2, min(tile.stages, 3)) if dtype == torch.float32 else (tile.depth, tile.stages)
-    piece = next(size for size in (128, 64, 32, 16) if size <= largest and depth % size == 0)
-    parts = next(parts for parts in (4, 2, 1) if parts <= tile.parts and depth % (parts * piece) == 0)
-    return replace(tile, depth=piece, parts=parts, stages=stages)
 
 
 @dataclass(frozen=True)
@@ -135,11 +90,15 @@ class _Pass:
         heads = (decoder.query_heads + 2 * decoder.key_heads) * decoder.width
         inner = decoder.layers[0].mlp_out.weight.shape[0]
         attended = decoder.query_heads * decoder.width
+        memory = _shared_memory(device)
+        itemsize = dtype.itemsize
         self._tiles = Tiles(
-            fitted(tiles.qkv, hidden, dtype), fitted(tiles.attention_out, attended, dtype),
-            fitted(tiles.mlp_in, hidden, dtype), fitted(tiles.mlp_out, inner, dtype),
-            fitted(tiles.head, hidden, dtype),
-        )  # fmt: skip
+            fitted(tiles.qkv, hidden, itemsize, memory),
+            fitted(tiles.attention_out, attended, itemsize, memory),
+            fitted(tiles.mlp_in, hidden, itemsize, memory, weights=2),
+            fitted(tiles.mlp_out, inner, itemsize, memory),
+            fitted(tiles.head, hidden, itemsize, memory),
+        )
         parts = max(self._tiles.attention_out.parts, self._tiles.mlp_out.parts)
         self.residual = torch.empty(rows, hidden, dtype=dtype, device=device)
         self.normed = torch.empty(rows, hidden, dtype=dtype, device=device)
@@ -212,6 +171,12 @@ class _Pass:
 
     def _attend(self, number: int) -> None:
         raise NotImplementedError
+
+
+def _shared_memory(device: torch.device) -> int:
+    """Bytes that one program may have on this GPU."""
+    index = device.index if device.index is not None else torch.cuda.current_device()
+    return int(triton.runtime.driver.active.utils.get_device_properties(index)["max_shared_mem"])
 
 
 class StepPass(_Pass):
