@@ -1,6 +1,6 @@
 """What a type checker must refuse; the comment names mypy's error code. Never run."""
 
-from proa import Callback, CallbackManager, LoopState, MakerCallback, TrainerCallback
+from proa import Callback, CallbackManager, LoopState, MakerCallback, TrainerCallback, recipes
 from proa.lifecycle import Moments
 
 manager = CallbackManager()
@@ -38,3 +38,7 @@ moments.episode_end(state, "0")  # E: arg-type
 moments.step_end(state, 0, None, None, None)  # E: arg-type
 moments.update_end(state, version=1, seconds=2.0)  # E: call-arg
 manager.add(3)  # E: call-overload
+recipes.grpo(total_step=5)  # E: call-arg
+recipes.grpo(total_steps="5")  # E: arg-type
+recipes.grpo(sampling={"group_sise": 4})  # E: typeddict-unknown-key
+recipes.sft(makers=2)  # E: call-arg

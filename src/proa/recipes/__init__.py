@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 from ..config import RunConfig
 from ..data.state import TrainState
 from ..lifecycle.manager import Callbacks
 from ..run.start import start
+from .arguments import DetachedArguments
 from .detached import (
     cispo,
     dapo,
@@ -29,6 +30,8 @@ __all__ = [
 ]  # fmt: skip
 
 
-def run(config: RunConfig | Path | str | None = None, *, callbacks: Callbacks = None, **changes: Any) -> TrainState:
+def run(
+    config: RunConfig | Path | str | None = None, *, callbacks: Callbacks = None, **changes: Unpack[DetachedArguments]
+) -> TrainState:
     """Run what the configuration says, whatever its algorithm. It takes what `start` takes."""
     return start(config, callbacks=callbacks, **changes)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 from ..config import RunConfig
 from ..data.state import TrainState
 from ..lifecycle.manager import Callbacks
 from ..run.start import start
+from .arguments import SupervisedArguments
 
 
-def sft(config: RunConfig | Path | str | None = None, *, callbacks: Callbacks = None, **changes: Any) -> TrainState:
+def sft(
+    config: RunConfig | Path | str | None = None, *, callbacks: Callbacks = None, **changes: Unpack[SupervisedArguments]
+) -> TrainState:
     """Supervised fine-tuning on prompts and answers, or on conversations.
 
     `algorithm.params`: `answer_column`, `train_on_prompt`, `every_answer`, `packing`, `max_length`.
@@ -19,7 +22,9 @@ def sft(config: RunConfig | Path | str | None = None, *, callbacks: Callbacks = 
     return start(config, "sft", callbacks=callbacks, **changes)
 
 
-def dpo(config: RunConfig | Path | str | None = None, *, callbacks: Callbacks = None, **changes: Any) -> TrainState:
+def dpo(
+    config: RunConfig | Path | str | None = None, *, callbacks: Callbacks = None, **changes: Unpack[SupervisedArguments]
+) -> TrainState:
     """Direct preference optimisation on pairs of completions.
 
     `algorithm.params`: `beta`, `loss` (`sigmoid` or `ipo`), `label_smoothing`, `reference_free`, `max_length`.
@@ -28,7 +33,7 @@ def dpo(config: RunConfig | Path | str | None = None, *, callbacks: Callbacks = 
 
 
 def reward_model(
-    config: RunConfig | Path | str | None = None, *, callbacks: Callbacks = None, **changes: Any
+    config: RunConfig | Path | str | None = None, *, callbacks: Callbacks = None, **changes: Unpack[SupervisedArguments]
 ) -> TrainState:
     """A reward model from pairs of completions; `model/` is a folder for `AutoModelForSequenceClassification`.
 
