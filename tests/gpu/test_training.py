@@ -1,6 +1,7 @@
 """A training step on a CUDA device: end to end, checkpointed, compiled, and the same bits each time."""
 
 import json
+import statistics
 
 import pytest
 import torch
@@ -172,3 +173,23 @@ def test_the_loss_falls_in_bfloat16_as_in_float32(tmp_path, rate):
         losses = [row["held_out.eval_loss"] for row in rows if "held_out.eval_loss" in row]
         falls[dtype] = losses[0] - losses[-1]
     assert 0.95 <= falls["bfloat16"] / falls["float32"] <= 1.05
+
+
+@pytest.mark.prove
+def test_grpo_learns_in_bfloat16_as_in_float32(tmp_path, repository):
+    """The demo's task, three seeds each: the means of the last ten steps' rewards differ by no more than the standard
+    error of their difference."""
+    rewards = {"float32": [], "bfloat16": []}
+    for dtype, found in rewards.items():
+        for seed in range(3):
+            name = f"{dtype}_{seed}"
+            grpo(
+                repository / "examples" / "sort_digits.yaml", output_dir=tmp_path, name=name, seed=seed, total_steps=80,
+                eval=[], **{"model.device": "cuda", "model.dtype": dtype},
+            )  # fmt: skip
+            rows = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+            found.append(statistics.mean(row["reward"] for row in rows[-10:]))
+    exact, half = rewards.values()
+    standard_error = ((statistics.variance(exact) + statistics.variance(half)) / 3) ** 0.5
+    assert min(exact) > 0.5
+    assert abs(statistics.mean(exact) - statistics.mean(half)) <= standard_error, rewards

@@ -61,6 +61,24 @@ def test_a_step_that_does_not_fit_is_computed_in_smaller_pieces_from_there_on(tm
     assert "memory was short at step 1 with 400 tokens at once: from here on it is 200" in caplog.text
 
 
+def test_the_passes_before_the_gradient_are_computed_in_smaller_pieces_too(tmp_path, monkeypatch):
+    compute = Learner._log_probs
+
+    def limited(learner, asked, experience):
+        log_probs = compute(learner, asked, experience)
+        if learner._memory.token_budget > 200:
+            raise shortage()
+        return log_probs
+
+    monkeypatch.setattr(Learner, "_log_probs", limited)
+    settings = SETTINGS | {"algorithm.old": "trainer"}
+    recipes.grpo(**settings, output_dir=str(tmp_path), name="short")
+    assert budgets(tmp_path / "short") == [(0, 200)]
+    monkeypatch.undo()
+    recipes.grpo(**settings | {"optimizer.token_budget": 200}, output_dir=str(tmp_path), name="small")
+    assert header(tmp_path / "short")["weights_digest"] == header(tmp_path / "small")["weights_digest"]
+
+
 def test_what_the_failed_attempt_left_is_not_trained_on(tmp_path, short_at):
     short_at(0)
     recipes.grpo(**SETTINGS, output_dir=str(tmp_path), name="short")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 
@@ -28,6 +28,8 @@ from .shares import plan_own_rows
 from .step_memory import StepMemory
 from .totals import Totals
 from .value_learner import ValueLearner
+
+Computed = TypeVar("Computed")
 
 _FIRST_STEPS = 3
 """Steps that may take long because layers are compiled for them."""
@@ -133,13 +135,14 @@ class Learner:
         experience.to_device(self.policy.device)
         if self._follows_batches:
             self.sampling = experience.sampling or self.sampling
+        self._memory.begin(self.optimizer.steps)
         if experience.old_log_probs is None:
-            self._prepare(experience)
+            self._in_pieces_that_fit(lambda: self._prepare(experience))
         mask_BA = action_mask_of(experience)
         weights_BA = self.algorithm.token_weights(mask_BA, self.sampling.max_new_tokens, dtype=self._dtype)
         compiling = saying_if_compiled(self.policy.model) if self.optimizer.steps < _FIRST_STEPS else nullcontext()
         with self.activity.doing("compute", f"computing step {self.optimizer.steps}"), compiling:
-            own = self._fitting_gradients(experience, weights_BA)
+            own = self._in_pieces_that_fit(lambda: self._gradients(experience, weights_BA))
         loss, sums = self._over_replicas(*own)
         tokens = max(1, int(mask_BA.sum()))
         return FoundGradients(loss, {name: value / tokens for name, value in sums.items()})
@@ -274,12 +277,11 @@ class Learner:
             is_padded=is_padded,
         )
 
-    def _fitting_gradients(self, experience: Experience, weights_BA: torch.Tensor) -> tuple[float, dict[str, float]]:
-        """`_gradients`, in smaller micro-batches if memory was short of those that were planned."""
-        self._memory.begin(self.optimizer.steps)
+    def _in_pieces_that_fit(self, compute: Callable[[], Computed]) -> Computed:
+        """What it computes, in smaller micro-batches if memory was short of those that were planned."""
         while True:
             try:
-                return self._gradients(experience, weights_BA)
+                return compute()
             except torch.OutOfMemoryError as error:
                 self._memory.shrink(error, can_shrink=self.replicas.size == 1)
 
