@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from importlib.resources import files
 from typing import Any
 
 from .chart import LEFT, RIGHT, WIDTH
@@ -15,11 +16,11 @@ from .learning import evals_over_steps, learning_curves
 from .overview import overview
 from .pipeline import ledger, performance, staleness_and_idle, timeline
 from .reading import Subject
-from .script import SCRIPT
 from .section import Section
 from .settings import checkpoints, configuration
-from .style import STYLE
 from .text import moment
+
+SCRIPT, STYLE = (files(__package__).joinpath(name).read_text(encoding="utf-8") for name in ("page.js", "page.css"))
 
 
 def page_of(subject: Subject) -> str:

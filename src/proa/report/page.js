@@ -1,11 +1,5 @@
-"""What the page does by itself: tells values under the pointer, hides arms, pages through predictions.
-
-Everything that it shows it sets as text. The page's policy forbids it to do otherwise, and to fetch anything.
-"""
-
-from __future__ import annotations
-
-SCRIPT = """
+// What the page does by itself: shows values under the pointer, hides arms, pages through predictions.
+// Whatever it shows is set as text, and nothing is loaded: the page's policy forbids both otherwise.
 "use strict";
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
@@ -23,7 +17,7 @@ SCRIPT = """
     if (typeof value !== "number") return String(value);
     const rounded = Number.isInteger(value) ? value : Number(value.toPrecision(4));
     return (Math.abs(rounded) >= 1e4 && Math.abs(rounded) < 1e15 ? rounded.toLocaleString("en") : String(rounded))
-      .replaceAll("-", "\\u2212");
+      .replaceAll("-", "\u2212");
   };
 
   // Charts: the values nearest to a step.
@@ -217,4 +211,3 @@ SCRIPT = """
     for (const part of document.querySelectorAll("details")) part.open = true;
   });
 })();
-"""
