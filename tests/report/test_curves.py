@@ -65,19 +65,34 @@ def test_what_is_not_finite_is_a_gap_and_counted():
     assert (curve.not_finite, curve.first_not_finite) == (2, 2)
 
 
-def test_repeats_become_a_mean_with_the_t_interval():
+def test_many_repeats_become_a_mean_with_the_t_interval():
+    curve = curve_of([series([float(place), 5.0]) for place in range(1, 6)])
+    assert curve.values == [3.0, 5.0]
+    half = 2.7764451051977987 * math.sqrt(2.5) / math.sqrt(5)  # t of four degrees of freedom at 97.5 %, variance 2.5
+    assert curve.low == pytest.approx([3 - half, 5.0], abs=1e-9)
+    assert curve.high == pytest.approx([3 + half, 5.0], abs=1e-9)
+    assert curve.repeats == [5, 5]
+    assert curve.each == []
+
+
+def test_few_repeats_become_a_mean_and_a_line_for_each():
     curve = curve_of([series([1.0, 5.0]), series([2.0, 5.0]), series([3.0, 5.0])])
     assert curve.values == [2.0, 5.0]
-    half = 4.302652729911275 / math.sqrt(3)  # t of two degrees of freedom at 97.5 %, deviation 1
-    assert curve.low == pytest.approx([2 - half, 5.0], abs=1e-9)
-    assert curve.high == pytest.approx([2 + half, 5.0], abs=1e-9)
     assert curve.repeats == [3, 3]
+    assert (curve.low, curve.high) == ([], [])
+    assert [values for _, values in curve.each] == [[1.0, 5.0], [2.0, 5.0], [3.0, 5.0]]
+
+
+def test_a_band_stays_within_what_is_possible():
+    curve = curve_of([series([value]) for value in (0.1, 0.9, 0.95, 0.99, 1.0)], within=(0.0, 1.0))
+    assert curve.high == [1.0]
+    assert 0.0 < curve.low[0] < curve.values[0]
 
 
 def test_a_repeat_that_ends_early_counts_as_far_as_it_goes():
-    curve = curve_of([series([1.0, 1.0]), series([3.0])])
-    assert curve.values == [2.0, 1.0]
-    assert curve.repeats == [2, 1]
+    curve = curve_of([series([1.0, 1.0]), *(series([3.0]) for _ in range(4))])
+    assert curve.values == [2.6, 1.0]
+    assert curve.repeats == [5, 1]
     assert curve.low[1] is None
 
 

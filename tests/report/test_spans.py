@@ -1,12 +1,13 @@
 """Spans as lanes, shares and columns."""
 
 import itertools
+import json
 import random
 
 import pytest
 from tests.report.report_records import write_lines
 
-from proa.report.spans import Lane, Span, blocks, read_timeline, without_overlap
+from proa.report.spans import Lane, Pause, Span, Timeline, blocks, busiest_window, read_timeline, without_overlap
 
 
 def at(pieces, moment):
@@ -60,3 +61,20 @@ def test_trainers_come_first_and_what_is_no_span_is_passed_over(tmp_path):
 
 def test_a_run_without_spans_has_no_timeline(tmp_path):
     assert read_timeline(tmp_path / "spans.jsonl") is None
+
+
+def test_the_time_in_which_a_run_was_not_running_is_left_out(tmp_path):
+    rows = [("trainer_0", 100.0, 4.0), ("maker_0", 101.0, 2.0), ("trainer_0", 7300.0, 1.0), ("maker_0", 7305.0, 1.0)]
+    lines = [json.dumps({"actor": actor, "kind": "compute", "start": at, "seconds": s}) for actor, at, s in rows]
+    (tmp_path / "spans.jsonl").write_text("\n".join(lines) + "\n")
+    timeline = read_timeline(tmp_path / "spans.jsonl")
+    assert timeline.pauses == [Pause(4.0, 7196.0)]
+    assert timeline.seconds == 10.0
+    assert [[span.start for span in lane.spans] for lane in timeline.lanes] == [[0.0, 4.0], [1.0, 9.0]]
+
+
+def test_a_closer_look_is_where_most_happens():
+    quiet = [Span("compute", float(place), place + 1.0) for place in range(500)]
+    busy = [Span("compute", 400 + place / 10, 400 + (place + 1) / 10) for place in range(500)]
+    begin, end = busiest_window(Timeline([Lane("a", quiet), Lane("b", busy)], 500.0, 1000), most=100)
+    assert 400 <= begin < end <= 460

@@ -47,6 +47,7 @@ def line_chart(name: str, title: str, lines: Sequence[Line], unit: str, note: st
         "svg",
         _axes(across, up, unit),
         [_band(line, across, up) for line in lines],
+        [_each(line, across, up) for line in lines],
         [_line(line, across, up) for line in lines],
         tag("line", class_="cursor", x1=0, x2=0, y1=TOP, y2=BOTTOM, visibility="hidden"),
         viewBox=f"0 0 {WIDTH} {HEIGHT}",
@@ -77,7 +78,8 @@ def class_of(place: int) -> str:
 
 def _heights(lines: Sequence[Line]) -> tuple[float, float]:
     """The range of the lines, and of their bands as far as these do not flatten the lines."""
-    low, high = range_of([value for line in lines for value in line.curve.values])
+    each = [value for line in lines for _, values in line.curve.each for value in values]
+    low, high = range_of([value for line in lines for value in line.curve.values] + each)
     room = high - low
     edges = [edge for line in lines for edge in (*line.curve.low, *line.curve.high) if edge is not None]
     return max(low - room, min([low, *edges])), min(high + room, max([high, *edges]))
@@ -113,7 +115,7 @@ def _fitting(said: str, **place: object) -> Markup:
 
 def _line(line: Line, across: Scale, up: Scale) -> Markup:
     curve = line.curve
-    pieces = _pieces(curve)
+    pieces = _pieces(curve.steps, curve.values)
     path = "".join("M" + "L".join(_point(across.at(step), up.at(value)) for step, value in piece) for piece in pieces)
     lonely = curve.steps if len(curve.steps) <= FEW else [piece[0][0] for piece in pieces if len(piece) == 1][:500]
     at = dict(zip(curve.steps, curve.values, strict=True))
@@ -125,6 +127,15 @@ def _line(line: Line, across: Scale, up: Scale) -> Markup:
     gaps = [step for step, value in zip(curve.steps, curve.values, strict=True) if not math.isfinite(value)][:200]
     crosses = [tag("text", "×", class_="gap", x=f"{across.at(step):.1f}", y=BOTTOM - 3) for step in gaps]
     return tag("g", tag("path", class_="line", d=path), dots, crosses, class_=class_of(line.place))
+
+
+def _each(line: Line, across: Scale, up: Scale) -> Markup:
+    """The repeats behind a mean, where they are few."""
+    paths = [
+        "".join("M" + "L".join(_point(across.at(x), up.at(y)) for x, y in piece) for piece in _pieces(steps, values))
+        for steps, values in line.curve.each
+    ]
+    return tag("g", [tag("path", class_="repeat", d=path) for path in paths], class_=class_of(line.place))
 
 
 def _band(line: Line, across: Scale, up: Scale) -> Markup:
@@ -140,10 +151,10 @@ def _band(line: Line, across: Scale, up: Scale) -> Markup:
     return tag("path", class_=f"band {class_of(line.place)}", d=f"M{upper}L{lower}Z")
 
 
-def _pieces(curve: Curve) -> list[list[tuple[int, float]]]:
+def _pieces(steps: Sequence[int], values: Sequence[float]) -> list[list[tuple[int, float]]]:
     """The stretches between gaps."""
     pieces: list[list[tuple[int, float]]] = [[]]
-    for step, value in zip(curve.steps, curve.values, strict=True):
+    for step, value in zip(steps, values, strict=True):
         if math.isfinite(value):
             pieces[-1].append((step, value))
         elif pieces[-1]:
@@ -175,7 +186,8 @@ def _data(lines: Sequence[Line], across: Scale) -> dict[str, Any]:
                 "arm": line.place,
                 "steps": line.curve.steps,
                 "values": line.curve.values,
-                **({"low": line.curve.low, "high": line.curve.high, "n": line.curve.repeats} if line.curve.low else {}),
+                **({"low": line.curve.low, "high": line.curve.high} if line.curve.low else {}),
+                **({"n": line.curve.repeats} if line.curve.repeats else {}),
             }
             for line in lines
         ],

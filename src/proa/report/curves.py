@@ -1,4 +1,5 @@
-"""Curves of a million values as a few hundred points: peaks stay visible, repeats become a mean with its interval."""
+"""Curves of a million values as a few hundred points: peaks stay visible. A few repeats are a mean and a line for each,
+more of them a mean with its interval."""
 
 from __future__ import annotations
 
@@ -13,6 +14,9 @@ MOST_POINTS = 2000
 """Of one curve of one run."""
 MOST_BAND_POINTS = 120
 """Of a mean over repeats."""
+FEW_REPEATS = 4
+"""Up to so many, each is drawn as a line: an interval of so few says more about their number than about the runs."""
+EVERYWHERE = (-math.inf, math.inf)
 
 
 class Series:
@@ -47,8 +51,10 @@ class Curve:
     steps: list[int]
     values: list[float]
     low: list[float | None] = field(default_factory=list)
-    """The band's lower edge, None where there is none; empty for a single run."""
+    """The band's lower edge, None where there is none; empty for few repeats and for a single run."""
     high: list[float | None] = field(default_factory=list)
+    each: list[tuple[list[int], list[float]]] = field(default_factory=list)
+    """Steps and values of every repeat, where they are few."""
     repeats: list[int] = field(default_factory=list)
     runs: int = 1
     every: int = 1
@@ -88,13 +94,14 @@ def _telling(chunk: Sequence[float]) -> set[int]:
     return extremes | set(gaps[:1])
 
 
-def curve_of(runs: Sequence[Series]) -> Curve | None:
-    """One run as it is, thinned; several as their mean with the 95 % t-interval. None if nothing was measured."""
+def curve_of(runs: Sequence[Series], within: tuple[float, float] = EVERYWHERE) -> Curve | None:
+    """One run as it is, thinned; several as their mean with the 95 % t-interval, as far as that lies within what is
+    possible, or with a line for each. None if nothing was measured."""
     runs = [run for run in runs if len(run)]
     if not runs:
         return None
     bad = [(step, value) for run in runs for step, value in _not_finite(run)]
-    curve = _single(runs[0]) if len(runs) == 1 else _mean_of(runs)
+    curve = _single(runs[0]) if len(runs) == 1 else _mean_of(runs, within)
     curve.points = max(map(len, runs))
     curve.not_finite = len(bad)
     curve.first_not_finite = min(bad)[0] if bad else None
@@ -112,8 +119,9 @@ def _single(run: Series) -> Curve:
     return Curve(steps, [value if math.isfinite(value) else math.nan for value in values])
 
 
-def _mean_of(runs: Sequence[Series]) -> Curve:
+def _mean_of(runs: Sequence[Series], within: tuple[float, float]) -> Curve:
     """Stretches of equal length; in each the mean of every run, and of these the mean and the interval."""
+    least, most = within
     first, last = min(run.steps[0] for run in runs), max(run.steps[-1] for run in runs)
     every = max(1, math.ceil((last - first + 1) / MOST_BAND_POINTS))
     means = [_stretch_means(run, first, every) for run in runs]
@@ -122,10 +130,13 @@ def _mean_of(runs: Sequence[Series]) -> Curve:
         found = estimate([mean.get(stretch) for mean in means])
         curve.steps.append(min(last, first + stretch * every + (every - 1) // 2))
         curve.values.append(math.nan if found.mean is None else found.mean)
-        equal = found.mean if found.n > 1 else None  # no interval, and no gap in the band
-        curve.low.append(equal if found.low is None else found.low)
-        curve.high.append(equal if found.high is None else found.high)
         curve.repeats.append(found.n)
+        if len(runs) > FEW_REPEATS:
+            equal = found.mean if found.n > 1 else None  # no interval, and no gap in the band
+            curve.low.append(equal if found.low is None else max(least, found.low))
+            curve.high.append(equal if found.high is None else min(most, found.high))
+    if len(runs) <= FEW_REPEATS:
+        curve.each = [(one.steps, one.values) for one in map(_single, runs)]
     return curve
 
 

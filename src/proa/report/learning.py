@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from ..data.results import latest_evals
 from .chart import Chart, Line, line_chart
-from .curves import Curve, Series, curve_of
+from .curves import EVERYWHERE, FEW_REPEATS, Curve, Series, curve_of
 from .gradients import is_layer_norm
 from .html import Markup, tag
 from .metrics import IDLE
@@ -78,6 +79,22 @@ def unit_of(name: str) -> str:
     return next((unit for ending, unit in endings.items() if name.endswith(ending)), name.rpartition(".")[2])
 
 
+_SHARES = ("exact", "correct", "accuracy", "pass_rate", "share", "fraction", "clipped_low", "clipped_high")
+_POSITIVE = ("_seconds", "_std", "tokens", "tokens_per_second", "norm", "entropy", "staleness", "samples", "makers")
+
+
+def known_range(name: str) -> tuple[float, float]:
+    """What values of a metric can be, as far as its name says.
+
+    >>> known_range("sort_digits.exact"), known_range("grad_norm"), known_range("reward")
+    ((0.0, 1.0), (0.0, inf), (-inf, inf))
+    """
+    last = name.rpartition(".")[2]
+    if last.endswith(_SHARES) or last.startswith("pass@"):
+        return 0.0, 1.0
+    return (0.0, math.inf) if last.endswith(_POSITIVE) else EVERYWHERE
+
+
 def _section(
     subject: Subject, place: str, title: str, names: Sequence[str], kind: Kind, shown: int = SHOWN
 ) -> Section | None:
@@ -103,7 +120,7 @@ def _lines(arms: Sequence[Arm], name: str, kind: Kind) -> list[Line]:
     return [
         Line(arm.name, place, curve)
         for place, arm in enumerate(arms)
-        if (curve := curve_of(_series(arm, name, kind))) is not None
+        if (curve := curve_of(_series(arm, name, kind), known_range(name))) is not None
     ]
 
 
@@ -175,6 +192,8 @@ def _band_words(curves: Sequence[Curve]) -> str:
     repeats = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     every = max(curve.every for curve in curves)
     points = f"; each point is the mean of {every:,} steps" if every > 1 else ""
+    if counts[-1] <= FEW_REPEATS:
+        return f"Thick line: mean of {repeats} repeats{points}; thin lines: each of them."
     return f"Line: mean of {repeats} repeats; band: 95 % t-interval{points}."
 
 

@@ -136,8 +136,8 @@
     data.predictions.forEach((set, place) => which.append(make("option", set.name, { value: place })));
     const order = make("select", "", { "aria-label": "order" });
     const search = make("input", "", { type: "search", placeholder: "find text", "aria-label": "find text" });
-    const back = make("button", "back", { type: "button" });
-    const on = make("button", "on", { type: "button" });
+    const back = make("button", "previous", { type: "button" });
+    const on = make("button", "next", { type: "button" });
     const where = make("span", "", { class: "note", "aria-live": "polite" });
     const controls = make("div", "", { class: "controls" });
     const body = make("div", "", { class: "scroll", tabindex: "0" });

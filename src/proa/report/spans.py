@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import heapq
 import math
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from .metrics import number_in
 
 KINDS = ("compute", "generate", "score", "publish", "load", "send", "eval", "save", "meet", "wait")
 """In the order of the legend; what is idle comes last."""
+LEAST_PAUSE = 30.0
+"""Seconds without a span of anybody after which a run was not running: every wait of one that runs is a span."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,14 @@ class Lane:
         return spent
 
 
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """A stretch in which nobody did anything: the run was not running. It is left out of the times after it."""
+
+    at: float
+    seconds: float
+
+
 @dataclass(slots=True)
 class Timeline:
     """The lanes of a run, the trainers' first."""
@@ -50,6 +61,7 @@ class Timeline:
     lanes: list[Lane]
     seconds: float
     spans: int
+    pauses: list[Pause] = field(default_factory=list)
 
 
 def read_timeline(path: Path) -> Timeline | None:
@@ -62,11 +74,41 @@ def read_timeline(path: Path) -> Timeline | None:
     if not by_actor:
         return None
     begin = min(span.start for spans in by_actor.values() for span in spans)
+    pauses = find_pauses([span for spans in by_actor.values() for span in spans], begin)
+    by_actor = {actor: _without_pauses(spans, pauses, begin) for actor, spans in by_actor.items()}
     lanes = [
         Lane(actor, without_overlap(spans, begin)) for actor, spans in sorted(by_actor.items(), key=_trainers_first)
     ]
     end = max((span.end for lane in lanes for span in lane.spans), default=0.0)
-    return Timeline(lanes, end, sum(map(len, by_actor.values())))
+    return Timeline(lanes, end, sum(map(len, by_actor.values())), pauses)
+
+
+def find_pauses(spans: Sequence[Span], begin: float = 0.0) -> list[Pause]:
+    """Where a run stood still for longer than `LEAST_PAUSE`, as one does that is resumed the next day.
+
+    >>> find_pauses([Span("compute", 0.0, 4.0), Span("compute", 100.0, 101.0), Span("wait", 1.0, 3.0)])
+    [Pause(at=4.0, seconds=96.0)]
+    """
+    pauses: list[Pause] = []
+    until, left_out = begin, 0.0
+    for span in sorted(spans, key=lambda span: span.start):
+        if span.start - until > LEAST_PAUSE:
+            pauses.append(Pause(until - begin - left_out, span.start - until))
+            left_out += span.start - until
+        until = max(until, span.end)
+    return pauses
+
+
+def _without_pauses(spans: list[Span], pauses: Sequence[Pause], begin: float) -> list[Span]:
+    moved = []
+    for span in spans:
+        earlier = 0.0
+        for pause in pauses:
+            if span.start - begin - earlier <= pause.at:
+                break
+            earlier += pause.seconds
+        moved.append(replace(span, start=span.start - earlier, end=span.end - earlier))
+    return moved
 
 
 def without_overlap(spans: Iterable[Span], begin: float = 0.0) -> list[Span]:
@@ -126,13 +168,16 @@ def blocks(lane: Lane, seconds: float, columns: int) -> list[Block]:
     return found
 
 
-def window_in_the_middle(timeline: Timeline, most: int = 400) -> tuple[float, float]:
-    """A stretch of time in the middle of the run with about so many pieces in it."""
-    pieces = sum(len(lane.spans) for lane in timeline.lanes)
-    if pieces <= most:
+def busiest_window(timeline: Timeline, most: int = 400) -> tuple[float, float]:
+    """A stretch of time with at most about so many pieces in it, where the most begin."""
+    starts = sorted(span.start for lane in timeline.lanes for span in lane.spans)
+    if len(starts) <= most:
         return 0.0, timeline.seconds
-    half = timeline.seconds * most / pieces / 2
-    return timeline.seconds / 2 - half, timeline.seconds / 2 + half
+    length = timeline.seconds * most / len(starts)
+    ends = [bisect_right(starts, start + length) for start in starts]
+    first = max(range(len(starts)), key=lambda place: (ends[place] - place, -place))
+    low = max(0.0, min(starts[first], timeline.seconds - length))
+    return low, low + length
 
 
 def kinds_in(lanes: Sequence[Lane]) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from .chart import labelled
 from .html import Markup, join, tag
 from .scale import Scale, ticks
-from .spans import KINDS, Lane, Span, Timeline, blocks, window_in_the_middle
+from .spans import KINDS, Lane, Pause, Span, Timeline, blocks, busiest_window
 from .text import duration, number, squeezed
 
 WIDTH = 1000
@@ -49,17 +49,24 @@ def whole_run(timeline: Timeline) -> Markup:
         lanes.append(join([_name(lane.actor, place), rects]))
     long = duration(each) if each >= 0.1 else f"{1000 * each:.2g} ms"
     note = f"Each column is {long} and has the colour of what took most of it. Empty: nothing was recorded."
-    return _figure("The whole run", note, lanes, along)
+    return _figure("The whole run", f"{note}{_pause_words(timeline.pauses)}", lanes, along, pauses=timeline.pauses)
+
+
+def _pause_words(pauses: Sequence[Pause]) -> str:
+    if not pauses:
+        return ""
+    long = ", ".join(duration(pause.seconds) for pause in pauses[:5]) + (", …" if len(pauses) > 5 else "")
+    return f" Left out, at the dashed lines, is when the run was not running: {long}."
 
 
 def close_up(timeline: Timeline) -> Markup | None:
-    """A stretch in the middle as it was, piece by piece; None where the whole run is as short."""
-    begin, end = window_in_the_middle(timeline)
+    """The stretch in which most happened, piece by piece; None where the whole run is as short."""
+    begin, end = busiest_window(timeline)
     if end - begin >= timeline.seconds:
         return None
     along = Scale(begin, end, LEFT, RIGHT)
     lanes = [join([_name(lane.actor, place), _pieces(lane, along, place)]) for place, lane in enumerate(timeline.lanes)]
-    note = f"{duration(end - begin)} in the middle of the run, every piece as it was."
+    note = f"The {duration(end - begin)} in which most happened, every piece as it was."
     return _figure("A closer look", note, lanes, along)
 
 
@@ -100,9 +107,18 @@ def _said(span: Span) -> str:
 
 
 def _figure(
-    title: str, note: str, lanes: Sequence[Markup], along: Scale, unit: str = "seconds since the first span"
+    title: str,
+    note: str,
+    lanes: Sequence[Markup],
+    along: Scale,
+    unit: str = "seconds since the first span",
+    pauses: Sequence[Pause] = (),
 ) -> Markup:
     bottom = 6 + LANE * len(lanes)
+    cuts = [
+        tag("line", class_="pause", x1=f"{x:.1f}", x2=f"{x:.1f}", y1=2, y2=bottom)
+        for x in (along.at(pause.at) for pause in pauses[:200])
+    ]
     marks = [
         tag("text", said, x=f"{along.at(tick):.1f}", y=bottom + 16, text_anchor="middle")
         for tick, said in labelled(ticks(along.low, along.high, 10))
@@ -110,6 +126,7 @@ def _figure(
     drawing = tag(
         "svg",
         lanes,
+        cuts,
         marks,
         tag("text", unit, class_="unit", x=RIGHT, y=bottom + 33, text_anchor="end"),
         viewBox=f"0 0 {WIDTH} {bottom + 40}",
