@@ -9,6 +9,7 @@ _NAMES = {
     # transformers and TRL
     "num_generations": "sampling.group_size",
     "max_completion_length": "sampling.max_new_tokens",
+    "stop_strings": "sampling.stop",
     "reward_funcs": "reward.functions",
     "reward_weights": "reward.weights",
     "train_dataset": "task",

@@ -14,6 +14,7 @@ from pydantic import (
     Field,
     ModelWrapValidatorHandler,
     PrivateAttr,
+    field_validator,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
@@ -60,6 +61,15 @@ class SamplingSection(Section):
     """How completions are generated; in a supervised run, by the user's own evaluator."""
 
     max_new_tokens: int = Field(64, ge=1, description="the most tokens of a completion")
+    stop: list[Annotated[str, Field(min_length=1)]] = Field(
+        default_factory=list,
+        description='texts that end a completion, after the token that completes one, e.g. ["</answer>"]; in evals too',
+    )
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _one_text(cls, given: Any) -> Any:
+        return [given] if isinstance(given, str) else given
 
 
 class DetachedSamplingSection(SamplingSection):

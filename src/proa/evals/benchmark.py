@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from time import perf_counter
 from typing import Any
@@ -44,6 +45,7 @@ class Benchmark(Eval):
         engine: EngineSection,
         max_new_tokens: int | None,
         seed: int,
+        stop: Sequence[str] = (),
         given: GivenEval = NOTHING_GIVEN,
     ) -> None:
         self.section = section
@@ -59,7 +61,7 @@ class Benchmark(Eval):
         longest = max(len(prompt.tokens) for prompt in self._prompts)
         most = max_new_tokens or _room(policy, longest)
         _check_room(section, policy, longest + most)
-        sampling = Sampling(section.samples, most, temperature=section.sampling_temperature)
+        sampling = Sampling(section.samples, most, temperature=section.sampling_temperature, stop=tuple(stop))
         self._rollout = SingleTurn(policy.tokenizer, sampling, scorer=scorer)
         self._engine = EvalEngine(engine)
 

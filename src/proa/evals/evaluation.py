@@ -41,6 +41,7 @@ def build_eval(
         engine=config.engine,
         max_new_tokens=section.max_new_tokens or most,
         seed=config.seed,
+        stop=config.sampling.stop,
         given=with_named_reward(given, config),
     )
 

@@ -58,7 +58,9 @@ class EvaluatedPolicy:
         if samples > 1 and temperature == 0:
             raise ConfigError(f"with temperature 0 all {samples} samples would be the same: give a temperature")
         rows = [TaskRow(prompt) for prompt in prompts]
-        sampling = Sampling(samples, max_new_tokens or self._config.sampling.max_new_tokens, temperature=temperature)
+        own = self._config.sampling
+        most = max_new_tokens or own.max_new_tokens
+        sampling = Sampling(samples, most, temperature=temperature, stop=tuple(own.stop))
         made = SingleTurn(self.tokenizer, sampling).run(
             self._loaded_engine,
             eval_prompts(rows, self.tokenizer, where="policy.generate"),
