@@ -119,6 +119,18 @@ class TaskSection(Section):
     source: str = Field(description="a built-in task, a JSONL file, or a dotted path to data")
     prompt_column: str = Field("prompt", description="the column that holds the prompts")
     count: int | None = Field(None, ge=1, description="rows of a built-in task to draw")
+    chat_template: str | None = Field(
+        None, description="a chat template (Jinja), as text or as a file, in place of the tokenizer's"
+    )
+    chat_template_kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="values for names in the chat template, e.g. {enable_thinking: false}"
+    )
+
+
+class DetachedTaskSection(TaskSection):
+    system_prompt: str | None = Field(
+        None, description="a system message before each prompt that has none; a prompt that is text becomes the user's"
+    )
 
 
 class RewardModelSection(Section):

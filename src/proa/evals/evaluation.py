@@ -10,7 +10,9 @@ from ..config.sections import GIVEN, BenchmarkSection
 from ..policy.trainable import Trainable
 from ..tasks import Task, load_task
 from ..tasks.builtin import BUILTIN, builtin_task
+from ..tasks.chat import with_system_prompt
 from .benchmark import Benchmark
+from .generation import system_prompt_of
 from .given_eval import GivenEval
 from .own_evaluator import OwnEvaluator
 from .scoring import Eval
@@ -71,8 +73,10 @@ def weights_version(config: RunConfig, steps: int) -> int:
 def eval_task(section: BenchmarkSection, config: RunConfig, given: GivenEval | None = None) -> Task:
     source = eval_source(section, config, given)
     if isinstance(source, str) and source in BUILTIN:
-        return builtin_task(source, "test", section.count)  # the same for every seed: repeats are compared on it
-    return load_task(source, prompt_column=config.task.prompt_column)
+        task = builtin_task(source, "test", section.count)  # the same for every seed: repeats are compared on it
+    else:
+        task = load_task(source, prompt_column=config.task.prompt_column)
+    return with_system_prompt(task, system_prompt_of(config))
 
 
 def eval_source(section: BenchmarkSection, config: RunConfig, given: GivenEval | None = None) -> Any:
