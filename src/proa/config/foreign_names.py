@@ -16,6 +16,7 @@ _NAMES = {
     "dataset_name": "task",
     "eval_dataset": "eval, a list: [{name: held_out, source: FILE}]",
     "processing_class": "model.tokenizer",
+    "chat_template_path": "task.chat_template",
     "model_name_or_path": "model.path",
     "per_device_train_batch_size": f"train_batch_size: {_BATCH}",
     "generation_batch_size": f"train_batch_size: {_BATCH}",

@@ -416,7 +416,9 @@ class BenchmarkSection(Section):
     name: FolderName = Field(description="its name, in metrics as <name>.<metric>")
     source: str | None = Field(None, description="data to evaluate on; by default the test split of the task")
     count: int = Field(512, ge=1, description="prompts to evaluate on")
-    metric: str | None = Field(None, description="dotted path of a scoring function; by default the task's own")
+    metric: str | None = Field(
+        None, description="dotted path of a scoring function; by default that of its task, or the run's reward"
+    )
     max_new_tokens: int | None = Field(None, ge=1, description="by default that of sampling")
     samples: int = Field(1, ge=1, description="completions of each prompt; with several, pass@k and mean@k")
     temperature: float | None = Field(None, ge=0, description="by default 0, which is greedy; with several samples 1")
