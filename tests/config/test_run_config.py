@@ -115,7 +115,7 @@ def test_all_keys_that_an_older_version_wrote_for_a_supervised_run_are_restored(
     assert before["sampling"]["group_size"] == 2  # which nobody read
     restored = restore_run_config(before)
     assert isinstance(restored, SupervisedConfig)
-    assert restored.sampling.model_dump() == {"max_new_tokens": 7}
+    assert restored.sampling.model_dump() == {"max_new_tokens": 7, "stop": []}
     with pytest.raises(ConfigError, match="makers does not apply to algorithm sft"):
         restore_run_config(before, ["--makers", "2"])
 

@@ -16,6 +16,7 @@ from proa.errors import ProaError
 from proa.evals.benchmark import Benchmark
 from proa.evals.evaluation import build_eval, eval_task, weights_version
 from proa.evals.generation import EvalEngine
+from proa.evals.given_eval import GivenEval
 from proa.evals.own_evaluator import EvaluatedPolicy
 from proa.evals.scoring import At
 from proa.run.evaluate import evaluate_folder
@@ -172,14 +173,14 @@ def test_an_evaluator_of_ones_own_is_given_the_policy_as_it_is(config, policy):
         return {"score": 1, "predictions": [{"reward": 1.0}]}
 
     section = EvalSection(name="own", evaluator="theirs:own", tags=["t"])
-    scored = build_eval(section, config, policy, own).score(At(6, 5))
+    scored = build_eval(section, config, policy, GivenEval(own)).score(At(6, 5))
     ((step, version, ((*texts,),)),) = seen
     assert (step, version, len(texts)) == (6, 5, 3)
     assert len(set(texts)) > 1  # each sample has a seed of its own
     assert (scored.result.metrics, scored.result.step, scored.result.tags) == ({"score": 1.0}, 5, ["t"])
     assert scored.predictions == [{"reward": 1.0}]
     with pytest.raises(ConfigError, match="returns numbers by name"):
-        build_eval(section, config, policy, lambda policy: {"score": 1.0, "note": "fine"}).score(At(0, 0))
+        build_eval(section, config, policy, GivenEval(lambda policy: {"score": 1.0, "note": "fine"})).score(At(0, 0))
 
 
 def evaluated(config, policy):
@@ -229,7 +230,9 @@ def test_an_async_evaluator_works_where_an_event_loop_runs_already(config, polic
         return {"score": 2.0}
 
     async def notebook():
-        return build_eval(EvalSection(name="own", evaluator="theirs:own"), config, policy, own).score(At(0, 0))
+        return build_eval(EvalSection(name="own", evaluator="theirs:own"), config, policy, GivenEval(own)).score(
+            At(0, 0)
+        )
 
     assert asyncio.run(notebook()).result.metrics == {"score": 2.0}
 
@@ -285,7 +288,7 @@ def test_an_evaluator_that_is_called_apart_sees_the_model_as_it_was_when_the_eva
             "text": len(policy.generate(["1>"])[0][0]),
         }
 
-    one = build_eval(EvalSection(name="own", evaluator="theirs:own", apart=True), config, policy, own)
+    one = build_eval(EvalSection(name="own", evaluator="theirs:own", apart=True), config, policy, GivenEval(own))
     expected = one.score(At(0, 0)).result.metrics
     begun = one.begin(At(0, 0))
     with torch.no_grad():
@@ -351,3 +354,37 @@ def test_a_supervised_runs_eval_generates_as_long_as_the_context_allows(tmp_path
     section = EvalSection(name="e", kind="generate", count=2)
     scored = build_eval(section, config, load_policy(config, Given())).score(At(0, 0))
     assert all(row["tokens"] > 5 or row["finish_reason"] == "stop" for row in scored.predictions)
+
+
+def test_functions_and_data_may_be_objects(config, policy):
+    rows = [{"prompt": "12>", "answer": "12"}, {"prompt": "21>", "answer": "12"}]
+
+    def of_length(completions, answer, **_):
+        return [float(len(text) == len(one)) for text, one in zip(completions, answer, strict=True)]
+
+    section = EvalSection(name="held", source="(given in Python)", metric="of_length (given in Python)")
+    scored = build_eval(section, config, policy, GivenEval(source=rows, metric=of_length)).score(At(0, 0))
+    assert [row["prompt"] for row in scored.predictions] == ["12>", "21>"]
+    assert next(iter(scored.result.metrics)) == "of_length"
+
+
+def test_data_without_a_score_is_scored_by_the_reward_of_the_run(config, policy):
+    def halves(completions, **_):
+        return [0.5 for _ in completions]
+
+    def ones(completions, log_extra, **_):
+        log_extra("place", list(range(len(completions))))
+        return [1.0 for _ in completions]
+
+    section = EvalSection(name="held", source="(given in Python)")
+    given = GivenEval(source=[{"prompt": "12>"}, {"prompt": "21>"}], reward=[halves, ones], weights=[2.0, 3.0])
+    metrics = build_eval(section, config, policy, given).score(At(0, 0)).result.metrics
+    assert (metrics["reward"], metrics["place"]) == (4.0, 0.5)
+    with pytest.raises(ConfigError, match="brings no score; give eval.metric"):
+        build_eval(section, config, policy, GivenEval(source=[{"prompt": "12>"}]))
+
+
+def test_a_reward_that_the_configuration_names_scores_evals_too(config, policy):
+    changed = change_run_config(config, **{"reward.functions": [f"{__name__}:never_both"]})
+    given = GivenEval(source=[{"prompt": "12>"}])
+    assert "never_both" in build_eval(EvalSection(name="e"), changed, policy, given).score(At(0, 0)).result.metrics

@@ -10,6 +10,7 @@ import torch
 from proa.config import ConfigError
 from proa.config.sections import EvalSection
 from proa.evals.evaluation import build_eval
+from proa.evals.given_eval import GivenEval
 from proa.evals.own_evaluator import EvaluatorError
 from proa.evals.scoring import At
 from proa.policy.policy import PlainPolicy
@@ -19,7 +20,7 @@ SECTION = EvalSection(name="own", evaluator="theirs:function")
 
 def built(function):
     policy = PlainPolicy(torch.nn.Linear(1, 1), tokenizer=object())
-    one = build_eval(SECTION, SimpleNamespace(engine=None), policy, function)
+    one = build_eval(SECTION, SimpleNamespace(engine=None), policy, GivenEval(function))
     return lambda: one.score(At(3, 2))
 
 

@@ -57,3 +57,28 @@ def test_a_function_in_the_driver_that_reads_gradients_is_refused_before_anythin
     manager.on("gradients_ready")(lambda gradients: print(gradients))
     with pytest.raises(HookError, match="gradients stay with the trainer: derive a class from TrainerCallback"):
         grpo(**SMALL, output_dir=tmp_path, name="run", runtime="ray", callbacks=manager)
+
+
+def logs(completions, completion_ids, policy_version, log_metric, log_extra):
+    log_metric("seen.version", max(policy_version))
+    log_extra("seen.tokens", [len(ids) for ids in completion_ids])
+    return [float(text.count("1")) for text in completions]
+
+
+@pytest.mark.prove
+@pytest.mark.usefixtures("ray_cluster")
+def test_what_rewards_log_and_shares_of_samples_are_those_of_a_local_run(tmp_path):
+    names = ("seen.version", "seen.tokens", "reward_zero_std_fraction", "truncated_fraction", "held.logs")
+    changes = {
+        "reward": {"functions": logs, "workers": 0},
+        "sampling": {"group_size": 2, "max_new_tokens": 7, "stop": "2"},
+    }
+    changes["eval"] = [{"name": "held", "source": [{"prompt": "12>"}, {"prompt": "34>"}]}]
+    found = []
+    for name, runtime in {"local": {}, "ray": {"runtime": "ray", "makers": 2}}.items():
+        grpo(**{**SMALL, "output_dir": tmp_path, "name": name, "total_steps": 3, **changes, **runtime})
+        written = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        digest = json.loads((tmp_path / name / "run.json").read_text())["weights_digest"]
+        found.append((digest, [{key: row[key] for key in names if key in row} for row in written]))
+    assert found[0] == found[1]
+    assert {key for row in found[0][1] for key in row} == set(names)

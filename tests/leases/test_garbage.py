@@ -145,6 +145,7 @@ def test_a_step_tells_what_the_making_of_its_leases_took():
         "maker.generate_seconds": 3.0, "maker.score_seconds": 0.75, "maker.load_seconds": 1.0,
         "maker.wait_seconds": 4.25, "maker.tokens_per_second": tokens / 3.0, "makers": 2.0,
         "reward_failed_fraction": 0.0,
+        "reward_zero_std_fraction": 0.0,
     }  # fmt: skip
     assert all(type(value) is float for value in book.made.values())
 
@@ -157,7 +158,8 @@ def test_each_step_tells_of_its_own_leases_and_only_what_is_known():
     for _ in range(2):
         bring(book, "maker_0", score=0.5, send=9.0)
     book.settle(book.take_step())
-    assert book.made == {"maker.score_seconds": 1.0, "makers": 1.0, "reward_failed_fraction": 0.0}
+    shares = {"reward_failed_fraction": 0.0, "reward_zero_std_fraction": 0.0}
+    assert book.made == {"maker.score_seconds": 1.0, "makers": 1.0, **shares}
 
 
 def test_a_delivery_that_tells_nothing_adds_nothing():
@@ -171,6 +173,7 @@ def test_a_delivery_that_tells_nothing_adds_nothing():
         "maker.tokens_per_second": tokens / 2.0,
         "makers": 1.0,
         "reward_failed_fraction": 0.0,
+        "reward_zero_std_fraction": 0.0,
     }
 
 
@@ -188,6 +191,7 @@ def test_what_was_filtered_out_was_made_too():
         "maker.tokens_per_second": tokens / 3.0,
         "makers": 3.0,
         "reward_failed_fraction": 0.0,
+        "reward_zero_std_fraction": 0.0,
     }
 
 

@@ -213,3 +213,11 @@ class CannotBeReadBack:
 
 def _refuse():
     raise RuntimeError("not here")
+
+
+def logs(completions, log_metric, log_extra):
+    """Logs a metric of the batch, a number and a text of each sample."""
+    log_metric("batch", len(completions))
+    log_extra("length", [len(text) for text in completions])
+    log_extra("shouted", [text.upper() if text else None for text in completions])
+    return [1.0 for _ in completions]

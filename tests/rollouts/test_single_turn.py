@@ -61,7 +61,8 @@ def test_seeds_are_given_for_every_prompt():
 def test_functions_get_prompts_completions_and_columns_one_entry_for_each_sample():
     scorer = Listening(1.0, 2.0, 3.0)
     samples = run(prompts("a", "b", answer=["x", "y"]), [[4, 6], [8]], scorer=scorer)
-    assert scorer.heard == (["a", "a", "b"], ["4", "6", "8"], {"answer": ["x", "x", "y"]})
+    sampled = {"prompt_ids": [[1, 2], [1, 2], [1, 3]], "completion_ids": [[4], [6], [8]], "policy_version": [3, 3, 3]}
+    assert scorer.heard == (["a", "a", "b"], ["4", "6", "8"], {**sampled, "answer": ["x", "x", "y"]})
     assert [one.score.value for one in samples] == [1.0, 2.0, 3.0]
 
 

@@ -10,6 +10,7 @@ from tests.small import MODEL
 
 from proa import Callback
 from proa.algorithms import DAPO, GRPO
+from proa.callbacks import ConsoleProgress
 from proa.cli.main import main
 from proa.errors import NothingToTrainOnError
 from proa.learning.learner import Learner
@@ -172,3 +173,34 @@ def test_a_reward_beyond_the_limit_is_a_failed_reward_and_changes_nothing_else(t
         digests.append(found["weights_digest"])
     assert len(set(digests)) == 1
     assert "gave 1e+30, beyond what a reward may be" in found["reward_failures"]["first"]
+
+
+def alike(completions):
+    return [1.0 for _ in completions]
+
+
+def test_rewards_that_are_all_equal_are_a_metric_and_a_warning_after_some_steps(tmp_path, caplog, capsys):
+    grpo(**SMALL, reward=inline(alike), output_dir=tmp_path, total_steps=7, callbacks=[ConsoleProgress()])
+    assert {row["reward_zero_std_fraction"] for row in rows(tmp_path) if "loss" in row} == {1.0}
+    assert caplog.text.count("in the last 5 steps all completions of each prompt got the same reward") == 1
+    assert "100 % of groups with equal rewards" in capsys.readouterr().out
+
+
+def logs_length(completions, completion_ids, policy_version, log_metric, log_extra):
+    log_metric("version_seen", max(policy_version))
+    log_extra("ids", [len(ids) for ids in completion_ids])
+    return [float(place) for place in range(len(completions))]
+
+
+def test_what_a_reward_logs_is_a_metric_of_the_step_the_same_for_any_number_of_makers(tmp_path):
+    found = []
+    for makers in (1, 3):
+        grpo(
+            **SMALL, reward=inline(logs_length), output_dir=tmp_path / str(makers), total_steps=3, makers=makers,
+            max_staleness=0,
+        )  # fmt: skip
+        steps = [row for row in rows(tmp_path / str(makers)) if "loss" in row]
+        found.append([(row["version_seen"], row["ids"], row["completion_tokens"]) for row in steps])
+    assert found[0] == found[1]
+    assert [row[0] for row in found[0]] == [0.0, 1.0, 2.0]
+    assert all(ids == tokens for _, ids, tokens in found[0])

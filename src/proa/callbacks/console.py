@@ -195,10 +195,18 @@ def _ending(state: LoopState, seconds: float) -> str:
     return f"done: {done}"
 
 
+_TROUBLES = {
+    "reward_failed_fraction": "of rewards failed",
+    "reward_zero_std_fraction": "of groups with equal rewards",
+    "truncated_fraction": "truncated",
+}
+
+
 def _troubles(metrics: dict[str, Any]) -> list[str]:
     """What nobody asks to be shown, and everybody wants to know."""
-    failed = metrics.get("reward_failed_fraction", 0)
-    return [f"{100 * failed:.3g} % of rewards failed"] if isinstance(failed, (int, float)) and failed > 0 else []
+    shares = {name: metrics.get(name, 0) for name in _TROUBLES}
+    found = {name: share for name, share in shares.items() if isinstance(share, (int, float)) and share > 0}
+    return [f"{100 * share:.3g} % {_TROUBLES[name]}" for name, share in found.items()]
 
 
 def _number(value: Any) -> str:

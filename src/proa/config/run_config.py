@@ -21,6 +21,7 @@ from .sections import (
     DetachedAlgorithmSection,
     DetachedOptimizerSection,
     DetachedSamplingSection,
+    DetachedTaskSection,
     EngineSection,
     EvalSection,
     FolderName,
@@ -184,6 +185,7 @@ class DetachedConfig(RunConfig):
         gt=0,
         description="seconds a maker may hold a lease before another gets it; by default half of wait_timeout",
     )
+    task: DetachedTaskSection = Field(description="the prompts, or the data")
     sampling: DetachedSamplingSection = Field(DetachedSamplingSection(), description="how completions are generated")
     reward: RewardSection = Field(RewardSection(), description="what scores completions")
     algorithm: DetachedAlgorithmSection = Field(DetachedAlgorithmSection(), description="how it learns")
@@ -197,6 +199,11 @@ class DetachedConfig(RunConfig):
     def _check_sizes(self) -> None:
         if wrong := next((section for section in self.eval if section.kind == "loss"), None):
             raise ValueError(f"eval {wrong.name}: kind loss is for supervised algorithms; here evals generate")
+        if self.warm_start is not None and self.task.system_prompt is not None:
+            raise ValueError(
+                "warm_start learns prompts as the data has them, without task.system_prompt: write the system message "
+                "into the prompts of the data, as messages"
+            )
         group = self.sampling.group_size
         if self.train_batch_size % group:
             raise ValueError(

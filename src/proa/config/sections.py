@@ -14,6 +14,7 @@ from pydantic import (
     Field,
     ModelWrapValidatorHandler,
     PrivateAttr,
+    field_validator,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
@@ -60,6 +61,15 @@ class SamplingSection(Section):
     """How completions are generated; in a supervised run, by the user's own evaluator."""
 
     max_new_tokens: int = Field(64, ge=1, description="the most tokens of a completion")
+    stop: list[Annotated[str, Field(min_length=1)]] = Field(
+        default_factory=list,
+        description='texts that end a completion, after the token that completes one, e.g. ["</answer>"]; in evals too',
+    )
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _one_text(cls, given: Any) -> Any:
+        return [given] if isinstance(given, str) else given
 
 
 class DetachedSamplingSection(SamplingSection):
@@ -109,6 +119,18 @@ class TaskSection(Section):
     source: str = Field(description="a built-in task, a JSONL file, or a dotted path to data")
     prompt_column: str = Field("prompt", description="the column that holds the prompts")
     count: int | None = Field(None, ge=1, description="rows of a built-in task to draw")
+    chat_template: str | None = Field(
+        None, description="a chat template (Jinja), as text or as a file, in place of the tokenizer's"
+    )
+    chat_template_kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="values for names in the chat template, e.g. {enable_thinking: false}"
+    )
+
+
+class DetachedTaskSection(TaskSection):
+    system_prompt: str | None = Field(
+        None, description="a system message before each prompt that has none; a prompt that is text becomes the user's"
+    )
 
 
 class RewardModelSection(Section):
@@ -394,7 +416,9 @@ class BenchmarkSection(Section):
     name: FolderName = Field(description="its name, in metrics as <name>.<metric>")
     source: str | None = Field(None, description="data to evaluate on; by default the test split of the task")
     count: int = Field(512, ge=1, description="prompts to evaluate on")
-    metric: str | None = Field(None, description="dotted path of a scoring function; by default the task's own")
+    metric: str | None = Field(
+        None, description="dotted path of a scoring function; by default that of its task, or the run's reward"
+    )
     max_new_tokens: int | None = Field(None, ge=1, description="by default that of sampling")
     samples: int = Field(1, ge=1, description="completions of each prompt; with several, pass@k and mean@k")
     temperature: float | None = Field(None, ge=0, description="by default 0, which is greedy; with several samples 1")

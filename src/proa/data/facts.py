@@ -22,6 +22,9 @@ class SampleFacts:
     reward_failure: str | None = None
     """The reason under which the ledger counts it, e.g. `reward_failed`."""
 
+    reward_logged: Mapping[str, float | str] = field(default_factory=dict)
+    """What reward functions logged of it."""
+
     def with_failure(self, failure: str, error: str) -> SampleFacts:
         return replace(self, reward_failure=failure, reward_error=error)
 

@@ -194,6 +194,11 @@ def _faults_of_facts(item: BufferItem) -> Iterator[str]:
     for name, value in facts.reward_parts.items():
         if value is not None and not isinstance(value, numbers.Real):
             yield f"the part {name!r} of its reward is {value!r:.40}, not a number, or None where there is none"
+    if not isinstance(facts.reward_logged, Mapping):
+        yield f"what its reward logged is {facts.reward_logged!r:.40}, not values by name"
+    for name, value in facts.reward_logged.items():
+        if not isinstance(value, numbers.Real | str):
+            yield f"{name!r}, which its reward logged, is {value!r:.40}, not a number or text"
     if item.reward is not None and (facts.reward_failure or facts.reward_error):
         yield f"it has a reward, and its facts say why it has none: {facts.reward_error or facts.reward_failure}"
 

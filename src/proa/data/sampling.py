@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 if TYPE_CHECKING:
     import torch
@@ -20,6 +20,12 @@ class Sampling:
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    stop: tuple[str, ...] = ()
+    """Texts that end a completion, after the token that completes one of them."""
+
+    def __post_init__(self) -> None:
+        given: Any = self.stop  # a list, as files have it, or one text
+        object.__setattr__(self, "stop", (given,) if isinstance(given, str) else tuple(given))
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +34,8 @@ class Completion:
 
     The log-probabilities are the policy's at the sampling temperature (at 1 if greedy), over the whole
     vocabulary: top-k and top-p choose which tokens may come, and do not change what is recorded, so the
-    trainer's pass over the same tokens gives the same numbers. The end token, if it came, is the last one;
-    `length` means that it never came.
+    trainer's pass over the same tokens gives the same numbers. The end token, or the one that completed a stop
+    string, is the last one, and nothing is cut off it; `length` means that neither came.
     """
 
     tokens: torch.Tensor

@@ -71,7 +71,7 @@ class TrainState:
         >>> state.metrics
         {'temperature': 0.7}
         """
-        number = _number(name, value)
+        number = metric_number(name, value)
         if name in self._step_metrics and name not in self.logged:
             self._warn_clash(name)
         else:
@@ -169,7 +169,7 @@ _HANDLES = frozenset(
 )
 
 
-def _number(name: str, value: Any) -> float | int | bool:
+def metric_number(name: str, value: Any) -> float | int | bool:
     """The value of a metric as a Python number; raises for anything else, and for a name that it cannot have."""
     if not isinstance(name, str) or not name:
         raise TypeError(f"the name of a metric must be a text that is not empty, not {name!r}")

@@ -6,8 +6,9 @@ from .generating import generate, group_requests
 from .hf import HFEngine
 from .native import NativeEngine
 from .protocol import Engine, EngineBusyError, Progress, Request, is_engine
+from .stop_strings import StopStrings
 
 __all__ = [
     "ENGINES", "Engine", "EngineBusyError", "EngineFactory", "HFEngine", "ModelDescription", "NativeEngine", "Progress",
-    "Request", "build_engine", "check_engine", "generate", "group_requests", "is_engine", "make_engine",
+    "Request", "StopStrings", "build_engine", "check_engine", "generate", "group_requests", "is_engine", "make_engine",
 ]  # fmt: skip

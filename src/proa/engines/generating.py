@@ -8,20 +8,25 @@ import torch
 
 from ..data.sampling import Completion, FinishReason, Sampling
 from .protocol import Engine, Progress, Request
+from .stop_strings import StopStrings, StopWatch
 
 
 def generate(engine: Engine, requests: Sequence[Request]) -> list[Completion]:
     """What comes of these requests, in their order, with the engine to oneself. Where one of them cannot be had, none
     is left in the engine."""
-    open_ = {request.id: Collected() for request in requests}
+    open_ = {request.id: Collected(request.stop_strings) for request in requests}
     completions: dict[str, Completion] = {}
     try:
         for request in requests:
             engine.submit(request)
         while len(completions) < len(requests):
             for progress in engine.step():
+                if progress.id in completions:
+                    continue  # it was cancelled while this was under way
                 if (completion := open_[progress.id].add(progress)) is not None:
                     completions[progress.id] = completion
+                    if progress.finish_reason is None:
+                        engine.cancel(progress.id)
     except BaseException:
         for request_id in open_:
             engine.cancel(request_id)
@@ -30,16 +35,21 @@ def generate(engine: Engine, requests: Sequence[Request]) -> list[Completion]:
 
 
 class Collected:
-    """The tokens of one request as they come."""
+    """The tokens of one request as they come, up to the one that completes a stop string."""
 
-    def __init__(self) -> None:
+    def __init__(self, stop_strings: StopStrings | None = None) -> None:
         self._tokens: list[int] = []
         self._log_probs: list[float] = []
+        self._watch = None if stop_strings is None else StopWatch(stop_strings)
 
     def add(self, progress: Progress) -> Completion | None:
-        """Take in what a step added; the completion, if that was the last of it."""
-        self._tokens += progress.tokens
-        self._log_probs += progress.log_probs
+        """Take in what a step added; the completion, if that was the last of it. Where the engine has not ended it
+        itself, it is to be cancelled then."""
+        for token, log_prob in zip(progress.tokens, progress.log_probs, strict=True):
+            self._tokens.append(token)
+            self._log_probs.append(log_prob)
+            if self._watch is not None and self._watch.is_ended_by(token):
+                return self._completion("stop")  # an engine that says late what it sampled may have gone on
         return None if progress.finish_reason is None else self._completion(progress.finish_reason)
 
     def _completion(self, finish_reason: FinishReason) -> Completion:
@@ -48,9 +58,14 @@ class Collected:
 
 
 def group_requests(
-    name: str, tokens: Sequence[int], seeds: Sequence[int], sampling: Sampling, version: int = 0
+    name: str,
+    tokens: Sequence[int],
+    seeds: Sequence[int],
+    sampling: Sampling,
+    version: int = 0,
+    stop_strings: StopStrings | None = None,
 ) -> Iterator[Request]:
     """A request for each seed of one prompt."""
     prompt = tuple(tokens)
     for place, seed in enumerate(seeds):
-        yield Request(f"{name}/{place}", prompt, seed, sampling, version, group=name)
+        yield Request(f"{name}/{place}", prompt, seed, sampling, version, group=name, stop_strings=stop_strings)

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     import torch
     from typing_extensions import TypeIs
 
+    from .stop_strings import StopStrings
+
 
 class EngineBusyError(ProaError):
     """Weights that an engine cannot take while it decodes."""
@@ -34,6 +36,9 @@ class Request:
     """Requests of one group have the same prompt, which is computed once for all that wait at the same time."""
     stops: frozenset[int] = frozenset()
     """Tokens that end it besides the engine's own."""
+    stop_strings: StopStrings | None = None
+    """Texts that end it, those of its sampling. Engines need not look for them: whoever collects progress does, and
+    cancels the request."""
     continues: str = ""
     """The id of an ended request of the same version that was kept, and that this one goes on from."""
     keep: bool = False
@@ -137,6 +142,11 @@ def check_request(request: Request, *, context_length: int, vocabulary: int, con
         )
     if sampling.top_k < 0:
         raise SettingError(f"sampling.top_k is {sampling.top_k}: write 0 to keep all tokens, or a positive number")
+    if sampling.stop and request.stop_strings is None:
+        raise SettingError(
+            f"request {request.id} has sampling.stop and no tokenizer to find these texts with: give it "
+            "stop_strings=StopStrings(sampling.stop, tokenizer)"
+        )
     if length == 0:
         raise SettingError(f"request {request.id} has an empty prompt: there is nothing to continue")
     if length + sampling.max_new_tokens > context_length:

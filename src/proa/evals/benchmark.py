@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from time import perf_counter
 from typing import Any
@@ -15,7 +16,7 @@ from ..data.results import EvalResult
 from ..data.sampling import Sampling
 from ..model_shape import context_length
 from ..policy.trainable import Trainable
-from ..rewards import InlineRewards
+from ..rewards import InlineRewards, load_rewards
 from ..rollouts import Progress, Sample, SingleTurn, VersionedEngine
 from ..spelling import did_you_mean
 from ..statistics import summarise
@@ -23,9 +24,11 @@ from ..tasks import Task
 from ..tasks.builtin import BUILTIN
 from ..tasks.task import check_columns
 from .generation import EvalEngine, eval_prompts, eval_seeds
+from .given_eval import GivenEval
 from .scoring import At, Eval, Scored, WeightsScoring
 
 DEFAULT_NEW_TOKENS = 256
+NOTHING_GIVEN = GivenEval()
 _PREDICTION_KEYS = ("task_id", "sample", "correct", "error", "finish_reason")
 """What scores may be broken down by besides the task's columns."""
 
@@ -42,21 +45,23 @@ class Benchmark(Eval):
         engine: EngineSection,
         max_new_tokens: int | None,
         seed: int,
+        stop: Sequence[str] = (),
+        given: GivenEval = NOTHING_GIVEN,
     ) -> None:
         self.section = section
         self._policy = policy
         self._id = section.source or task.name
         self._rows = task.rows[: section.count]
         self._check(task)
-        scorer = InlineRewards(metric_of(section, task))
+        scorer = InlineRewards(metric_of(section, task, given))
         scorer.check(self._rows[0].columns)
-        self.metric = scorer.functions[0].name
+        self.metric = score_name(scorer)
         self._prompts = eval_prompts(self._rows, policy.tokenizer, where=f"eval {section.name}")
         self._seeds = eval_seeds(seed, len(self._rows), section.samples)
         longest = max(len(prompt.tokens) for prompt in self._prompts)
         most = max_new_tokens or _room(policy, longest)
         _check_room(section, policy, longest + most)
-        sampling = Sampling(section.samples, most, temperature=section.sampling_temperature)
+        sampling = Sampling(section.samples, most, temperature=section.sampling_temperature, stop=tuple(stop))
         self._rollout = SingleTurn(policy.tokenizer, sampling, scorer=scorer)
         self._engine = EvalEngine(engine)
 
@@ -102,7 +107,8 @@ class Benchmark(Eval):
         metrics |= {name: found.get(name, math.nan) for name in more}
         if enough and (over := found[f"pass@{self.section.samples}_tasks"]) < found["tasks"]:
             metrics[f"pass@{self.section.samples}_tasks"] = over  # of the others some completions were not judged
-        return metrics | ({"errors": found["errors"]} if found["errors"] else {}), breakdowns
+        metrics |= {"errors": found["errors"]} if found["errors"] else {}
+        return _logged_means(predictions) | metrics, breakdowns
 
     def _prediction(self, sample: Sample) -> dict[str, Any]:
         prompt, score = sample.prompt, sample.score
@@ -115,6 +121,7 @@ class Benchmark(Eval):
             "reward": score.value,
             "correct": None if score.value is None else score.value >= self.section.correct_at,
             "error": score.error,
+            **({"logged": score.logged} if score.logged else {}),
             "tokens": sample.tokens,
             "finish_reason": sample.finish_reason,
             "policy_version": sample.version,
@@ -153,12 +160,31 @@ def _check_room(section: BenchmarkSection, policy: Trainable, longest: int) -> N
         )
 
 
-def metric_of(section: BenchmarkSection, task: Task) -> Any:
-    """The function that scores a completion: the section's, or the task's own."""
+def _logged_means(predictions: list[dict[str, Any]]) -> dict[str, float]:
+    """The numbers that the functions logged, as means over the completions that have them."""
+    values: dict[str, list[float]] = {}
+    for row in predictions:
+        for name, value in row.get("logged", {}).items():
+            if not isinstance(value, str):
+                values.setdefault(name, []).append(value)
+    return {name: math.fsum(own) / len(own) for name, own in values.items()}
+
+
+def score_name(scorer: InlineRewards) -> str:
+    """What the mean score is called: by its function, or `reward` where several add up."""
+    return scorer.functions[0].name if len(scorer.functions) == 1 else "reward"
+
+
+def metric_of(section: BenchmarkSection, task: Task, given: GivenEval = NOTHING_GIVEN) -> Any:
+    """What scores a completion: the eval's own metric, or that of its task, or the run's reward."""
+    if given.metric is not None:
+        return given.metric
     if section.metric is not None:
         return section.metric
     if task.name in BUILTIN:
         return importlib.import_module(f"proa.tasks.builtin.{task.name}").exact
-    if task.reward is None:
-        raise ConfigError(f"eval {section.name}: the task {task.name} brings no score; give eval.metric")
-    return task.reward
+    if task.reward is not None:
+        return task.reward
+    if given.reward:
+        return load_rewards(given.reward, given.weights)
+    raise ConfigError(f"eval {section.name}: the task {task.name} brings no score; give eval.metric")

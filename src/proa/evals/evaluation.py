@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from ..config import ConfigError, DetachedConfig, RunConfig
-from ..config.sections import BenchmarkSection
+from ..config.sections import GIVEN, BenchmarkSection
 from ..policy.trainable import Trainable
 from ..tasks import Task, load_task
 from ..tasks.builtin import BUILTIN, builtin_task
+from ..tasks.chat import with_system_prompt
 from .benchmark import Benchmark
+from .generation import system_prompt_of
+from .given_eval import GivenEval
 from .own_evaluator import OwnEvaluator
 from .scoring import Eval
 
@@ -19,27 +22,40 @@ def build_eval(
     section: BenchmarkSection,
     config: RunConfig,
     policy: Trainable,
-    called: Callable[..., Any] | None = None,
+    given: GivenEval | None = None,
     *,
     any_length: bool = False,
 ) -> Eval:
-    """The eval that a section describes; mistakes in its settings are found at once. `called` is its function, if that
-    was given in Python.
+    """The eval that a section describes; mistakes in its settings are found at once. `given` is what of it was given in
+    Python.
 
     With `any_length`, completions may be as long as the model's context allows, unless the eval limits them; so may
     those of a supervised run, which has no setting for their length.
     """
+    given = given or GivenEval()
     if section.evaluator is not None:
-        return OwnEvaluator(section, config, policy, called)
+        return OwnEvaluator(section, config, policy, given.evaluator)
     most = config.sampling.max_new_tokens if isinstance(config, DetachedConfig) and not any_length else None
     return Benchmark(
         section,
-        eval_task(section, config),
+        eval_task(section, config, given),
         policy,
         engine=config.engine,
         max_new_tokens=section.max_new_tokens or most,
         seed=config.seed,
+        stop=config.sampling.stop,
+        given=with_named_reward(given, config),
     )
+
+
+def with_named_reward(given: GivenEval, config: RunConfig) -> GivenEval:
+    """With the reward functions that a run's configuration names, unless there is a reward, or these were objects."""
+    if given.reward is not None or not isinstance(config, DetachedConfig):
+        return given
+    named = [function for function in config.reward.functions if GIVEN not in function]
+    if len(named) < len(config.reward.functions):
+        return given
+    return replace(given, reward=named, weights=config.reward.weights)
 
 
 def weights_version(config: RunConfig, steps: int) -> int:
@@ -54,15 +70,19 @@ def weights_version(config: RunConfig, steps: int) -> int:
     return steps // (config.update_steps * config.train_epochs)
 
 
-def eval_task(section: BenchmarkSection, config: RunConfig) -> Task:
-    source = eval_source(section, config)
-    if source in BUILTIN:
-        return builtin_task(source, "test", section.count)  # the same for every seed: repeats are compared on it
-    return load_task(source, prompt_column=config.task.prompt_column)
+def eval_task(section: BenchmarkSection, config: RunConfig, given: GivenEval | None = None) -> Task:
+    source = eval_source(section, config, given)
+    if isinstance(source, str) and source in BUILTIN:
+        task = builtin_task(source, "test", section.count)  # the same for every seed: repeats are compared on it
+    else:
+        task = load_task(source, prompt_column=config.task.prompt_column)
+    return with_system_prompt(task, system_prompt_of(config))
 
 
-def eval_source(section: BenchmarkSection, config: RunConfig) -> str:
-    """Data that is not trained on: what the section names, or the test split of a built-in task."""
+def eval_source(section: BenchmarkSection, config: RunConfig, given: GivenEval | None = None) -> Any:
+    """Data that is not trained on: what was given or the section names, or the test split of a built-in task."""
+    if given is not None and given.source is not None:
+        return given.source
     source = section.source or config.task.source
     if section.source is None and source not in BUILTIN:
         raise ConfigError(f"eval {section.name} has no data of its own: give source, what is held out of training")

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from ..config import RunConfig
 from ..config.sections import EvalSection
 from ..data.state import LoopState
@@ -13,6 +10,7 @@ from ..loop.evaluators import Participant
 from ..policy.trainable import Trainable
 from ..record.run_record import RunRecord
 from .evaluation import build_eval, weights_version
+from .given_eval import GivenEval
 from .scoring import At, Scored, WeightsScoring
 
 
@@ -23,11 +21,11 @@ class PolicyEvaluator(Evaluator):
     """
 
     def __init__(
-        self, section: EvalSection, config: RunConfig, policy: Trainable, called: Callable[..., Any] | None = None
+        self, section: EvalSection, config: RunConfig, policy: Trainable, given: GivenEval | None = None
     ) -> None:
         super().__init__(section.name, section.run_every, baseline=section.baseline, apart=section.apart)
         self._config = config
-        self._eval = build_eval(section, config, policy, called)
+        self._eval = build_eval(section, config, policy, given)
         self.record: RunRecord | None = None
 
     def begin(self, state: LoopState) -> RecordedScoring:

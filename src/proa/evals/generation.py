@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerBase
 
+from ..config import DetachedConfig, RunConfig
 from ..config.sections import EngineSection
 from ..data.lease import Prompt, sample_seed
 from ..policy.trainable import Trainable
@@ -36,6 +37,11 @@ def eval_prompts(rows: Sequence[TaskRow], tokenizer: PreTrainedTokenizerBase, *,
         Prompt(place, tokenise(row, tokenizer, where=f"{where}, prompt {place}"), row.prompt, row.columns)
         for place, row in enumerate(rows)
     ]
+
+
+def system_prompt_of(config: RunConfig) -> str | None:
+    """What prompts are given before them, as in training."""
+    return config.task.system_prompt if isinstance(config, DetachedConfig) else None
 
 
 def eval_seeds(seed: int, prompts: int, samples: int) -> list[list[int]]:

@@ -23,8 +23,9 @@ from ..policy.measuring import measuring
 from ..policy.trainable import Trainable
 from ..rewards.calling import await_result
 from ..rollouts import Progress, SingleTurn, VersionedEngine
+from ..tasks.chat import add_system_prompt
 from ..tasks.task import TaskRow
-from .generation import EvalEngine, eval_prompts, eval_seeds
+from .generation import EvalEngine, eval_prompts, eval_seeds, system_prompt_of
 from .scoring import At, Eval, Scored, WeightsScoring
 
 
@@ -57,8 +58,10 @@ class EvaluatedPolicy:
         """Completions of each prompt, greedy by default."""
         if samples > 1 and temperature == 0:
             raise ConfigError(f"with temperature 0 all {samples} samples would be the same: give a temperature")
-        rows = [TaskRow(prompt) for prompt in prompts]
-        sampling = Sampling(samples, max_new_tokens or self._config.sampling.max_new_tokens, temperature=temperature)
+        rows = [add_system_prompt(TaskRow(prompt), system_prompt_of(self._config)) for prompt in prompts]
+        own = self._config.sampling
+        most = max_new_tokens or own.max_new_tokens
+        sampling = Sampling(samples, most, temperature=temperature, stop=tuple(own.stop))
         made = SingleTurn(self.tokenizer, sampling).run(
             self._loaded_engine,
             eval_prompts(rows, self.tokenizer, where="policy.generate"),

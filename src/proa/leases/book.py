@@ -376,7 +376,7 @@ class LeaseBook:
         size = self.plan.group_size
         for first in range(0, len(delivery.items), size):
             group = tuple(map(self._decisions.as_scored, delivery.items[first : first + size]))
-            self._making.add_scored(len(group), without_reward=sum(item.reward is None for item in group))
+            self._making.add_group(group)
             filtered = self._filter_group(group)
             for reason, items in filtered.dropped.items():
                 self.ledger.drop(len(items), reason, tokens=tokens_in(items))

@@ -1,11 +1,13 @@
-"""What it took to make the leases of a step, as the step's metrics say it."""
+"""What it took to make the leases of a step, and what came of them, as the step's metrics say it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..data.experience import BufferItem
 from ..data.lease import Delivery
 
 _KINDS = ("generate", "score", "load", "switch", "wait")
@@ -14,7 +16,8 @@ _KINDS = ("generate", "score", "load", "switch", "wait")
 
 @dataclass
 class Making:
-    """Seconds and tokens summed over the leases that were consumed for one step, and how many samples had no reward.
+    """Seconds and tokens summed over the leases that were consumed for one step, and what their samples were like,
+    before any was filtered out.
 
     >>> making = Making()
     >>> making.add(Delivery(0, (), "maker_0", {"generate": 2.0}))
@@ -29,8 +32,16 @@ class Making:
     makers: set[str] = field(default_factory=set)
     samples: int = 0
     without_reward: int = 0
+    ended: int = 0
+    """Samples that say how they ended."""
+    truncated: int = 0
+    groups: int = 0
+    """With two rewards or more."""
+    groups_without_variance: int = 0
     values: dict[str, list[float]] = field(default_factory=dict)
     """What hooks of makers logged, by name."""
+    reward_values: dict[str, list[float]] = field(default_factory=dict)
+    """The numbers that rewards logged, by name, one for each sample."""
     probe_gap: float | None = None
     """The widest between trainer and an engine; it is only told, and not saved."""
 
@@ -46,9 +57,20 @@ class Making:
         for name, value in delivery.logged.items():
             self.values.setdefault(name, []).append(value)
 
-    def add_scored(self, samples: int, *, without_reward: int) -> None:
-        self.samples += samples
-        self.without_reward += without_reward
+    def add_group(self, group: Sequence[BufferItem]) -> None:
+        """The samples of one prompt."""
+        rewards = [float(item.reward) for item in group if item.reward is not None]
+        self.samples += len(group)
+        self.without_reward += len(group) - len(rewards)
+        if len(rewards) > 1:
+            self.groups += 1
+            self.groups_without_variance += min(rewards) == max(rewards)
+        for item in group:
+            self.ended += item.facts.finish_reason is not None
+            self.truncated += item.facts.finish_reason == "length"
+            for name, value in item.facts.reward_logged.items():
+                if not isinstance(value, str):
+                    self.reward_values.setdefault(name, []).append(value)
 
     def metrics(self) -> dict[str, float]:
         """Only what is known; nothing if no lease was consumed."""
@@ -61,11 +83,16 @@ class Making:
             metrics["maker.probe_gap"] = self.probe_gap
         if self.samples:
             metrics["reward_failed_fraction"] = self.without_reward / self.samples
+        if self.groups:
+            metrics["reward_zero_std_fraction"] = self.groups_without_variance / self.groups
+        if self.ended:
+            metrics["truncated_fraction"] = self.truncated / self.ended
         return metrics
 
     def logged(self) -> dict[str, float]:
-        """What hooks of makers logged: means over the leases that have a value."""
-        return {name: sum(values) / len(values) for name, values in self.values.items()}
+        """What rewards and hooks of makers logged: means over the samples or the leases that have a value."""
+        of_rewards = {name: math.fsum(values) / len(values) for name, values in self.reward_values.items()}
+        return of_rewards | {name: sum(values) / len(values) for name, values in self.values.items()}
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -74,10 +101,17 @@ class Making:
             "makers": sorted(self.makers),
             "samples": self.samples,
             "without_reward": self.without_reward,
+            "ended": self.ended,
+            "truncated": self.truncated,
+            "groups": self.groups,
+            "groups_without_variance": self.groups_without_variance,
             "values": {name: list(values) for name, values in self.values.items()},
+            "reward_values": {name: list(values) for name, values in self.reward_values.items()},
         }
 
     @classmethod
     def from_saved(cls, saved: Mapping[str, Any]) -> Making:
-        values = {name: list(own) for name, own in saved.get("values", {}).items()}
-        return cls(**{**saved, "seconds": dict(saved["seconds"]), "makers": set(saved["makers"]), "values": values})
+        known = {
+            key: {name: list(own) for name, own in saved.get(key, {}).items()} for key in ("values", "reward_values")
+        }
+        return cls(**{**saved, "seconds": dict(saved["seconds"]), "makers": set(saved["makers"]), **known})

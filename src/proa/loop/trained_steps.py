@@ -11,6 +11,9 @@ from ..errors import NothingToTrainOnError
 
 log = logging.getLogger("proa.loop")
 
+ALIKE_STEPS = 5
+"""Steps in a row without a difference between completions of a prompt, after which that is said."""
+
 
 @dataclass
 class TrainedSteps:
@@ -28,6 +31,8 @@ class TrainedSteps:
     """Of the first step that was skipped: which, and its numbers."""
     moved: bool = False
     """Whether one of them had a gradient other than 0."""
+    alike_in_a_row: int = 0
+    """Batches, the last ones, in which all completions of each prompt had the same reward."""
 
     def note(self, index: int, metrics: Mapping[str, Any]) -> None:
         if not metrics.get("skipped"):
@@ -36,6 +41,22 @@ class TrainedSteps:
         elif not self.first_skip:
             numbers = [f"{name} {metrics[name]}" for name in ("loss", "grad_norm") if name in metrics]
             self.first_skip = f"in step {index}: {', '.join(numbers) or 'it gave no numbers'}"
+
+    def note_groups(self, metrics: Mapping[str, Any]) -> None:
+        """Of an algorithm that compares completions of a prompt: warn where there is nothing to compare for long."""
+        if "reward_zero_std_fraction" not in metrics:
+            return  # another epoch on a batch that was counted
+        is_alike = metrics["reward_zero_std_fraction"] == 1.0
+        self.alike_in_a_row = self.alike_in_a_row + 1 if is_alike else 0
+        if self.alike_in_a_row == ALIKE_STEPS:
+            cut_off = 100 * metrics.get("truncated_fraction", 0.0)
+            log.warning(
+                "in the last %d steps all completions of each prompt got the same reward (their mean is %.3g), so "
+                "there was nothing to compare and nothing to learn. Read some completions (proa report shows them): "
+                "does the reward find the answer in them, are they cut off by sampling.max_new_tokens (%.3g %% were), "
+                "are the prompts far too hard or too easy for this model?",
+                ALIKE_STEPS, metrics.get("reward", float("nan")), cut_off,
+            )  # fmt: skip
 
     def refuse_idle_run(self, steps: int, why: str = "", why_unmoved: str = "") -> None:
         """Raise if steps were made and none trained, and warn if no gradient was other than 0.

@@ -127,6 +127,9 @@ def _sample(one: Rollout, largest: float, numbers: list[dict[str, Any]]) -> Mark
     facts = [f"reward {number(one.reward)}" if one.reward is not None else "no reward"]
     facts += [f"{name} {number(value)}" for name, value in one.reward_parts.items() if len(one.reward_parts) > 1]
     facts += [
+        f"{name} {value if isinstance(value, str) else number(value)}" for name, value in one.reward_logged.items()
+    ]
+    facts += [
         one.finish_reason,
         f"group {one.group}" if one.group else "",
         count(one.all_tokens, "token") if one.all_tokens else "",

@@ -25,6 +25,9 @@ FIRST = (
     "entropy",
     "grad_norm",
     "completion_tokens",
+    "reward_zero_std_fraction",
+    "truncated_fraction",
+    "reward_failed_fraction",
     "ratio",
     "learning_rate",
 )
@@ -36,6 +39,8 @@ _UNITS = {
     "staleness": "versions behind", "samples": "samples a step", "makers": "makers", "entropy": "nats a token",
     "grad_norm": "norm", "ratio": "probability ratio", "completion_tokens": "tokens", "kl_to_reference": "nats",
     "learning_rate": "learning rate", "clipped_low": "share of tokens", "clipped_high": "share of tokens",
+    "reward_zero_std_fraction": "share of groups", "truncated_fraction": "share of samples",
+    "reward_failed_fraction": "share of samples",
 }  # fmt: skip
 
 

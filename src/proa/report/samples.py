@@ -51,6 +51,7 @@ class Rollout:
     completion: str
     reward: Any
     reward_parts: dict[str, Any]
+    reward_logged: dict[str, Any]
     finish_reason: str
     tokens: list[str]
     advantages: list[float | None]
@@ -145,13 +146,17 @@ def _rollout(row: dict[str, Any]) -> Rollout:
     shown = tokens[:MOST_TOKENS]
     sampler, trainer = (_numbers(row.get(key), len(shown)) for key in ("log_probs", "trainer_log_probs"))
     step = row.get("step")
-    parts = row.get("reward_parts")
+    parts, logged = row.get("reward_parts"), row.get("reward_logged")
     return Rollout(
         step=step if isinstance(step, int) else 0,
         prompt=clipped(in_words(row.get("prompt", "")), MOST_CHARACTERS),
         completion=clipped(in_words(row.get("completion", "")), MOST_CHARACTERS),
         reward=row.get("reward"),
         reward_parts=parts if isinstance(parts, dict) else {},
+        reward_logged={
+            name: clipped(value, 100) if isinstance(value, str) else value
+            for name, value in (logged if isinstance(logged, dict) else {}).items()
+        },
         finish_reason=str(row.get("finish_reason") or ""),
         tokens=[clipped(token, 100) for token in shown],
         advantages=_numbers(row.get("advantages"), len(shown)),

@@ -7,10 +7,12 @@ import numbers
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from collections.abc import Set as AbstractSet
+from dataclasses import replace
 from typing import Any
 
 from ..data.reward_limits import fault_of
 from .function import RewardFunction
+from .logged import CallLog
 from .samples import Samples
 from .score import Outcome
 
@@ -46,8 +48,9 @@ def call(function: RewardFunction, samples: Samples, finish: Finish | None = Non
     """One outcome per sample. A bad value marks its sample; a bad call raises `CallFailed`."""
     if (complaint := function.complaint(samples.columns)) is not None:
         raise CallSkipped(complaint)
+    log = CallLog(len(samples))
     try:
-        answer = function.function(**function.arguments(samples))
+        answer = function.function(**function.arguments(samples, log))
         if inspect.isawaitable(answer):
             answer = (finish or await_result)(answer)
         values = _values(answer, len(samples))
@@ -60,7 +63,8 @@ def call(function: RewardFunction, samples: Samples, finish: Finish | None = Non
         if frames := traceback.extract_tb(error.__traceback__)[1:]:  # the first frame is our call
             message += f" ({frames[-1].filename.rpartition('/')[2]}, line {frames[-1].lineno})"
         raise CallFailed(f"reward {function.name!r} raised {message}") from error
-    return [_outcome(function.name, value) for value in values]
+    outcomes = [_outcome(function.name, value) for value in values]
+    return [replace(one, logged=log.values_of(index)) for index, one in enumerate(outcomes)]
 
 
 def await_result(awaitable: Awaitable[Any]) -> Any:

@@ -3,7 +3,9 @@
     def reward(prompts, completions, **columns) -> list[float | None]
 
 Each argument is a list with one entry per sample. A function without `**columns` gets only the arguments it names.
-None in its result means "does not apply to this sample". It may be `async`.
+None in its result means "does not apply to this sample". It may be `async`. Besides the task's columns there are the
+tokens, `prompt_ids` and `completion_ids`, and `policy_version`, that of the weights which sampled. One that names
+`log_metric` or `log_extra` is given a function to log with: `log_metric(name, number)`, `log_extra(column, values)`.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from typing import Any
 from ..dotted import DottedPathError, resolve
 from ..errors import SettingError
 from ..spelling import did_you_mean
-from .samples import Samples
+from .logged import LOGGERS, CallLog
+from .samples import SAMPLED, Samples
 
 GivenReward = Callable[..., Any] | str
 """A reward from a user: a callable or its dotted path."""
@@ -39,13 +42,16 @@ class RewardFunction:
     """The dotted path it was given by, if any."""
     required: frozenset[str] = field(init=False, repr=False)
     """Parameters without a default."""
-    accepted: frozenset[str] | None = field(init=False, repr=False)
-    """All parameters; None if it takes `**columns`."""
+    named: frozenset[str] = field(init=False, repr=False)
+    """All parameters but `**columns`."""
+    takes_any: bool = field(init=False, repr=False)
+    """Whether it takes `**columns`."""
 
     def __post_init__(self) -> None:
-        required, accepted = _parameters(self.function)
+        required, named, takes_any = _parameters(self.function)
         object.__setattr__(self, "required", required)
-        object.__setattr__(self, "accepted", accepted)
+        object.__setattr__(self, "named", named)
+        object.__setattr__(self, "takes_any", takes_any)
 
     @classmethod
     def load(cls, given: GivenReward | RewardFunction) -> RewardFunction:
@@ -70,17 +76,23 @@ class RewardFunction:
             raise RewardError(f"{given!r} is not a reward: give a function or its path, 'package.module:function'")
         return cls(_name(function), function, path=path)
 
-    def arguments(self, samples: Samples) -> dict[str, Any]:
-        """The keyword arguments for a call."""
+    def arguments(self, samples: Samples, log: CallLog) -> dict[str, Any]:
+        """The keyword arguments for a call, which logs to `log`."""
         offered = {**samples.columns, "prompts": samples.prompts, "completions": samples.completions}
-        if self.accepted is None:
-            return offered
-        return {name: value for name, value in offered.items() if name in self.accepted}
+        given = {name: value for name, value in offered.items() if self.takes_any or name in self.named}
+        # Only by name: what arrives in `**columns` is a list with one entry per sample.
+        loggers = {name: getattr(log, name) for name in LOGGERS if name in self.named and name not in offered}
+        return given | loggers
 
     def complaint(self, columns: Iterable[str]) -> str | None:
         """An error message if a required parameter is not among these columns."""
-        offered = {*columns, "prompts", "completions"}
+        offered = {*columns, "prompts", "completions", *LOGGERS}
         for name in sorted(self.required - offered):
+            if name == "trainer_state":
+                return (
+                    f"reward {self.name!r} needs 'trainer_state', and rewards run apart from the trainer, which is "
+                    "ahead of them: name policy_version instead, the version of the weights that sampled"
+                )
             return (
                 f"reward {self.name!r} needs {name!r}, which the task does not have{did_you_mean(name, offered)} "
                 f"(available: {', '.join(sorted(offered))})"
@@ -114,7 +126,7 @@ def load_rewards(
 
 def check_columns(functions: Iterable[RewardFunction], columns: Iterable[str]) -> None:
     """Raise if a function needs a column that the task does not have: before the run, not during it."""
-    names = list(columns)
+    names = [*columns, *SAMPLED]
     for function in functions:
         if (complaint := function.complaint(names)) is not None:
             raise RewardError(complaint)
@@ -138,13 +150,13 @@ def _name(function: Callable[..., Any]) -> str:
     return "lambda" if name == "<lambda>" else str(name)
 
 
-def _parameters(function: Callable[..., Any]) -> tuple[frozenset[str], frozenset[str] | None]:
-    """The required parameters, and all of them (None if it takes `**columns`)."""
+def _parameters(function: Callable[..., Any]) -> tuple[frozenset[str], frozenset[str], bool]:
+    """The required parameters, all of them, and whether it takes `**columns`."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (ValueError, TypeError):  # some callables written in C have no signature
-        return frozenset(), None
+        return frozenset(), frozenset(), True
     named = [one for one in parameters if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)]
     takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters)
     required = frozenset(one.name for one in named if one.default is one.empty)
-    return required, None if takes_any else frozenset(one.name for one in named)
+    return required, frozenset(one.name for one in named), takes_any

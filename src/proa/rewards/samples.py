@@ -8,6 +8,9 @@ from typing import Any
 
 from ..data.messages import Messages
 
+SAMPLED = ("prompt_ids", "completion_ids", "policy_version")
+"""Columns that come from sampling: tokens, and the version of the weights. The task's own of these names come first."""
+
 
 @dataclass(frozen=True, slots=True)
 class Samples:

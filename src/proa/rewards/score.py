@@ -18,6 +18,8 @@ class Outcome:
 
     value: float | None = None
     error: str | None = None
+    logged: Mapping[str, float | str] = field(default_factory=dict)
+    """What the function logged of the sample."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,8 @@ class Score:
     error: str | None = None
     applies: bool = True
     """False where no function applies and none failed."""
+    logged: dict[str, float | str] = field(default_factory=dict)
+    """What the functions logged of the sample: numbers, which become metrics, and text."""
 
 
 class Scorer(Protocol):
@@ -46,18 +50,19 @@ def add_part(scores: Sequence[Score], name: str, values: Sequence[float], weight
     """Each score with one more part; a value that cannot be a reward is an error, as from a function.
 
     >>> add_part([Score(1.0, {"exact": 1.0})], "reward_model", [0.5], weight=2.0)
-    [Score(value=2.0, parts={'exact': 1.0, 'reward_model': 0.5}, error=None, applies=True)]
+    [Score(value=2.0, parts={'exact': 1.0, 'reward_model': 0.5}, error=None, applies=True, logged={})]
     """
-    return [_add_one(score, name, value, weight) for score, value in zip(scores, values, strict=True)]
+    pairs = zip(scores, values, strict=True)
+    return [replace(_add_one(score, name, value, weight), logged=score.logged) for score, value in pairs]
 
 
 def _add_one(score: Score, name: str, value: float, weight: float) -> Score:
     if fault := fault_of(value):
         errors = [score.error] if score.error else []
         return Score(None, {**score.parts, name: None}, "; ".join([*errors, f"{name} gave {value:g}, {fault}"]))
-    if not score.applies:
-        return _summed(weight * value, {**score.parts, name: value})
     parts = {**score.parts, name: value}
+    if not score.applies:
+        return _summed(weight * value, parts)
     return replace(score, parts=parts) if score.value is None else _summed(score.value + weight * value, parts)
 
 
@@ -66,7 +71,10 @@ def combine(functions: Sequence[RewardFunction], outcomes: Sequence[Sequence[Out
 
     The value is the weighted sum of the functions that apply: weights 1 and 0.5, values 1 and None, give 1.
     """
-    return [_combine_one(functions, sample) for sample in zip(*outcomes, strict=True)]
+    return [
+        replace(_combine_one(functions, sample), logged={k: v for outcome in sample for k, v in outcome.logged.items()})
+        for sample in zip(*outcomes, strict=True)
+    ]
 
 
 def _combine_one(functions: Sequence[RewardFunction], outcomes: Sequence[Outcome]) -> Score:

@@ -102,6 +102,11 @@ class PolicyTrainer(DetachedTrainer):
             metrics["staleness"] = float(lag_BA.max())
         return metrics
 
+    def _note_step(self, index: int, metrics: Mapping[str, Any]) -> None:
+        super()._note_step(index, metrics)
+        if self.learner.algorithm.min_group > 1:
+            self._trained_steps.note_groups(metrics)
+
     def _training_batch(self, experience: Experience) -> TrainingBatch:
         return TrainingBatch(experience, self.learner.algorithm.name, dict(self._algorithm_settings))
 

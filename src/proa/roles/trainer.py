@@ -323,11 +323,14 @@ class DetachedTrainer(ABC):
                 before, self._looked = self._looked, self.activity.look()
                 spent = {f"trainer.{kind}_seconds": value for kind, value in self._looked.spent_since(before).items()}
                 step.metrics = {**step.metrics, **spent, **(self.source.made if settling else {})}
-                self._trained_steps.note(step.index, step.metrics)
+                self._note_step(step.index, step.metrics)
             if settling:
                 self.source.settle(settling, dropped="skipped_step" if step.metrics.get("skipped") else None)
         self._report("step %d: %s", step.index, step.metrics)
         self._end_step(after, step.index)
+
+    def _note_step(self, index: int, metrics: Mapping[str, Any]) -> None:
+        self._trained_steps.note(index, metrics)
 
     def _training_batch(self, experience: Experience) -> TrainingBatch:
         """What hooks of `step_end` get to know of a batch."""

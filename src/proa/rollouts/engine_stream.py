@@ -58,13 +58,16 @@ class _Batch:
     done: dict[str, Completion] = field(default_factory=dict)
     answer: Future[list[Completion]] = field(default_factory=Future)
 
-    def add(self, progress: Progress) -> None:
+    def add(self, progress: Progress) -> bool:
+        """Take in what a step added to a request; whether that was the last of it."""
         completion = self.open[progress.id].add(progress)
-        if completion is not None:
-            del self.open[progress.id]
-            self.done[progress.id] = completion
+        if completion is None:
+            return False
+        del self.open[progress.id]
+        self.done[progress.id] = completion
         if not self.open:
             self.answer.set_result([self.done[request.id] for request in self.requests])
+        return True
 
 
 class EngineStream:
@@ -137,7 +140,7 @@ class EngineStream:
         """A completion for each request, in order; other threads generate meanwhile."""
         if not requests:
             return []
-        batch = _Batch(requests, user, {request.id: Collected() for request in requests})
+        batch = _Batch(requests, user, {request.id: Collected(request.stop_strings) for request in requests})
         self._ask(lambda: self._submit(batch)).result()
         return batch.answer.result()
 
@@ -195,11 +198,14 @@ class EngineStream:
         begun = perf_counter()
         users = [batch.user for batch in self._batches.values()]
         for progress in self._engine.step():
+            if progress.id not in self._batches:
+                continue  # it was cancelled while this was under way
             batch = self._batches[progress.id]
             batch.user.moved_at = monotonic()
-            batch.add(progress)
-            if progress.finish_reason is not None:
+            if batch.add(progress):
                 del self._batches[progress.id]
+                if progress.finish_reason is None:
+                    self._engine.cancel(progress.id)
         self.free = self._engine.free
         share = (perf_counter() - begun) / len(users)
         for user in users:

@@ -66,6 +66,7 @@ class Sample:
             self.score.parts,
             self.score.error if has_failed else None,
             "reward_failed" if has_failed else None,
+            self.score.logged,
         )
         return [self._row(turn, facts, sampling) for turn in self.turns]
 

@@ -41,6 +41,7 @@ def scored(samples: Sequence[Sample], scorer: Scorer | None, model_reward: Model
     if scorer is not None:
         prompts = [sample.prompt for sample in samples]
         columns = {name: [prompt.columns[name] for prompt in prompts] for name in prompts[0].columns}
+        columns = _sampled(samples) | columns
         answers = [_answer(sample) for sample in samples]
         scores = scorer.score([prompt.text for prompt in prompts], answers, columns)
     if model_reward is not None:
@@ -48,6 +49,16 @@ def scored(samples: Sequence[Sample], scorer: Scorer | None, model_reward: Model
         values = model_reward.score([(*turn.prompt, *turn.completion.tokens.tolist()) for turn in last])
         scores = add_part(scores, "reward_model", values, model_reward.weight)
     return [replace(sample, score=_usable(score)) for sample, score in zip(samples, scores, strict=True)]
+
+
+def _sampled(samples: Sequence[Sample]) -> dict[str, list[Any]]:
+    """What is known of sampling, as columns: the tokens before and in the last turn, and the weights' version."""
+    last = [sample.turns[-1] for sample in samples]
+    return {
+        "prompt_ids": [list(turn.prompt) for turn in last],
+        "completion_ids": [turn.completion.tokens.tolist() for turn in last],
+        "policy_version": [turn.version for turn in last],
+    }
 
 
 def _answer(sample: Sample) -> Any:

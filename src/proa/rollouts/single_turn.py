@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..engines.generating import group_requests
+from ..engines.stop_strings import StopStrings
 from .sample import Sample, Turn
 from .scoring import ModelReward, scored
 
@@ -32,6 +33,7 @@ class SingleTurn:
     ) -> None:
         self.sampling = sampling
         self._tokenizer = tokenizer
+        self._stop_strings = StopStrings(sampling.stop, tokenizer) if sampling.stop else None
         self._scorer = scorer
         self._model_reward = model_reward
 
@@ -42,7 +44,9 @@ class SingleTurn:
         requests = [
             request
             for prompt, own in zip(prompts, seeds, strict=True)
-            for request in group_requests(str(prompt.ordinal), prompt.tokens, own, self.sampling)
+            for request in group_requests(
+                str(prompt.ordinal), prompt.tokens, own, self.sampling, stop_strings=self._stop_strings
+            )
         ]
         generated = engine.generate(requests, progress)
         with progress.scoring():

@@ -8,8 +8,9 @@ from typing import Any
 from ..config import ConfigError, DetachedConfig, RunConfig, SupervisedConfig
 from ..config.sections import BenchmarkSection, EvalSection
 from ..dotted import resolve
-from ..evals.benchmark import metric_of
-from ..evals.evaluation import eval_task
+from ..evals.benchmark import metric_of, score_name
+from ..evals.evaluation import eval_task, with_named_reward
+from ..evals.given_eval import GivenEval
 from ..lifecycle.placement import check_portable_part
 from ..rewards import InlineRewards
 from .given import Given
@@ -40,9 +41,9 @@ def score_names(section: BenchmarkSection, config: RunConfig) -> list[str] | Non
     """What the scores of an eval are called, the first one first; None if only its own function knows."""
     if section.evaluator is not None or _is_loss(section, config):
         return None
-    (function,) = InlineRewards(metric_of(section, eval_task(section, config))).functions
+    scorer = InlineRewards(metric_of(section, eval_task(section, config), with_named_reward(GivenEval(), config)))
     several = [f"pass@{section.samples}", f"mean@{section.samples}"] if section.samples > 1 else []
-    return [function.name, "completion_tokens", *several, "errors"]
+    return [score_name(scorer), "completion_tokens", *several, "errors"]
 
 
 def _check_rewards(config: DetachedConfig) -> None:
@@ -59,7 +60,7 @@ def _check_eval(section: BenchmarkSection, config: RunConfig) -> None:
         if not callable(resolve(section.evaluator)):
             raise ConfigError(f"eval {section.name}: {section.evaluator} is not a function of the policy")
     elif not _is_loss(section, config):
-        InlineRewards(metric_of(section, eval_task(section, config)))
+        InlineRewards(metric_of(section, eval_task(section, config), with_named_reward(GivenEval(), config)))
 
 
 def _is_loss(section: BenchmarkSection, config: RunConfig) -> bool:

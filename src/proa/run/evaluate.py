@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from ..config import RunConfig
 from ..config.sections import BenchmarkSection
@@ -27,13 +25,12 @@ def evaluate_folder(
     *,
     version: int = 0,
     steps: int = 0,
-    called: Callable[..., Any] | None = None,
     any_length: bool = False,
 ) -> Scored:
     """The scores of the model in a folder, plain or an adapter, as a run of that configuration would take them."""
     compute_alike(config.threads, device=config.model.device, deterministic=config.deterministic)
     policy = _load_folder(folder, config)
-    scored = build_eval(section, config, policy, called, any_length=any_length).score(At(steps, version))
+    scored = build_eval(section, config, policy, any_length=any_length).score(At(steps, version))
     return replace(scored, result=replace(scored.result, step=None))
 
 

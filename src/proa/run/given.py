@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..config import ConfigError, DetachedConfig, RunConfig, SupervisedConfig, change_run_config, load_run_config
 from ..config.sections import GIVEN
 from ..dotted import name_of
+from ..evals.given_eval import GivenEval
 from ..spelling import did_you_mean, nearest
 
 RUN_ARGUMENTS = ("callbacks", "resume", "allow_changes", "overwrite")
@@ -26,8 +27,12 @@ class Given:
     tokenizer: PreTrainedTokenizerBase | None = None
     data: Any = None
     rewards: tuple[Callable[..., Any], ...] | None = None
-    evaluators: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
-    """By the name of their eval."""
+    evals: Mapping[str, GivenEval] = field(default_factory=dict)
+    """Parts of evals, by their names."""
+
+    def eval_of(self, name: str, reward: Any = None, weights: Sequence[float] | None = None) -> GivenEval:
+        """What was given for an eval; `reward` is the run's own, which it may be scored by."""
+        return replace(self.evals.get(name, GivenEval()), reward=reward, weights=weights)
 
 
 def configured(
@@ -36,8 +41,8 @@ def configured(
     """A recipe's arguments as a configuration, and the objects among them.
 
     `model=` may be a folder, a configuration or a model; `task=` a name, a file or data; `reward=` a function or
-    several. (An algorithm that is an object stays in the configuration, which knows what it needs.) `recipe` is the
-    algorithm where the configuration names none.
+    several; in `eval=`, `source`, `metric` and `evaluator` may be objects. (An algorithm that is an object stays in the
+    configuration, which knows what it needs.) `recipe` is the algorithm where the configuration names none.
     """
     _check_keywords(changes)
     given, rest = _take_objects(changes)
@@ -70,25 +75,39 @@ def _take_objects(changes: Mapping[str, Any]) -> tuple[Given, dict[str, Any]]:
     if isinstance(tokenizer, str):
         tokenizer, rest["model.tokenizer"] = None, tokenizer
     if "eval" in rest:
-        rest["eval"], evaluators = _take_evaluators(rest["eval"])
+        rest["eval"], evals = _take_evals(rest["eval"])
     else:
-        evaluators = {}
-    return Given(model, tokenizer, data, rewards, evaluators), rest
+        evals = {}
+    return Given(model, tokenizer, data, rewards, evals), rest
 
 
-def _take_evaluators(sections: Any) -> tuple[Any, dict[str, Callable[..., Any]]]:
-    """Evals whose evaluator is a function, each described by its name, and the functions by their evals' names."""
+def _take_evals(sections: Any) -> tuple[Any, dict[str, GivenEval]]:
+    """Evals in which objects are described, and the objects by their evals' names."""
     if not isinstance(sections, Sequence) or isinstance(sections, str):
         return sections, {}
-    described: list[Any] = []
-    functions: dict[str, Callable[..., Any]] = {}
-    for section in sections:
-        given = section.get("evaluator") if isinstance(section, Mapping) else None
-        if callable(given):
-            functions[str(section.get("name"))] = given
-            section = {**section, "evaluator": f"{name_of(given)} {GIVEN}"}
-        described.append(section)
-    return described, functions
+    taken = [_take_eval(section) if isinstance(section, Mapping) else (section, None) for section in sections]
+    named = [(section.get("name"), given) for section, given in taken if given is not None]
+    return [section for section, _ in taken], {str(name): given for name, given in named}
+
+
+def _take_eval(section: Mapping[str, Any]) -> tuple[dict[str, Any], GivenEval]:
+    described = dict(section)
+    evaluator, source, metric = (section.get(key) for key in ("evaluator", "source", "metric"))
+    if callable(evaluator):
+        described["evaluator"] = f"{name_of(evaluator)} {GIVEN}"
+    if isinstance(source, Path):
+        source = described["source"] = str(source)
+    if source is not None and not isinstance(source, str):
+        described["source"] = GIVEN
+    functions: list[Any] = list(metric) if isinstance(metric, list | tuple) else [metric]
+    is_given = bool(functions) and all(map(callable, functions))
+    if is_given:
+        described["metric"] = f"{', '.join(map(name_of, functions))} {GIVEN}"
+    return described, GivenEval(
+        evaluator if callable(evaluator) else None,
+        None if isinstance(source, str) else source,
+        metric if is_given else None,
+    )
 
 
 def _take_functions(reward: Any) -> tuple[dict[str, Any], tuple[Callable[..., Any], ...] | None]:

@@ -29,6 +29,7 @@ from ..record.durable import Disk, explain_failures
 from ..record.run_folder import START_NAME
 from ..tasks import Task, load_task
 from ..tasks.builtin import BUILTIN, builtin_task
+from ..tasks.chat import check_is_chat, with_system_prompt, with_template
 from ..tasks.task import check_columns
 from .given import Given
 
@@ -122,6 +123,10 @@ def load_training_task(config: RunConfig, given: Given) -> Task:
         task = load_task(config.task.source, **column)
     task = replace(task, rows=task.rows[: config.task.count])
     check_columns(task)
+    if isinstance(config, DetachedConfig):
+        task = with_system_prompt(task, config.task.system_prompt)
+    if config.task.chat_template is not None or config.task.chat_template_kwargs:
+        check_is_chat(task)
     return task
 
 
@@ -176,7 +181,8 @@ def _load_parts(
                 seed=config.seed,
                 trust_remote_code=section.trust_remote_code,
             )
-    tokenizer = given.tokenizer or _tokenizer(config)
+    chat = config.task
+    tokenizer = with_template(given.tokenizer or _tokenizer(config), chat.chat_template, chat.chat_template_kwargs)
     end_ids = end_tokens(model, tokenizer, is_new=section.config is not None)
     check_vocabulary(model, tokenizer)
     return model, tokenizer, end_ids

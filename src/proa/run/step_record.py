@@ -112,6 +112,7 @@ class TakeStepRecord(Callback):
             "completion": decode(tokens, skip_special_tokens=True),
             "reward": None if experience.reward is None else float(experience.reward[row]),
             "reward_parts": facts.reward_parts,
+            **({"reward_logged": facts.reward_logged} if facts.reward_logged else {}),
             "finish_reason": facts.finish_reason,
             "tokens": _pieces(prompt, tokens, self._tokenizer),
             "log_probs": _listed(experience.action_log_probs[row], mask_A),

@@ -129,8 +129,7 @@ class SupervisedRun:
         if generating and not self.kind.generates:
             raise ConfigError(f"eval {generating[0].name}: a reward model generates nothing; set its kind to loss")
         return [
-            PolicyEvaluator(section, self.config, self.trained, given.evaluators.get(section.name))
-            for section in sections
+            PolicyEvaluator(section, self.config, self.trained, given.eval_of(section.name)) for section in sections
         ]
 
     def _report_scores(self, name: str, metrics: dict[str, float], seconds: float) -> None:

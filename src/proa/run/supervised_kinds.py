@@ -98,8 +98,8 @@ class SFTKind(SupervisedKind[Task]):
         return load_training_task(self.config, self.given)
 
     def load_held_out(self, section: EvalSection) -> Task:
-        source = eval_source(section, self.config)
-        if source in BUILTIN:
+        source = eval_source(section, self.config, self.given.eval_of(section.name))
+        if isinstance(source, str) and source in BUILTIN:
             return builtin_task(source, "test", section.count)
         task = load_task(source, prompt_column=self.config.task.prompt_column)
         return Task(task.name, task.rows[: section.count], task.reward)
@@ -144,7 +144,7 @@ class PairsKind(SupervisedKind[Pairs]):
         return load_preferences(task.source if given is None else given)[: task.count]
 
     def load_held_out(self, section: EvalSection) -> Pairs:
-        return load_preferences(eval_source(section, self.config))[: section.count]
+        return load_preferences(eval_source(section, self.config, self.given.eval_of(section.name)))[: section.count]
 
     @property
     def rows(self) -> Sequence[Any]:

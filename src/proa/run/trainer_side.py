@@ -52,6 +52,7 @@ from .loading import (
     make_sampling,
     optimizer_settings,
 )
+from .maker_side import select_rewards
 from .placing import TrainerListeners
 from .step_record import TakeStepRecord
 
@@ -107,8 +108,10 @@ class TrainerSide:
             self._critic_start = load_matching_reward_model(
                 config, self.policy.tokenizer, self.prompts.longest, critic
             )  # fmt: skip
+        rewards = select_rewards(config, given, self.task) if config.eval else None
         self._evaluators = [
-            PolicyEvaluator(section, config, self.policy, given.evaluators.get(section.name)) for section in config.eval
+            PolicyEvaluator(section, config, self.policy, given.eval_of(section.name, rewards, config.reward.weights))
+            for section in config.eval
         ]
         self.trainer: PolicyTrainer | None = None
         self._start_digest = ""

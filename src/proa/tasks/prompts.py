@@ -100,10 +100,11 @@ def tokenise(row: TaskRow, tokenizer: PreTrainedTokenizerBase, *, where: str) ->
     An end token that the tokenizer adds after every text is removed. If the last message is the assistant's it is
     continued, otherwise a message of the assistant begins.
     """
-    if isinstance(row.prompt, str):
-        tokens = text_tokens(row.prompt, tokenizer)
+    prompt = row.prompt if row.messages is None else row.messages
+    if isinstance(prompt, str):
+        tokens = text_tokens(prompt, tokenizer)
     else:
-        tokens = template_tokens(row.prompt, tokenizer, template_options(row.prompt), where=where)
+        tokens = template_tokens(prompt, tokenizer, template_options(prompt), where=where)
     if not tokens:
         raise TaskError(f"{where}: the prompt {row.prompt!r:.40} has no tokens")
     return tokens
@@ -159,7 +160,7 @@ def _apply_template(
     if not getattr(tokenizer, "chat_template", None):
         raise TaskError(
             f"{where}: the prompt is chat messages, but this tokenizer has no chat template: use the tokenizer of a "
-            f"chat model, set tokenizer.chat_template, or give the prompts as text"
+            f"chat model, give task.chat_template (in Python, set tokenizer.chat_template), or give the prompts as text"
         )
     try:
         messages = _supported_messages(messages, tokenizer, where)

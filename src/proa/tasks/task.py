@@ -19,6 +19,8 @@ class TaskRow:
 
     prompt: str | list[dict[str, str]]
     columns: dict[str, Any] = field(default_factory=dict)
+    messages: list[dict[str, str]] | None = field(default=None, repr=False)
+    """What is tokenised in place of the prompt, e.g. the prompt after a system prompt."""
 
 
 @dataclass(frozen=True, slots=True)
