@@ -8,8 +8,9 @@ from pathlib import Path
 
 from ..errors import ProaError
 from ..record.reading import RunNotFoundError, read_header
+from ..resume.configuration import load_complete_config
 from ..resume.fetching import RemoteRun, is_uploaded
-from ..resume.resuming import AUTO, load_complete_config
+from ..resume.resuming import AUTO
 from ..visible import print_visible
 from .exit_codes import describe_os_error
 from .train import run_to_end

@@ -13,12 +13,11 @@ from rich.table import Table
 from rich.text import Text
 from transformers.utils import logging as transformers_logging
 
-from ..callbacks import ConsoleProgress
 from ..callbacks.console import sparkline
 from ..config import RunConfig
 from ..data.messages import in_words
 from ..data.state import LoopState
-from ..lifecycle.hooks import BaseCallback, Callback
+from ..lifecycle.hooks import Callback
 from ..lifecycle.policy import ErrorPolicy, Priority
 from ..recipes import run
 from ..record.checkpoints import CheckpointManager
@@ -43,11 +42,7 @@ def run_to_end(
     # A progress bar for writing one file would appear among the results.
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     console = JobConsole()
-    shown: list[BaseCallback] = []
-    if not any(section.kind == "console" for section in config.callbacks):
-        shown.append(ConsoleProgress(every=max(1, config.total_steps // 30), console=console))
-    if resume is not None:
-        shown.append(_ResumeMessage(console))
+    shown = [] if resume is None else [_ResumeMessage(console)]
 
     def work() -> int:
         run(config, callbacks=shown, resume=resume, allow_changes=allow_changes, overwrite=overwrite)
