@@ -182,6 +182,11 @@ class DetachedTrainer(ABC):
     def _expect_steps(self, count: int) -> None:  # noqa: B027 - most need not know
         """`fit` is about to begin, and makes so many optimizer steps."""
 
+    @property
+    def within_episode(self) -> bool:
+        """Whether an episode has begun, which ends with a push."""
+        return self._place.within
+
     def interrupt(self, reason: str = "interrupted") -> None:
         """Have training end at the next boundary between steps, with a checkpoint, by `KeyboardInterrupt`."""
         self.stop.request(reason)
