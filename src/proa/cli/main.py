@@ -110,7 +110,7 @@ def _add_train(verbs: Verbs) -> None:
             if not options.overwrite:
                 check_unused(outline.folder)
             # What follows imports torch and transformers, and that takes seconds.
-            print_visible(f"{outline.folder}: loading torch and transformers, then the model and the data")
+            print_visible(f"loading torch, the model and the data for {outline.folder}")
             config = load_run_config(options.file, options.flags, name=outline.name)
         except ProaError as error:
             print_visible(error, file=sys.stderr)
@@ -128,7 +128,8 @@ def _add_resume(verbs: Verbs) -> None:
         help="resume a run from its newest checkpoint",
         usage="proa resume RUN_DIR_OR_ADDRESS [--output_dir DIR] [--checkpoint NAME] [--allow-changes] "
         "[--key value ...]",
-        epilog="Flags may change what does not affect the result, e.g. --makers 4 --runtime ray.",
+        epilog="Flags may change what does not affect the result, e.g. --makers 4 --runtime ray; and --total_steps 800 "
+        "trains longer, also a run that is complete.",
     )
     parser.add_argument(
         "folder",

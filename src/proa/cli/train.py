@@ -103,7 +103,7 @@ def _show_result(console: Console, config: RunConfig) -> None:
     if "ledger" in header:
         lines.append(ledger_line(header["ledger"]))
         weights += f", version {header['policy_version']}"
-    lines += [weights, f"the record is in {folder}, the final weights in {folder / 'model'}"]
+    lines += [weights, f"record: {folder}", f"model: {folder / 'model'}"]
     for line in lines:
         console.print(line, soft_wrap=True)
 
@@ -123,11 +123,15 @@ def show_samples(console: Console, run: Path, name: str, most: int = 6) -> None:
     if not both:
         return
     table = Table(title=f"{name}: samples", title_justify="left")
-    for column in ("prompt", f"after step_{steps[0]}", f"after step_{steps[-1]}", "answer"):
+    for column in ("prompt", _after(steps[0]), _after(steps[-1]), "answer"):
         table.add_column(column)
     for one, other in both[:most]:
         table.add_row(*map(in_words, (other.prompt, one.completion, other.completion, other.answer)))
     console.print(table)
+
+
+def _after(steps: int) -> str:
+    return f"after {count(steps, 'step')}" if steps else "before training"
 
 
 @dataclass(frozen=True)
