@@ -1,24 +1,35 @@
 """What the console shows, on a terminal and elsewhere."""
 
 import io
+import sys
+import types
 
 import pytest
 from rich.console import Console
 
 from proa import Callback, TrainingBatch
 from proa.callbacks import ConsoleProgress, EarlyStopping
-from proa.callbacks.console import sparkline
+from proa.callbacks.console import NotebookOutput, sparkline
+from proa.data.state import LoopState
 from proa.loop import ScoreFunction, SupervisedLoop
 
+DETACHED_STEP = {
+    "loss": -0.0122, "grad_norm": 1.09, "learning_rate": 1e-4, "reward": 0.4456, "reward_std": 0.2638,
+    "completion_tokens": 7.016, "samples": 512.0, "ratio": 0.9985, "clipped_low": 0.0125, "entropy": 1.007,
+    "staleness": 1.0, "trainer.wait_seconds": 0.1, "trainer.compute_seconds": 0.3, "maker.generate_seconds": 0.6,
+    "maker.wait_seconds": 0.2, "maker.tokens_per_second": 7006.3, "makers": 2.0, "reward_failed_fraction": 0.0,
+}  # fmt: skip
+"""What a step of a detached run reports."""
 
-def train(*, terminal, steps=4, fail=False, more=(), **params):
+
+def train(*, terminal, steps=4, fail=False, more=(), report=None, **params):
     out = io.StringIO()
     console = Console(file=out, force_terminal=terminal, width=80, highlight=False)
 
     def step(batch):
         if fail:
             raise RuntimeError("lost the GPU")
-        return {"loss": 0.5, "learning_rate": 1e-3}
+        return report or {"loss": 0.5, "learning_rate": 1e-3}
 
     loop = SupervisedLoop(
         step,
@@ -34,21 +45,17 @@ def train(*, terminal, steps=4, fail=False, more=(), **params):
 
 def test_elsewhere_one_plain_line_per_step():
     lines = train(terminal=False).splitlines()
-    assert lines[0].startswith("step 0  loss 0.5  learning_rate 0.001  (1 of 4 steps done")
-    assert [line.split("  ")[0] for line in lines if line.startswith("step")] == [
-        "step 0",
-        "step 1",
-        "step 2",
-        "step 3",
-    ]
-    assert "eval sort after step 1: exact 0.25" in lines
+    assert lines[0].startswith("step 1 of 4  loss 0.5  learning_rate 0.001  0.")
+    steps = [line.split("  ")[0] for line in lines if line.startswith("step")]
+    assert steps == ["step 1 of 4", "step 2 of 4", "step 3 of 4", "step 4 of 4"]
+    assert "eval sort after step 2: exact 0.25" in lines
     assert lines[-1].startswith("done: 4 steps")
     assert "\x1b" not in "".join(lines)
 
 
 def test_lines_can_be_thinned_and_the_last_one_stays():
     lines = train(terminal=False, every=3).splitlines()
-    assert [line.split("  ")[0] for line in lines if line.startswith("step")] == ["step 2", "step 3"]
+    assert [line.split("  ")[0] for line in lines if line.startswith("step")] == ["step 3 of 4", "step 4 of 4"]
 
 
 def test_a_stop_says_who_and_why():
@@ -78,8 +85,8 @@ def test_a_curve_of_many_points_fits():
 
 def test_rewards_that_failed_are_in_the_line_whatever_else_is_shown():
     shown = ConsoleProgress(metrics=["loss"])._values({"loss": 0.5, "reward_failed_fraction": 0.125})
-    assert shown == "loss 0.5  12.5 % of rewards failed"
-    assert ConsoleProgress()._values({"loss": 0.5, "reward_failed_fraction": 0.0}).count("failed") == 1  # its own name
+    assert shown == ["loss 0.5", "12.5 % of rewards failed"]
+    assert ConsoleProgress()._values({"loss": 0.5, "reward_failed_fraction": 0.0})[2:] == []
 
 
 class Logs(Callback):
@@ -90,7 +97,84 @@ class Logs(Callback):
 
 def test_what_hooks_log_is_shown_once():
     lines = train(terminal=False, steps=2, more=[Logs()]).splitlines()
-    assert lines[0].startswith("step 0  loss 0.5  learning_rate 0.001  added 0  (")
-    assert lines[1] == "step 0  mine 0"
-    assert lines[2].startswith("step 1  loss 0.5  learning_rate 0.001  added 2  (")
+    assert lines[0].startswith("step 1 of 2  loss 0.5  learning_rate 0.001  added 0  0.")
+    assert lines[1] == "step 1 of 2  mine 0"
+    assert lines[2].startswith("step 2 of 2  loss 0.5  learning_rate 0.001  added 2  0.")
     assert "mine 1" in train(terminal=True, steps=2, more=[Logs()])
+
+
+def test_the_reward_leads_and_is_the_curve():
+    shown = train(terminal=True, report=DETACHED_STEP)
+    assert "reward 0.4456  loss -0.0122" in shown
+    assert "reward ▁▁" in shown
+    assert "loss ▁" not in shown
+
+
+def test_who_waits_for_whom_is_shown_with_speed_and_staleness():
+    shown = train(terminal=True, report=DETACHED_STEP)
+    assert "7006 tokens/s  staleness 1  waiting: trainer 25 %, makers 25 %" in shown
+    assert "tokens/s" in train(terminal=False, report={**DETACHED_STEP, "entropy": 1.0}, metrics=["reward"])
+
+
+def test_no_line_is_wider_than_the_console():
+    long = {f"a_metric_with_a_long_name_{number}": 0.123456 for number in range(20)} | {"x" * 200: 1.0}
+    for report in (DETACHED_STEP, DETACHED_STEP | long, long):
+        lines = train(terminal=False, report=report).splitlines()
+        assert max(map(len, lines)) <= 80
+        rows = ConsoleProgress(console=Console(width=80))
+        rows.on_train_start(LoopState(num_steps=4))
+        assert max(map(len, rows._rows(LoopState(num_steps=4), report, 76))) <= 76
+
+
+def test_a_baseline_comes_before_training():
+    out = io.StringIO()
+    shows = ConsoleProgress(console=Console(file=out, width=80))
+    shows.on_train_start(LoopState(num_steps=4))
+    shows.on_eval(LoopState(num_steps=4), -1, "sort", {"exact": 0.25})
+    assert out.getvalue() == "eval sort before training: exact 0.25\n"
+
+
+def test_a_print_while_the_panel_is_shown_comes_above_it():
+    class Prints(Callback):
+        def on_step_end(self, state, step_idx, batch, metrics):
+            print(f"from a reward {step_idx}")
+
+    assert "from a reward 3" in train(terminal=True, more=[Prints()])
+
+
+def test_after_a_failure_no_panel_is_left():
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=80)
+
+    def step(batch):
+        raise RuntimeError("lost the GPU")
+
+    shows = ConsoleProgress(console=console)
+    with pytest.raises(RuntimeError):
+        SupervisedLoop(step, callbacks=[shows]).fit(lambda epoch: [TrainingBatch(0)], max_steps=1)
+    assert shows._live is None
+    assert out.getvalue().rstrip().endswith("failed after 0 steps, 0.0 s: RuntimeError: lost the GPU")
+
+
+def test_a_notebook_has_one_output_that_is_replaced(monkeypatch):
+    shown = []
+
+    class Handle:
+        def update(self, content, raw):
+            shown.append(("update", content["text/plain"]))
+
+    def display(content, raw, display_id):
+        shown.append(("display", content["text/plain"]))
+        return Handle()
+
+    monkeypatch.setitem(sys.modules, "IPython", types.ModuleType("IPython"))
+    monkeypatch.setitem(sys.modules, "IPython.display", types.SimpleNamespace(display=display))
+    output = NotebookOutput()
+    progress = ConsoleProgress(console=Console(file=io.StringIO(), width=80))
+    progress.on_train_start(LoopState(num_steps=2))
+    progress._live = output
+    for step in range(2):
+        state = LoopState(num_steps=2, global_step=step + 1)
+        progress.on_step_end(state, step, TrainingBatch(0), DETACHED_STEP)
+    assert [kind for kind, _ in shown] == ["display", "update"]
+    assert shown[-1][1].startswith("2 of 2 steps done")

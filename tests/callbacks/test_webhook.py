@@ -20,7 +20,7 @@ HANGS = "hangs"
 FIELDS = ["event", "run", "folder", "step", "status", "message", "text", "metrics", "time"]
 SETTINGS = {
     "total_steps": 2, "train_batch_size": 4, "model": {"config": MODEL}, "task": {"source": "sort_digits", "count": 8},
-    "checkpoint": {"save_every": 1},
+    "name": "run", "checkpoint": {"save_every": 1},
 }  # fmt: skip
 
 
@@ -126,7 +126,7 @@ def test_errors_and_interrupts_are_told_apart(server, tmp_path):
         manager = CallbackManager([WebhookNotifier(server.url, events=["error", "train_end"])])
         manager.on("step_end")(hook)
         with pytest.raises((ZeroDivisionError, KeyboardInterrupt)):
-            sft(**SETTINGS, output_dir=tmp_path, name=name, callbacks=manager)
+            sft(**SETTINGS | {"name": name}, output_dir=tmp_path, callbacks=manager)
     assert [(body["run"], body["event"], body["status"]) for body in server.bodies] == [
         ("failed", "error", "failed"), ("failed", "train_end", "failed"), ("left", "train_end", "cancelled"),
     ]  # fmt: skip

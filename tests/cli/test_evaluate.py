@@ -82,6 +82,7 @@ def test_predictions_say_the_version_of_the_weights(begun_in_python, capsys, tmp
 
 def test_a_supervised_run_is_scored_without_saying_how_long_completions_are(tmp_path, capsys):
     sft(None, name="s", output_dir=tmp_path, task={"source": "sort_digits", "count": 8}, **COMMON | {"sampling": {}})
+    capsys.readouterr()
     code, found = scores(capsys, tmp_path / "s", "--task", "sort_digits", "--count", 2)
     assert (code, found["rows"]) == (0, 2)
 

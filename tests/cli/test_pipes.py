@@ -72,6 +72,7 @@ def test_what_is_printed_at_the_end_is_ended_quietly(many, verb):
 RUN = """
 algorithm: sft
 output_dir: runs
+name: run
 total_steps: 4
 train_batch_size: 4
 model: {config: SMALL_MODEL}

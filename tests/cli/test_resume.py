@@ -59,7 +59,7 @@ def test_a_run_goes_on_where_it_lies_now_and_comes_to_the_same_weights(run, fini
     assert main(["resume", str(run), "--checkpoint", "step_1"]) == 0
     assert header(run)["weights_digest"] == header(finished)["weights_digest"]
     assert header(run)["resumed"][-1]["checkpoint"] == "step_1"
-    assert f"the record is in {run}" in capsys.readouterr().out
+    assert f"record: {run}" in capsys.readouterr().out
 
 
 def test_what_does_not_change_the_result_may_change(run, finished, capsys, caplog):
@@ -159,7 +159,7 @@ def test_parts_that_were_given_in_python_are_told_to_be(tmp_path, capsys):
 
     sft(
         model=CONFIG["model"], task=rows, tokenizer=tokenizer(), total_steps=1,
-        train_batch_size=2, output_dir=tmp_path,
+        train_batch_size=2, name="run", output_dir=tmp_path,
     )  # fmt: skip
     assert main(["resume", str(tmp_path / "run")]) == 2
     said = capsys.readouterr().err
@@ -256,4 +256,4 @@ def test_a_complete_run_whose_metrics_are_gone_is_still_complete(run, capsys):
         assert main(["resume", str(run)]) == 0
         told = capsys.readouterr()
         assert "metrics.jsonl cannot be read, so no curves are shown" in told.err
-        assert "the final weights in" in told.out
+        assert "/model" in told.out

@@ -78,7 +78,7 @@ def test_a_finished_run_says_how_it_ended_and_what_came_of_it(tmp_path, capsys):
     assert "24 leased = 16 trained + 6 buffered + 2 in flight + dropped (2 stale)" in out
     assert "eval sorting: exact 0.5" in out
     assert "callback errors: Printer 2" in out
-    assert "step 3:" in out
+    assert "step 4:" in out
     assert "loss 0.25" in out
     assert "reward over the run: ▁▃▅█" in out
     assert "left" not in out
@@ -119,7 +119,7 @@ def test_of_a_long_run_only_the_end_is_read(tmp_path, capsys, monkeypatch):
     run = make_run(tmp_path, metrics=rows(500), status="completed", steps_run=500)
     out = shown(capsys, run.path).out
     assert "500 of 20 steps, 2 steps/s" in out
-    assert "step 499:" in out
+    assert "step 500:" in out
     assert "reward over the last 12 steps: ▁" in out
 
 
@@ -165,7 +165,7 @@ def test_a_line_that_is_still_being_written_is_not_read(tmp_path, capsys):
     run = make_run(tmp_path, metrics=rows(3))
     with (run.path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 3, "ep')
-    assert "step 2:" in shown(capsys, run.path).out
+    assert "step 3:" in shown(capsys, run.path).out
 
 
 # -- a run that was cut off --------------------------------------------------------------------------
@@ -382,6 +382,7 @@ def test_a_real_run_can_be_looked_at_while_it_goes_on_and_followed_to_its_end(tm
         "makers": 2,
         "output_dir": tmp_path,
         "name": "demo",
+        "progress": False,
         "callbacks": [Slow(go_on)],
     }
     run = threading.Thread(target=grpo, kwargs=settings | {"callbacks": [Slow(go_on)]})

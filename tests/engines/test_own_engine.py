@@ -175,7 +175,7 @@ def test_one_that_there_is_not_is_refused_with_the_configuration(engine, said):
 )
 def test_settings_that_it_has_not_are_refused_before_anything_is_written(tmp_path, section, said):
     with pytest.raises(SettingError, match=said):
-        recipes.grpo(**DETACHED, output_dir=tmp_path, engine=section)
+        recipes.grpo(**DETACHED, name="run", output_dir=tmp_path, engine=section)
     assert not list(tmp_path.iterdir())
 
 
@@ -184,7 +184,7 @@ def test_what_it_raises_while_it_is_made_is_said_with_its_name(tmp_path):
         raise KeyError("no licence")
 
     with pytest.raises(SettingError, match="engine 'broken' could not be made: KeyError: 'no licence'"):
-        recipes.grpo(**DETACHED, output_dir=tmp_path, engine=broken)
+        recipes.grpo(**DETACHED, name="run", output_dir=tmp_path, engine=broken)
     assert not (tmp_path / "run").exists()
 
 
@@ -196,7 +196,7 @@ def test_one_that_lacks_something_is_refused_with_what_it_lacks(tmp_path):
             self.submit = self.step = self.cancel = print
 
     with pytest.raises(SettingError, match="engine 'Half' has no score, load, sleep: what an engine must have is in"):
-        recipes.grpo(**DETACHED, output_dir=tmp_path, engine=Half)
+        recipes.grpo(**DETACHED, name="run", output_dir=tmp_path, engine=Half)
     assert not (tmp_path / "run").exists()
 
 

@@ -17,7 +17,7 @@ from proa.cli.main import main
 from proa.config import ConfigError
 from proa.experiments import Experiment
 from proa.record.run_lock import RunLockedError, lock
-from proa.resume.resuming import _follow_moved_paths
+from proa.resume.configuration import _follow_moved_paths
 
 CONFIG = {
     "name": "e", "runs": {"a": RUN, "b": {**RUN, "optimizer": {"learning_rate": 1e-2}}}, "n_repeats": 2, "base_seed": 0,

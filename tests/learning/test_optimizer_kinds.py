@@ -61,7 +61,7 @@ def test_a_state_of_another_kind_is_refused():
 SETTINGS = {
     "model": {"config": {**MODEL_WITH_END, "hidden_size": 64, "intermediate_size": 128}}, "task": "sort_digits",
     "total_steps": 4, "train_batch_size": 8, "optimizer.learning_rate": 1e-3, "optimizer.kind": "adamw_8bit",
-    "checkpoint.save_every": 2, "checkpoint.keep": None,
+    "checkpoint.save_every": 2, "checkpoint.keep": None, "name": "run",
 }  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from proa.record.checkpoints import DiskFullError
 
 def run_with(folder, evaluator, *, run_every, save_every, total_steps=7, callbacks=(), **checkpoint):
     sft(
-        model={"config": MODEL}, task={"source": "sort_digits", "count": 16}, total_steps=total_steps,
+        model={"config": MODEL}, task={"source": "sort_digits", "count": 16}, total_steps=total_steps, name="run",
         train_batch_size=4, output_dir=folder, resume="auto", callbacks=callbacks,
         eval=[{"name": "quiz", "evaluator": evaluator, "run_every": run_every, "baseline": True}],
         checkpoint={"save_every": save_every, "keep": 1, "best": "quiz.score", **checkpoint},
@@ -63,7 +63,8 @@ def test_an_eval_in_the_background_scores_the_weights_it_began_with(tmp_path):
     sections = [{"name": "quiz", "run_every": 2, "apart": True, "evaluator": lambda policy: {"score": next(scores)}}]
     sft(
         model={"config": MODEL}, task={"source": "sort_digits", "count": 16}, total_steps=5, train_batch_size=4,
-        output_dir=tmp_path, eval=sections, checkpoint={"save_every": 3, "keep": None, "best": "quiz.score"},
+        name="run", output_dir=tmp_path, eval=sections,
+        checkpoint={"save_every": 3, "keep": None, "best": "quiz.score"},
     )  # fmt: skip
     rows = CheckpointManager(tmp_path / "run").rows
     assert [(row.step, row.metrics.get("quiz.score")) for row in rows] == [(3, None), (5, 0.3)]

@@ -22,14 +22,15 @@ from proa.policy.models import load_model, outline_model, save_model
 from proa.policy.reward_model import build_reward_model, save_reward_model
 from proa.recipes import dpo, grpo, reward_model, sft
 from proa.record.checkpoints import CheckpointError
+from proa.resume.configuration import config_changes
 from proa.resume.inputs import MOST_DIGESTS, ChangedInputsError, Inputs, Rows, model_architecture
-from proa.resume.resuming import config_changes, find_checkpoint
+from proa.resume.resuming import find_checkpoint
 from proa.rewards.identity import identity
 from proa.run.replay import replay
 from proa.tasks import template_date
 from proa.tasks.builtin.characters import tokenizer as characters
 
-COMMON = {"total_steps": 3, "train_batch_size": 4, "checkpoint": {"save_every": 1, "keep": None}}
+COMMON = {"name": "run", "total_steps": 3, "train_batch_size": 4, "checkpoint": {"save_every": 1, "keep": None}}
 GRPO = {"sampling": {"group_size": 2, "max_new_tokens": 3}, "reward": {"workers": 0}, "wait_timeout": 60.0}
 
 
@@ -317,7 +318,7 @@ def test_a_template_that_writes_the_date_writes_that_of_the_runs_beginning(place
     today = [datetime(2031, 5, 17)]
     monkeypatch.setattr("proa.run.start.datetime", type("Clock", (datetime,), {"now": lambda: today[0]}))
     resume = started(grpo, place, **settings)
-    whole = grpo(**COMMON | settings, output_dir=place, name="whole")
+    whole = grpo(**COMMON | settings | {"name": "whole"}, output_dir=place)
     today[0] = datetime(2031, 5, 18)
     assert resume().global_step == 3
     digests = [json.loads((place / name / "run.json").read_text())["weights_digest"] for name in ("run", "whole")]

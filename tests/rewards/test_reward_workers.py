@@ -1,5 +1,6 @@
 """Rewards in worker processes: deadlines, crashes, threads, and nothing left behind."""
 
+import io
 import logging
 import os
 import re
@@ -322,3 +323,12 @@ def test_what_a_function_writes_into_its_channel_is_told_and_its_worker_is_repla
 def test_a_command_that_a_function_starts_does_not_inherit_the_channel():
     with RewardWorkers("tests.rewards.judges:inheritable_sockets", timeout=20) as rewards:
         assert values(rewards, ["a"]) == [0.0]
+
+
+def test_what_a_function_prints_goes_through_the_streams_of_its_parent(monkeypatch):
+    """A panel on the console, or a notebook, has taken their place."""
+    out = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", out)
+    with RewardWorkers("tests.rewards.judges:talkative", timeout=20) as rewards:
+        assert values(rewards, ["a", "b"]) == [1.0, 1.0]
+    assert out.getvalue() == "scoring a b\n"

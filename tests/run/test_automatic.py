@@ -23,7 +23,9 @@ GIB = 2**30
 
 def config(tmp_path, *, model=None, **changes):
     section = {"config": model or MODEL_WITH_END, "device": "auto", "dtype": "auto"}
-    content = {"total_steps": 1, "train_batch_size": 8, "task": "sort_digits", "output_dir": str(tmp_path)}
+    content = {
+        "name": "run", "total_steps": 1, "train_batch_size": 8, "task": "sort_digits", "output_dir": str(tmp_path),
+    }  # fmt: skip
     return RunConfig(**content | {"model": section} | changes)
 
 
@@ -118,7 +120,7 @@ def test_a_run_writes_down_what_was_decided_and_keeps_it_when_it_is_resumed(tmp_
     settings = {
         "model": {"config": MODEL_WITH_END, "device": "auto", "dtype": "auto"}, "task": "sort_digits", "total_steps": 1,
         "train_batch_size": 4, "sampling.group_size": 2, "sampling.max_new_tokens": 2, "output_dir": str(tmp_path),
-        "reward.workers": 0,
+        "name": "run", "reward.workers": 0,
     }  # fmt: skip
     recipes.grpo(**settings)
     written = json.loads((tmp_path / "run/config.json").read_text())

@@ -15,7 +15,7 @@ GPT_NEO = {
 def test_a_model_that_the_engine_does_not_know_leaves_no_folder(tmp_path):
     for _ in range(2):
         with pytest.raises(SettingError, match="does not know models of type 'gpt_neo'"):
-            grpo(**DETACHED | {"model": {"config": GPT_NEO}}, output_dir=tmp_path)
+            grpo(**DETACHED | {"model": {"config": GPT_NEO}}, name="run", output_dir=tmp_path)
     assert not (tmp_path / "run").exists()
 
 
@@ -25,7 +25,7 @@ def test_an_engine_that_cannot_be_built_leaves_no_folder(tmp_path):
 
     for _ in range(2):
         with pytest.raises(SettingError, match="does not know these weights"):
-            grpo(**DETACHED, output_dir=tmp_path, engine=no_engine)
+            grpo(**DETACHED, name="run", output_dir=tmp_path, engine=no_engine)
     assert not (tmp_path / "run").exists()
 
 
@@ -34,7 +34,7 @@ def test_a_setting_that_is_wrong_after_training_began_leaves_the_record(tmp_path
         raise SettingError("found too late")
 
     with pytest.raises(SettingError, match="found too late"):
-        grpo(**DETACHED, output_dir=tmp_path, callbacks=on_step_end(refuse))
+        grpo(**DETACHED, name="run", output_dir=tmp_path, callbacks=on_step_end(refuse))
     assert (tmp_path / "run" / "run.json").exists()
 
 

@@ -66,5 +66,7 @@ def test_a_model_without_layers_to_checkpoint_is_refused_in_words(tmp_path):
         "eos_token_id": 1,
     }
     with pytest.raises(SettingError, match=r"leave out model\.gradient_checkpointing"):
-        recipes.sft(model={"config": ctrl, "gradient_checkpointing": True}, output_dir=str(tmp_path), **SUPERVISED)
+        recipes.sft(
+            model={"config": ctrl, "gradient_checkpointing": True}, output_dir=str(tmp_path), name="run", **SUPERVISED
+        )
     assert not (tmp_path / "run").exists()

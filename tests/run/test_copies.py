@@ -75,7 +75,14 @@ def test_what_evaluators_measure_is_in_the_header_for_each_maker_by_itself(run, 
     if are_kinds:
         kinds = {"trainer_performance": "ignore_first_episodes", "maker_performance": "ignore_first_batches"}
         sections = [{"kind": kind, "params": {**params, key: 0}} for kind, key in kinds.items()]
-        settings = {**SMALL, "output_dir": str(tmp_path), "total_steps": 2, "makers": 2, "callbacks": sections}
+        settings = {
+            **SMALL,
+            "name": "run",
+            "output_dir": str(tmp_path),
+            "total_steps": 2,
+            "makers": 2,
+            "callbacks": sections,
+        }
         grpo(load_run_config(None, **settings))
         measured = json.loads((tmp_path / "run" / "run.json").read_text())["performance"]
     else:

@@ -29,12 +29,12 @@ def header(tmp_path):
 
 def test_a_failed_run_that_cannot_be_summed_up_says_why_it_failed(tmp_path, no_summary):
     with pytest.raises(OSError, match="no space left") as raised:
-        grpo(**DETACHED, output_dir=tmp_path, callbacks=[Fails()])
+        grpo(**DETACHED, name="run", output_dir=tmp_path, callbacks=[Fails()])
     assert (header(tmp_path)["status"], header(tmp_path)["stop_reason"][:8]) == ("failed", "OSError:")
     assert any("RuntimeError: CUDA error" in note for note in raised.value.__notes__)
 
 
 def test_a_complete_run_that_cannot_be_summed_up_is_complete(tmp_path, no_summary, caplog):
-    grpo(**DETACHED, output_dir=tmp_path)
+    grpo(**DETACHED, name="run", output_dir=tmp_path)
     assert header(tmp_path)["status"] == "completed"
     assert "RuntimeError: CUDA error" in caplog.text

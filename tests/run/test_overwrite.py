@@ -9,7 +9,9 @@ from proa import recipes
 from proa.config import ConfigError
 from proa.errors import ProaError
 
-SETTINGS = {"model": {"config": MODEL_WITH_END}, "task": "sort_digits", "train_batch_size": 8, "total_steps": 2}
+SETTINGS = {
+    "name": "run", "model": {"config": MODEL_WITH_END}, "task": "sort_digits", "train_batch_size": 8, "total_steps": 2,
+}  # fmt: skip
 
 
 def steps(folder):

@@ -54,6 +54,7 @@ def planted(monkeypatch):
 def settings(tmp_path, **params):
     server = f"https://me:{OF_URL}@localhost/runs"
     return load_run_config(
+        name="run",
         total_steps=3,
         train_batch_size=4,
         output_dir=tmp_path / "runs",

@@ -112,7 +112,7 @@ def _with_proa(
             sampling={"group_size": GROUP, "max_new_tokens": NEW_TOKENS},
             algorithm={"name": "grpo", "params": {"clip_high": CLIP_HIGH}},
             optimizer={"learning_rate": LEARNING_RATE, "share_prompts": True}, reward={"workers": 0},
-            checkpoint={"save_every": 0}, record={"rollouts": 0},
+            checkpoint={"save_every": 0}, record={"rollouts": 0}, progress=False,
         )  # fmt: skip
     return Reached("proa", seed, watch.seconds, watch.steps)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Collection, Sequence
 from time import perf_counter
@@ -21,13 +22,16 @@ if TYPE_CHECKING:
 CURVE_POINTS = 60
 FEW = 6
 """Metrics that are shown if nobody says which."""
+LEADING = ("reward", "loss", "reward_std", "completion_tokens", "entropy", "grad_norm", "learning_rate")
+"""What people look at, in this order; the first that there is leads and is the curve."""
+SPEED = ("maker.tokens_per_second", "staleness")
 
 
 class ConsoleProgress(Callback):
-    """Shows steps, metrics, evals and checkpoints as they come.
+    """Shows steps, metrics, evals and checkpoints as they come, on a terminal or in a notebook in place.
 
-    `metrics` names what to show, by default the first few that a step reports, and the first few that hooks log.
-    `every` thins the plain lines out; the last step is always shown.
+    Steps are those that are done, 1 to N. `metrics` names what to show, by default what leads (the reward), a few more,
+    and the first few that hooks log. `every` thins the plain lines out; the last step is always shown.
     """
 
     priority = Priority.LOGGING
@@ -39,18 +43,24 @@ class ConsoleProgress(Callback):
         self._every = every
         self._shown = metrics
         self._console = console
-        self._live: Live | None = None
+        self._live: Live | NotebookOutput | None = None
 
     def on_train_start(self, state: LoopState) -> None:
         from ..terminal import JobConsole
 
         self._begun = perf_counter()
+        self._first_step = state.global_step  # of a resumed run; the others cost no time here
         self._curve = Curve()
-        self._evals: dict[str, str] = {}
+        self._curve_name = ""
+        self._evals: dict[str, list[str]] = {}
         self._step_values: dict[str, Any] = {}
-        self._last_line = self._last_shown = ""
+        self._last_line = ""
+        self._last_values: list[str] = []
         console = self._console = self._console or JobConsole()
-        if console.is_terminal:
+        if console.is_jupyter:
+            self._live = NotebookOutput()
+            self._update(state, {})
+        elif console.is_terminal:
             from rich.live import Live
 
             self._live = Live(self._panel(state, {}), console=console, refresh_per_second=8, transient=True)
@@ -60,14 +70,16 @@ class ConsoleProgress(Callback):
         if state.exception is not None:
             return
         self._step_values = dict(metrics)
-        if "loss" in metrics:
-            self._curve.add(float(metrics["loss"]))
+        leading = next((name for name in LEADING[:2] if name in metrics), None)
+        if leading is not None:
+            self._curve_name = leading
+            self._curve.add(float(metrics[leading]))
         if self._live is not None:
-            self._live.update(self._panel(state, metrics))
+            self._update(state, metrics)
             return
-        seconds = perf_counter() - self._begun
-        values = self._last_shown = self._values(metrics, state.logged)
-        self._last_line = f"step {step_idx}  {values}  ({_progress(state)}, {seconds:.1f} s)"
+        self._last_values = [*self._values(metrics, state.logged), *_speed(metrics)]
+        seconds = f"{perf_counter() - self._begun:.1f} s"
+        self._last_line = self._line([_step(state, step_idx), *self._last_values], last=seconds)
         if self._is_shown(state, step_idx):
             self._say(self._last_line)
             self._last_line = ""
@@ -75,19 +87,22 @@ class ConsoleProgress(Callback):
     def on_metrics(self, state: LoopState, step_idx: int, metrics: dict[str, float]) -> None:
         self._step_values |= metrics
         if self._live is not None:
-            self._live.update(self._panel(state, self._step_values))
+            self._update(state, self._step_values)
         elif self._is_shown(state, step_idx):
-            shown = self._last_shown.split("  ")  # a hook may have added some before the line was written
-            values = [value for value in self._values(metrics, metrics).split("  ") if value not in shown]
-            if any(values):
-                self._say("  ".join([f"step {step_idx}", *values]))
+            # A hook may have added some before the line was written.
+            values = [value for value in self._values(metrics, metrics) if value not in self._last_values]
+            if values:
+                self._say(self._line([_step(state, step_idx), *values]))
 
     def _is_shown(self, state: LoopState, step_idx: int) -> bool:
         return (step_idx + 1) % self._every == 0 or state.global_step == state.num_steps
 
     def on_eval(self, state: LoopState, step_idx: int, eval_name: str, metrics: dict[str, float]) -> None:
-        self._evals[eval_name] = self._values(metrics)
-        self._say(f"eval {eval_name} after step {step_idx}: {self._evals[eval_name]}")
+        names = self._shown or list(metrics)[:FEW]
+        values = [single_line(f"{name} {_number(metrics[name])}") for name in names if name in metrics]
+        self._evals[eval_name] = values
+        when = "before training" if step_idx < 0 else f"after step {step_idx + 1}"
+        self._say(self._line([" ".join([f"eval {eval_name} {when}:", *values[:1]]), *values[1:]]))
 
     def on_train_end(self, state: LoopState, artifacts: LoopArtifacts) -> None:
         if self._live is not None:
@@ -97,16 +112,51 @@ class ConsoleProgress(Callback):
             self._say(self._last_line)
         self._say(_ending(state, perf_counter() - self._begun))
 
+    def _update(self, state: LoopState, metrics: dict[str, Any]) -> None:
+        if isinstance(self._live, NotebookOutput):
+            self._live.update("\n".join(self._rows(state, metrics, NOTEBOOK_COLUMNS)))
+        elif self._live is not None:
+            self._live.update(self._panel(state, metrics))
+
     def _say(self, line: str) -> None:
         assert self._console is not None
         self._console.print(single_line(line), markup=False, emoji=False, highlight=False, soft_wrap=True)
 
-    def _values(self, metrics: dict[str, Any], logged: Collection[str] = ()) -> str:
-        """The metrics that are shown: by default the first few, and the first few of the `logged` ones."""
-        own = [name for name in metrics if name in logged]
-        names = self._shown or dict.fromkeys([*list(metrics)[:FEW], *own[:FEW]])
-        values = [f"{name} {_number(metrics[name])}" for name in names if name in metrics]
-        return single_line("  ".join([*values, *_troubles(metrics)]))
+    def _line(self, values: Sequence[str], last: str = "") -> str:
+        """The values that fit into a line of the console, and `last` after them; all of them if somebody named them."""
+        assert self._console is not None
+        room = self._console.width - (len(last) + 2 if last else 0)
+        fitting = list(values) if self._shown else fit([*map(single_line, values)], room)[0]
+        return "  ".join([*fitting, *([last] if last else [])])
+
+    def _values(self, metrics: dict[str, Any], logged: Collection[str] = ()) -> list[str]:
+        """The metrics that are shown: by default those that lead, what hooks logged, and the first of the others."""
+        if self._shown:
+            names = [name for name in self._shown if name in metrics]
+        else:
+            own = [name for name in metrics if name in logged][:FEW]
+            leading = [name for name in LEADING if name in metrics and name not in own]
+            others = [name for name in metrics if name not in (*leading, *own, *SPEED) and "." not in name]
+            few = [*leading, *others][:FEW]
+            names = [*few[:2], *own, *few[2:]]
+        values = [single_line(f"{name} {_number(metrics[name])}") for name in names]
+        return [*values[:2], *_troubles(metrics), *values[2:]]
+
+    def _rows(self, state: LoopState, metrics: dict[str, Any], columns: int) -> list[str]:
+        """What is shown in place, in lines of at most so many columns."""
+        elapsed = perf_counter() - self._begun
+        rows = [f"{_progress(state)}   {elapsed:.0f} s{_remaining(state, elapsed, self._first_step)}"]
+        lines = fit(self._values(metrics, state.logged), columns)
+        rows += ["  ".join(line) for line in lines] or ["waiting for the first step"]
+        if speed := _speed(metrics):
+            rows += ["  ".join(line) for line in fit(speed, columns)]
+        if len(self._curve.points) > 1:
+            points = sparkline(self._curve.points, max(1, min(CURVE_POINTS, columns - len(self._curve_name) - 1)))
+            rows.append(f"{self._curve_name} {points}")
+        for name, values in self._evals.items():
+            first = " ".join([f"eval {single_line(name)}:", *values[:1]])
+            rows += ["  ".join(line) for line in fit([first, *values[1:]], columns)]
+        return rows
 
     def _panel(self, state: LoopState, metrics: dict[str, Any]) -> RenderableType:
         from rich.panel import Panel
@@ -114,18 +164,56 @@ class ConsoleProgress(Callback):
         from rich.table import Table
         from rich.text import Text
 
-        elapsed = perf_counter() - self._begun
-        rows: list[RenderableType] = [Text(f"{_progress(state)}   {elapsed:.0f} s{_remaining(state, elapsed)}")]
-        if state.num_steps:
-            rows.append(ProgressBar(total=state.num_steps, completed=state.global_step))
-        rows.append(Text(self._values(metrics, state.logged) or "waiting for the first step"))
-        if len(self._curve.points) > 1:
-            rows.append(Text(f"loss {sparkline(self._curve.points)}", style="cyan"))
-        rows += [Text(f"eval {single_line(name)}: {values}") for name, values in self._evals.items()]
+        assert self._console is not None
+        rows = self._rows(state, metrics, self._console.width - PANEL_BORDER)
         grid = Table.grid(expand=True)
-        for row in rows:
-            grid.add_row(row)
+        for place, row in enumerate(rows):
+            grid.add_row(Text(row, no_wrap=True, overflow="ellipsis"))
+            if place == 0 and state.num_steps:
+                grid.add_row(ProgressBar(total=state.num_steps, completed=state.global_step))
         return Panel(grid, title="proa", title_align="left")
+
+
+PANEL_BORDER = 4
+"""Columns of a panel's border on both sides."""
+NOTEBOOK_COLUMNS = 100
+
+
+class NotebookOutput:
+    """One output of a notebook's cell, replaced whenever something changes."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+
+    def update(self, text: str) -> None:
+        display = importlib.import_module("IPython.display").display  # only notebooks have it
+        content = {"text/plain": text}
+        if self._handle is None:
+            self._handle = display(content, raw=True, display_id=True)
+        else:
+            self._handle.update(content, raw=True)
+
+    def stop(self) -> None:
+        """What was shown last stays."""
+
+
+def fit(values: Sequence[str], columns: int) -> list[list[str]]:
+    """Values in lines of at most so many columns, two spaces apart; one that is longer is cut.
+
+    >>> fit(["reward 0.5", "loss 0.25", "grad_norm 1"], 22)
+    [['reward 0.5', 'loss 0.25'], ['grad_norm 1']]
+    """
+    lines: list[list[str]] = []
+    used = 0
+    for value in values:
+        short = value if len(value) <= columns else f"{value[: columns - 1]}…"
+        if lines and used + 2 + len(short) <= columns:
+            lines[-1].append(short)
+            used += 2 + len(short)
+        else:
+            lines.append([short])
+            used = len(short)
+    return lines
 
 
 class Curve:
@@ -180,10 +268,30 @@ def _progress(state: LoopState) -> str:
     return f"{state.global_step}{of} step{'' if one else 's'} done"
 
 
-def _remaining(state: LoopState, elapsed: float) -> str:
-    if not state.num_steps or not state.global_step:
+def _step(state: LoopState, step_idx: int) -> str:
+    return f"step {step_idx + 1}{f' of {state.num_steps}' if state.num_steps else ''}"
+
+
+def _remaining(state: LoopState, elapsed: float, first_step: int) -> str:
+    done = state.global_step - first_step
+    if not state.num_steps or done < 1:
         return ""
-    return f", about {elapsed / state.global_step * (state.num_steps - state.global_step):.0f} s left"
+    return f", about {elapsed / done * (state.num_steps - state.global_step):.0f} s left"
+
+
+def _speed(metrics: dict[str, Any]) -> list[str]:
+    """How fast makers generate, how old what is trained on is, and who waits for whom."""
+    values = []
+    if (rate := metrics.get("maker.tokens_per_second")) is not None:
+        values.append(f"{float(rate):.0f} tokens/s")
+    if (staleness := metrics.get("staleness")) is not None:
+        values.append(f"staleness {_number(staleness)}")
+    maker = [float(metrics.get(f"maker.{name}_seconds", 0)) for name in ("wait", "generate", "score", "load")]
+    trainer = [float(metrics.get(f"trainer.{name}_seconds", 0)) for name in ("wait", "compute", "publish")]
+    if sum(maker) and sum(trainer):
+        shares = [100 * times[0] / sum(times) for times in (trainer, maker)]
+        values.append("waiting: trainer {:.0f} %, makers {:.0f} %".format(*shares))
+    return values
 
 
 def _ending(state: LoopState, seconds: float) -> str:

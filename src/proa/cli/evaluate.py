@@ -24,7 +24,7 @@ from ..record.checkpoints import CheckpointManager
 from ..record.evals import AFTER_TRAINING, write_predictions
 from ..record.reading import read_header
 from ..record.run_folder import json_text
-from ..resume.resuming import load_saved_config
+from ..resume.configuration import load_saved_config
 from ..run.evaluate import evaluate_folder
 from ..run.start import template_start
 from ..spelling import did_you_mean

@@ -96,15 +96,23 @@ def _add_train(verbs: Verbs) -> None:
     parser.add_argument("--overwrite", action="store_true", help="replace a run that is in the folder")
 
     def run(options: argparse.Namespace) -> int:
-        from ..config import ConfigError, load_run_config
+        from ..config import load_run_config, outline_run_config
+        from ..errors import ProaError
+        from ..record.run_folder import check_unused
+        from ..run.naming import settle_name
 
         if _file_kind(options.file) == "experiment":
             print_visible(f"{options.file} is an experiment: proa experiment {options.file}", file=sys.stderr)
             return 2
         sys.path.insert(0, str(Path.cwd()))  # so that algorithms, rewards, tasks and callbacks there can be named
         try:
-            config = load_run_config(options.file, options.flags)
-        except ConfigError as error:
+            outline = settle_name(outline_run_config(options.file, options.flags), overwrite=options.overwrite)
+            if not options.overwrite:
+                check_unused(outline.folder)
+            # What follows imports torch and transformers, and that takes seconds.
+            print_visible(f"loading torch, the model and the data for {outline.folder}")
+            config = load_run_config(options.file, options.flags, name=outline.name)
+        except ProaError as error:
             print_visible(error, file=sys.stderr)
             return 2
         from .train import train
@@ -120,7 +128,8 @@ def _add_resume(verbs: Verbs) -> None:
         help="resume a run from its newest checkpoint",
         usage="proa resume RUN_DIR_OR_ADDRESS [--output_dir DIR] [--checkpoint NAME] [--allow-changes] "
         "[--key value ...]",
-        epilog="Flags may change what does not affect the result, e.g. --makers 4 --runtime ray.",
+        epilog="Flags may change what does not affect the result, e.g. --makers 4 --runtime ray; and --total_steps 800 "
+        "trains longer, also a run that is complete.",
     )
     parser.add_argument(
         "folder",

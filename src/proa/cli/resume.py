@@ -8,11 +8,10 @@ from pathlib import Path
 
 from ..errors import ProaError
 from ..record.reading import RunNotFoundError, read_header
+from ..resume.configuration import load_complete_config, saved_config
 from ..resume.fetching import RemoteRun, is_uploaded
-from ..resume.resuming import AUTO, load_complete_config
 from ..visible import print_visible
 from .exit_codes import describe_os_error
-from .train import run_to_end
 
 
 def resume(
@@ -41,9 +40,13 @@ def resume(
     except OSError as error:
         print_visible(describe_os_error(error), file=sys.stderr)
         return 2
-    if header["status"] == "completed" and checkpoint is None:
+    is_longer = config.total_steps > saved_config(path)["total_steps"]
+    if header["status"] == "completed" and checkpoint is None and not is_longer:
         print_visible(f"{path} is complete: there is nothing to resume", file=sys.stderr)
-    return run_to_end(config, resume=checkpoint or AUTO, allow_changes=allow_changes)
+    print_visible(f"loading torch, the model and the data for {path}")
+    from .train import run_to_end  # imports torch and transformers, and that takes seconds
+
+    return run_to_end(config, resume=checkpoint or "auto", allow_changes=allow_changes)
 
 
 def _fetch(address: str, output_dir: str | None, checkpoint: str | None) -> Path:

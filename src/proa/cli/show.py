@@ -248,7 +248,7 @@ def _metrics(record: RunSummary) -> Iterator[RenderableType]:
         return
     prefixes = tuple(f"{name}." for name in record.eval_names)
     shown = [name for name in last if name not in ROW_KEYS and not name.startswith(prefixes)]
-    yield Text(f"step {last['step']}:")
+    yield Text(f"step {last['step'] + 1}:")
     yield Columns([Text(single_line(f"  {name} {number(last[name])}")) for name in shown], column_first=True)
     name = "reward" if any("reward" in row for row in record.rows) else "loss"
     values = curve(record.rows, name)

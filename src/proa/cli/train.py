@@ -13,12 +13,11 @@ from rich.table import Table
 from rich.text import Text
 from transformers.utils import logging as transformers_logging
 
-from ..callbacks import ConsoleProgress
 from ..callbacks.console import sparkline
 from ..config import RunConfig
 from ..data.messages import in_words
 from ..data.state import LoopState
-from ..lifecycle.hooks import BaseCallback, Callback
+from ..lifecycle.hooks import Callback
 from ..lifecycle.policy import ErrorPolicy, Priority
 from ..recipes import run
 from ..record.checkpoints import CheckpointManager
@@ -43,11 +42,7 @@ def run_to_end(
     # A progress bar for writing one file would appear among the results.
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     console = JobConsole()
-    shown: list[BaseCallback] = []
-    if not any(section.kind == "console" for section in config.callbacks):
-        shown.append(ConsoleProgress(every=max(1, config.total_steps // 30), console=console))
-    if resume is not None:
-        shown.append(_ResumeMessage(console))
+    shown = [] if resume is None else [_ResumeMessage(console)]
 
     def work() -> int:
         run(config, callbacks=shown, resume=resume, allow_changes=allow_changes, overwrite=overwrite)
@@ -108,7 +103,7 @@ def _show_result(console: Console, config: RunConfig) -> None:
     if "ledger" in header:
         lines.append(ledger_line(header["ledger"]))
         weights += f", version {header['policy_version']}"
-    lines += [weights, f"the record is in {folder}, the final weights in {folder / 'model'}"]
+    lines += [weights, f"record: {folder}", f"model: {folder / 'model'}"]
     for line in lines:
         console.print(line, soft_wrap=True)
 
@@ -128,11 +123,15 @@ def show_samples(console: Console, run: Path, name: str, most: int = 6) -> None:
     if not both:
         return
     table = Table(title=f"{name}: samples", title_justify="left")
-    for column in ("prompt", f"after step_{steps[0]}", f"after step_{steps[-1]}", "answer"):
+    for column in ("prompt", _after(steps[0]), _after(steps[-1]), "answer"):
         table.add_column(column)
     for one, other in both[:most]:
         table.add_row(*map(in_words, (other.prompt, one.completion, other.completion, other.answer)))
     console.print(table)
+
+
+def _after(steps: int) -> str:
+    return f"after {count(steps, 'step')}" if steps else "before training"
 
 
 @dataclass(frozen=True)

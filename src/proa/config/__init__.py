@@ -6,6 +6,7 @@ from .loading import (
     change_run_config,
     load_experiment_config,
     load_run_config,
+    outline_run_config,
     restore_run_config,
 )
 from .run_config import DetachedConfig, RunConfig, SupervisedConfig
@@ -13,5 +14,5 @@ from .yaml_text import ConfigError
 
 __all__ = [
     "ConfigError", "DetachedConfig", "ExperimentConfig", "RunConfig", "SupervisedConfig", "arm_config",
-    "change_run_config", "load_experiment_config", "load_run_config", "restore_run_config",
+    "change_run_config", "load_experiment_config", "load_run_config", "outline_run_config", "restore_run_config",
 ]  # fmt: skip

@@ -37,6 +37,12 @@ def load_run_config(
     return _build(content, flags, changes, lines, str(file) if file else "", recipe)
 
 
+def outline_run_config(file: Path | str, flags: Sequence[str] = ()) -> RunConfig:
+    """The same without a look at its algorithm and engine, which may import torch: enough to know its folder."""
+    content, lines = _read(Path(file))
+    return _build(content, flags, {}, lines, str(file), None, RESTORED)
+
+
 def change_run_config(config: RunConfig, *, recipe: str | None = None, **changes: Any) -> RunConfig:
     """A configuration with some keys changed, checked like a new one."""
     content = config.model_dump() | {"algorithm": config.algorithm.source(), "engine": config.engine.source()}
@@ -143,6 +149,7 @@ def _build(
     lines: Mapping[KeyPath, int],
     file: str,
     recipe: str | None,
+    context: dict[str, bool] | None = None,
 ) -> RunConfig:
     for key, value in _parse_flags(flags).items():
         _put(content, key, value)
@@ -154,7 +161,7 @@ def _build(
             raise ConfigError(f"{_location(file, lines.get(tuple(name.split('.'))))}{error}") from None
     if recipe is not None:
         _set_algorithm(content, recipe)
-    return _validate(config_type(content), content, lines, file)
+    return _validate(config_type(content), content, lines, file, context)
 
 
 def _validate(

@@ -13,6 +13,7 @@ from ..errors import ProaError, SettingError, UnknownNameError
 from ..settings import WrongSettingError
 from ..spelling import did_you_mean
 from .sections import (
+    AUTO,
     TRAINING_PREFIXES,
     AlgorithmSection,
     CallbackSection,
@@ -54,7 +55,9 @@ class RunConfig(Section):
     `dpo` and `reward_model`, a `DetachedConfig` otherwise. Keys that this kind does not have are errors.
     """
 
-    name: FolderName = Field("run", description="of the run, and of its folder")
+    name: FolderName = Field(
+        AUTO, description="of the run, and of its folder; auto is algorithm and task, with a number if that is used"
+    )
     output_dir: Path = Field(Path("runs"), description="where the folders of runs are")
     seed: int = Field(0, ge=0, lt=2**63, description="all that is random follows from it")
     threads: int = Field(1, ge=1, le=4096, description="torch threads per role")
@@ -72,6 +75,7 @@ class RunConfig(Section):
     checkpoint: CheckpointSection = Field(
         CheckpointSection(), description="when checkpoints are saved, and which are kept"
     )
+    progress: bool = Field(True, description="show progress on the console, or in the notebook's output")
     record: RecordSection = Field(RecordSection(), description="what is recorded besides metrics and evals")
     eval: list[EvalSection] = Field(default_factory=list, description="evals while it trains, and at the end")
     callbacks: list[CallbackSection] = Field(default_factory=list, description="what listens to the run")

@@ -96,9 +96,10 @@ class ModelSection(Section):
     config: dict[str, Any] | None = Field(None, description="or a model configuration, with weights from the seed")
     tokenizer: str | None = Field(None, description="a folder; by default the model's, or a built-in task's own")
     dtype: str = Field(
-        "float32", description="what is computed in; weights are trained in float32. auto is bfloat16 on a GPU"
+        AUTO,
+        description="what is computed in; weights are trained in float32. auto is bfloat16 on a GPU, else float32",
     )
-    device: str = Field("cpu", description="cpu, cuda, cuda:1; auto is the GPU where there is one")
+    device: str = Field(AUTO, description="cpu, cuda, cuda:1; auto is the GPU where there is one")
     attention: str = Field(
         AUTO, description="segments (no padding), or transformers' sdpa, eager, …; auto is segments on a GPU"
     )

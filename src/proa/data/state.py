@@ -156,6 +156,16 @@ class LoopState(TrainState):
     """Of a maker: what it took to make the batch whose hooks fire, if that was made before they do."""
 
     @property
+    def run_dir(self) -> Path | None:
+        """The run's folder, which has its record."""
+        return self.output_dir
+
+    @property
+    def model_dir(self) -> Path | None:
+        """Where the final weights and the tokenizer are once the run is complete, a Hugging Face folder."""
+        return None if self.output_dir is None else self.output_dir / "model"
+
+    @property
     def stop_requested(self) -> bool:
         return self.should_stop
 

@@ -26,7 +26,7 @@ from ..record.durable import Disk
 from ..record.run_folder import RunFolderError, json_text, read_json
 from ..record.run_lock import lock
 from ..record.secrets import remember
-from ..resume.resuming import config_changes, saved_config
+from ..resume.configuration import LENGTH, config_changes, saved_config
 from ..run.checks import check_portable_algorithm
 from ..run.experiment_result import summarise
 from ..terminal import tolerate_lost_output
@@ -251,7 +251,9 @@ def _check_same_run(run: PlannedRun) -> None:
     if not CheckpointManager(run.config.folder).rows:
         return
     try:
-        config_changes(saved_config(run.config.folder), run.config)
+        changes = config_changes(saved_config(run.config.folder), run.config)
+        if LENGTH in changes:  # arms that are complete would stay as short as they are
+            raise ConfigError("total_steps was {} and is {}".format(*changes[LENGTH]))
     except ConfigError as error:
         raise ConfigError(f"{run.config.folder} belongs to another experiment: {error}") from None
 

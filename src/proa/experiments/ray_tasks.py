@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from ..config import ConfigError, DetachedConfig, ExperimentConfig, RunConfig, arm_config
+from ..config.sections import AUTO
 from ..data.results import ArmResult, Status
 from ..runtime.ray.tasks import Task, TaskFailed, most_of, summarize, tasks_of
 from .arm_run import ArmRun
@@ -56,7 +57,8 @@ def task_resources(config: RunConfig, most_cpus: float, most_gpus: float) -> dic
     """
     if isinstance(config, DetachedConfig) and config.runtime == "ray":
         return {"num_cpus": 0}
-    on_gpu = config.model.device.partition(":")[0] == "cuda"
+    device = config.model.device
+    on_gpu = most_gpus >= 1 if device == AUTO else device.partition(":")[0] == "cuda"
     if on_gpu and most_gpus < 1:
         raise ConfigError(f"model.device is {config.model.device}, and no machine of the Ray cluster has a GPU")
     return {"num_cpus": min(config.threads, most_cpus), "num_gpus": int(on_gpu)}

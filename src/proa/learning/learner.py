@@ -141,7 +141,7 @@ class Learner:
         mask_BA = action_mask_of(experience)
         weights_BA = self.algorithm.token_weights(mask_BA, self.sampling.max_new_tokens, dtype=self._dtype)
         compiling = saying_if_compiled(self.policy.model) if self.optimizer.steps < _FIRST_STEPS else nullcontext()
-        with self.activity.doing("compute", f"computing step {self.optimizer.steps}"), compiling:
+        with self.activity.doing("compute", f"computing step {self.optimizer.steps + 1}"), compiling:
             own = self._in_pieces_that_fit(lambda: self._gradients(experience, weights_BA))
         loss, sums = self._over_replicas(*own)
         tokens = max(1, int(mask_BA.sum()))

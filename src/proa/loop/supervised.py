@@ -74,6 +74,9 @@ class SupervisedLoop:
                 num_epochs=num_epochs, max_steps=max_steps, num_steps=max(max_steps, 0), output_dir=self.output_dir
             )
         state = self.state
+        is_longer = resumed is not None and max_steps > state.max_steps  # than it was to be when it was saved
+        if is_longer:
+            state.max_steps = state.num_steps = max_steps
         life = Lifecycle(self.manager, state)
         self._after = after = AfterStep(life, self.evaluators, self.saver, self)
         begun = perf_counter()
@@ -83,7 +86,7 @@ class SupervisedLoop:
                 after.run_baselines()
             else:
                 after.resume(resumed)
-            for epoch, done in self._epochs_left(num_epochs, resumed):
+            for epoch, done in self._epochs_left(num_epochs, resumed, is_longer):
                 if _over(state) and not done:
                     break
                 with self._epoch_span(life, epoch, done):
@@ -118,11 +121,11 @@ class SupervisedLoop:
             self._after.save_before_leaving()
             raise KeyboardInterrupt(self.saver.stop.reason)
 
-    def _epochs_left(self, count: int, resumed: Resumed | None) -> Iterator[tuple[int, int]]:
+    def _epochs_left(self, count: int, resumed: Resumed | None, is_longer: bool) -> Iterator[tuple[int, int]]:
         """Epochs to go through, and how many of each one's steps are done."""
         first, done = 0, 0
         if resumed is not None:
-            if not resumed.state["within_epoch"]:
+            if not resumed.state["within_epoch"] and not is_longer:
                 return  # it was the final checkpoint
             first, done = self.state.epoch, self.state.step
         for epoch in range(first, count):

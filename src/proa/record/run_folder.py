@@ -27,6 +27,8 @@ log = logging.getLogger("proa.record")
 
 LOCK_NAME = ".lock"
 """Held by the running process; a folder with only this file counts as unused."""
+WRITTEN_BEFORE_HEADER = {"config.json", ".config.json.new", ".run.json.new"}
+"""What is written before `run.json` makes a folder a run's; a folder with nothing else counts as unused."""
 LIVE_NAME = "live.json"
 """The state of the run while it is running."""
 START_NAME = "base"
@@ -134,7 +136,7 @@ def libraries() -> dict[str, str]:
 def check_unused(path: Path) -> None:
     """Raise if a run's folder is not empty."""
     inside = (path.iterdir() if path.is_dir() else [path]) if path.exists() else ()
-    if any(one.name != LOCK_NAME for one in inside):
+    if not {one.name for one in inside} <= {LOCK_NAME, *WRITTEN_BEFORE_HEADER}:
         raise RunFolderError(
             f"{path} was already used by a run: resume it with proa resume {path}, give this run another name or "
             f"output_dir, or replace it with --overwrite"

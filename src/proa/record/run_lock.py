@@ -66,6 +66,20 @@ def is_abandoned(run_folder: Path) -> bool:
         return False
 
 
+def is_locked(run_folder: Path) -> bool:
+    """Whether a process on this machine holds the lock."""
+    import fcntl  # not on every system
+
+    try:
+        with open_file(run_folder / LOCK_NAME, os.O_RDONLY) as descriptor:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # there is none
+        return False
+    return False
+
+
 def _take(descriptor: int, run_folder: Path, until: float) -> None:
     import fcntl  # not on every system
 

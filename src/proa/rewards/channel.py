@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import struct
+import threading
 from typing import NamedTuple
 
 _HEADER = struct.Struct(">8sQQ")
@@ -14,6 +15,10 @@ _MIN_SECONDS = 0.001  # a socket's timeout of 0 means "do not wait"
 
 class StrayBytesError(Exception):
     """The received bytes are not a message: something else wrote to the connection."""
+
+
+STDOUT, STDERR = 0, 2**63
+"""The numbers of messages with what a function printed; no question has them."""
 
 
 class Message(NamedTuple):
@@ -28,13 +33,15 @@ class Channel:
 
     def __init__(self, endpoint: socket.socket) -> None:
         self._endpoint = endpoint
+        self._sending = threading.Lock()  # a function's threads may print while it answers
 
     def send(self, message: Message, seconds: float | None = None) -> None:
         """Send a message; TimeoutError if the other side does not receive it in time."""
         self._endpoint.settimeout(None if seconds is None else max(seconds, _MIN_SECONDS))
         try:
-            self._endpoint.sendall(_HEADER.pack(_MARK, message.number, len(message.content)))
-            self._endpoint.sendall(message.content)
+            with self._sending:
+                self._endpoint.sendall(_HEADER.pack(_MARK, message.number, len(message.content)))
+                self._endpoint.sendall(message.content)
         except TimeoutError:
             raise
         except OSError as error:

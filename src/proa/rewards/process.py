@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from time import monotonic
 
 from .calling import CallFailed, CallSkipped, Died, TimedOut
-from .channel import Channel, Message, StrayBytesError
+from .channel import STDERR, STDOUT, Channel, Message, StrayBytesError
 from .function import RewardError, RewardFunction
 from .samples import Samples
 from .score import Outcome
@@ -90,6 +90,14 @@ class WorkerProcess:
         self._questions += 1
         channel.send(Message(self._questions, question), seconds)
         number, answer = channel.receive(until - monotonic())
+        while number in (STDOUT, STDERR):
+            stream = sys.stdout if number == STDOUT else sys.stderr
+            if stream is not None:  # which may be closed
+                stream.write(answer.decode("utf-8", "replace"))
+                stream.flush()
+            if monotonic() > until:  # it prints and prints
+                raise TimeoutError
+            number, answer = channel.receive(until - monotonic())
         if number != self._questions:
             raise StrayBytesError
         return answer

@@ -6,17 +6,17 @@ Functions run on the main thread, because libraries like math-verify set `signal
 from __future__ import annotations
 
 import faulthandler
-import io
 import os
 import pickle
 import socket
 import sys
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, TextIO
 
 from .calling import CallFailed, CallSkipped, call
-from .channel import Channel, Message
+from .channel import STDERR, STDOUT, Channel, Message
 from .function import RewardFunction
 from .score import Outcome
 
@@ -32,8 +32,8 @@ def main(descriptor: int) -> None:
     channel = Channel(socket.socket(fileno=descriptor))
     channel.close_on_fork()
     own_id = os.getpid()
-    if isinstance(sys.stdout, io.TextIOWrapper):  # which may be closed
-        sys.stdout.reconfigure(line_buffering=True)  # this process is killed at the end, with what it has not written
+    printed = [PrintedText(channel, STDOUT, sys.stdout), PrintedText(channel, STDERR, sys.stderr)]
+    sys.stdout, sys.stderr = printed  # as much of a stream as functions need
     try:
         _end_after(START_SECONDS)
         number, given = channel.receive()
@@ -43,6 +43,8 @@ def main(descriptor: int) -> None:
             faulthandler.cancel_dump_traceback_later()
             number, question = channel.receive()
             answer = pickle.dumps(_answer(functions, question))
+            for stream in printed:
+                stream.flush()  # this process is killed at the end, with what it has not sent
             if os.getpid() != own_id:  # a function forked and both processes returned: only one may answer
                 os._exit(0)
             channel.send(Message(number, answer))
@@ -51,6 +53,39 @@ def main(descriptor: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # a function's threads must not keep this process alive
+
+
+class PrintedText:
+    """Sends what functions print to the parent, line by line: only there is it known whether a panel or a notebook is
+    in the way. All else is the stream's that it stands for."""
+
+    def __init__(self, channel: Channel, number: int, stream: TextIO | None) -> None:
+        self._channel, self._number, self._stream = channel, number, stream
+        self._own_id = os.getpid()
+        self._line = ""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        if os.getpid() != self._own_id:  # a function forked: the channel is its parent's
+            return self._stream.write(text) if self._stream is not None else 0
+        lines, newline, self._line = (self._line + text).rpartition("\n")
+        self._send(lines + newline)
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        self.write("".join(lines))
+
+    def flush(self) -> None:
+        if os.getpid() == self._own_id:
+            text, self._line = self._line, ""
+            self._send(text)
+
+    def _send(self, text: str) -> None:
+        if text:
+            with suppress(EOFError):  # the parent is gone
+                self._channel.send(Message(self._number, text.encode("utf-8", "backslashreplace")))
 
 
 def _load(name: str, given: str | bytes) -> RewardFunction | CallSkipped:

@@ -155,7 +155,9 @@ class DetachedTrainer(ABC):
         """
         _check_counts(total_steps, update_steps, train_epochs)
         resumed, self._resumed = self._resumed, None
-        state = self._new_state(total_steps, train_epochs) if resumed is None else self.state
+        state = self._new_state() if resumed is None else self.state
+        state.num_epochs = train_epochs
+        state.max_steps = state.num_steps = total_steps * train_epochs  # a resumed run may train longer than it was to
         episodes = math.ceil(total_steps / update_steps)
         life = Lifecycle(self.manager, state)
         self._after = after = AfterStep(life, self.evaluators, self.saver, self)
@@ -179,6 +181,11 @@ class DetachedTrainer(ABC):
 
     def _expect_steps(self, count: int) -> None:  # noqa: B027 - most need not know
         """`fit` is about to begin, and makes so many optimizer steps."""
+
+    @property
+    def within_episode(self) -> bool:
+        """Whether an episode has begun, which ends with a push."""
+        return self._place.within
 
     def interrupt(self, reason: str = "interrupted") -> None:
         """Have training end at the next boundary between steps, with a checkpoint, by `KeyboardInterrupt`."""
@@ -408,14 +415,12 @@ class DetachedTrainer(ABC):
         if self._debug:
             log.info(f"%s: {message}", self.name, *values)
 
-    def _new_state(self, total_steps: int, train_epochs: int) -> LoopState:
+    def _new_state(self) -> LoopState:
         self._first_version = self.state.policy_version  # of an earlier `fit`: versions go on counting
         self.state = self._first_state(self.state.output_dir)
         self.state.policy_version = self._first_version
         self._place, self._batches, self._empty_in_a_row, self._numerics = Place(), [], 0, None
         self._trained_steps = TrainedSteps()
-        self.state.num_epochs = train_epochs
-        self.state.max_steps = self.state.num_steps = total_steps * train_epochs
         return self.state
 
     def _first_state(self, output_dir: Path | None) -> LoopState:

@@ -21,7 +21,7 @@ from ..engines.shapes import check_known
 from ..errors import SettingError
 from ..policy.computing import has_layers
 from ..policy.models import outline_model, read_dtype
-from ..resume.resuming import saved_config
+from ..resume.configuration import saved_config
 from .given import Given
 from .loading import read_device
 

@@ -14,6 +14,7 @@ from ..policy.adapter_folder import load_adapter
 from ..policy.lora_policy import LoraPolicy
 from ..policy.policy import Policy
 from ..policy.saved_adapter import CONFIG_FILE, read_adapter
+from .automatic import resolve_automatic
 from .given import Given
 from .loading import load_policy
 
@@ -28,6 +29,7 @@ def evaluate_folder(
     any_length: bool = False,
 ) -> Scored:
     """The scores of the model in a folder, plain or an adapter, as a run of that configuration would take them."""
+    config = resolve_automatic(config, Given())
     compute_alike(config.threads, device=config.model.device, deterministic=config.deterministic)
     policy = _load_folder(folder, config)
     scored = build_eval(section, config, policy, any_length=any_length).score(At(steps, version))

@@ -19,7 +19,8 @@ from ..record.journal import Journal
 from ..record.reading import read_run
 from ..record.run_folder import libraries, read_json
 from ..record.secrets import redact
-from ..resume.resuming import Resumption, config_changes, load_complete_config, saved_config
+from ..resume.configuration import config_changes, load_complete_config, saved_config
+from ..resume.resuming import Resumption
 from .given import Given
 from .placing import place_callbacks
 from .run_moments import StandaloneMoments

@@ -12,13 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from ..actors.interruption import Interruption
+from ..callbacks import ConsoleProgress
 from ..config import ConfigError, DetachedConfig, RunConfig, SupervisedConfig
 from ..data.state import TrainState
 from ..errors import ProaError
 from ..lifecycle.failures import note_failure
 from ..lifecycle.manager import Callbacks
-from ..record.run_folder import LIVE_NAME, LOCK_NAME, RunFolder, check_unused, read_json
+from ..record.run_folder import LIVE_NAME, LOCK_NAME, WRITTEN_BEFORE_HEADER, RunFolder, check_unused, read_json
 from ..record.run_lock import lock
+from ..resume.configuration import LENGTH, config_changes, log_changes, saved_config
 from ..resume.fetching import RemoteRun, is_address
 from ..resume.inputs import Inputs
 from ..resume.resuming import (
@@ -26,27 +28,25 @@ from ..resume.resuming import (
     FROM_THE_BEGINNING,
     Resumption,
     clear_run,
-    config_changes,
     find_checkpoint,
-    log_changes,
-    saved_config,
     truncate_record,
     warn_changed_libraries,
 )
 from ..tasks.template_date import pinned, pinned_to
-from ..terminal import tolerate_lost_output
+from ..terminal import JobConsole, tolerate_lost_output
 from .automatic import resolve_automatic
 from .given import Given, configured
 from .job import Job
 from .local import DetachedRun
+from .naming import settle_name
 from .placing import Listeners, place_callbacks
 from .run_moments import RunMoments, StandaloneMoments
 from .supervised import SupervisedRun
 
 log = logging.getLogger("proa.run")
 
-_WRITTEN_BEFORE_HEADER = {"config.json", ".config.json.new", ".run.json.new"}
-"""What is written before `run.json` makes a folder a run's."""
+SHOWN_STEPS = 30
+"""How many lines about steps a run prints where there is no terminal to update."""
 
 
 def start(
@@ -72,12 +72,20 @@ def start(
         raise ConfigError("overwrite removes the run that resume would continue: give one of them")
     settled, given = configured(config, algorithm, changes)
     if resume is not None and is_address(resume):
-        RemoteRun.find(resume).fetch(settled.folder)
+        remote = RemoteRun.find(resume)
+        if settled.name == AUTO:
+            settled = settled.model_copy(update={"name": remote.default_folder.name})
+        remote.fetch(settled.folder)
         resume = AUTO
+    settled = settle_name(settled, resumed=resume is not None, overwrite=overwrite)
     settled = resolve_automatic(settled, given, resumed=resume is not None)
     if resume == AUTO and (done := _complete(settled)) is not None:
         return done
+    if settled.progress:
+        JobConsole().print(_first_line(settled), soft_wrap=True)
     with place_callbacks(settled, callbacks) as listeners:
+        if settled.progress and not any(isinstance(one, ConsoleProgress) for one in listeners.manager.callbacks):
+            listeners.add(ConsoleProgress(every=max(1, settled.total_steps // SHOWN_STEPS)))
         return carry_out(
             settled,
             lambda: build_run(settled, given, listeners),
@@ -86,6 +94,11 @@ def start(
             allow_changes=allow_changes,
             overwrite=overwrite,
         )
+
+
+def _first_line(config: RunConfig) -> str:
+    """What was chosen, before the model and the data are loaded."""
+    return f"{config.folder}: {config.algorithm.name} on {config.model.device} in {config.model.dtype}"
 
 
 def build_run(config: RunConfig, given: Given, listeners: Listeners, journal: Sequence[Mapping[str, Any]] = ()) -> Job:
@@ -196,7 +209,7 @@ def _compare_inputs(resumption: Resumption, now: Inputs, allow_changes: bool) ->
 def _remove_unfinished_start(folder: Path) -> None:
     """Remove what a run left that was killed before it had a header: `proa resume` would not know it as one."""
     inside = [path for path in folder.iterdir() if path.name != LOCK_NAME]
-    if {path.name for path in inside} <= _WRITTEN_BEFORE_HEADER:
+    if {path.name for path in inside} <= WRITTEN_BEFORE_HEADER:
         for path in inside:
             path.unlink()
 
@@ -210,9 +223,16 @@ def _complete(config: RunConfig) -> TrainState | None:
     if resumption is None:
         return None
     bound = resumption.bound_to
-    # What was asked for may be something else than what there is.
-    config_changes(saved_config(config.folder), config, None if bound is None else bound[0])
-    return resumption.final_state(config.folder)
+    # What was asked for may be something else than what there is, or more of it.
+    changes = config_changes(saved_config(config.folder), config, None if bound is None else bound[0])
+    if LENGTH not in changes:
+        return resumption.final_state(config.folder)
+    if stopped_by := read_json(header).get("stopped_by"):
+        raise ConfigError(
+            f"{config.folder} was stopped by {stopped_by} and would stop again: to train further, start a new run "
+            f"whose model.path is {config.folder / 'model'}"
+        )
+    return None
 
 
 def _fresh(config: RunConfig, *, replaces: bool) -> RunFolder:
@@ -224,6 +244,11 @@ def _fresh(config: RunConfig, *, replaces: bool) -> RunFolder:
 
 def _reopened(config: RunConfig, resumption: Resumption | None, changes: dict[str, tuple[Any, Any]]) -> RunFolder:
     log_changes(changes)
+    if LENGTH in changes and config.optimizer.schedule != "constant":
+        log.warning(
+            "optimizer.schedule is %s, which follows the length: from here on the learning rate is that of a run of %d "
+            "steps, and may be higher than it was in the last step", config.optimizer.schedule, config.total_steps,
+        )  # fmt: skip
     if resumption is None:  # it ended before its first checkpoint: nothing is lost that is not made again
         clear_run(config.folder)
     else:

@@ -188,8 +188,12 @@ class TrainerSide:
             around.store.publish(0, published, trainer.probe())
         else:
             self._resume(trainer, resumption)
-            for version, tensors in resumption.part("weights")["versions"].items():
+            versions = resumption.part("weights")["versions"]
+            for version, tensors in versions.items():
                 around.store.publish(version, tensors)
+            last = trainer.state.policy_version
+            if not trainer.within_episode and last not in versions:  # it was complete: nobody needed its last version
+                around.store.publish(last, self.policy.published(), trainer.probe())
         return trainer, book
 
     def assemble_participant(
