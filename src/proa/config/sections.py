@@ -106,9 +106,29 @@ class ModelSection(Section):
 
 
 class TaskSection(Section):
-    source: str = Field(description="a built-in task, a JSONL file, or a dotted path to data")
-    prompt_column: str = Field("prompt", description="the column that holds the prompts")
-    count: int | None = Field(None, ge=1, description="rows of a built-in task to draw")
+    source: str = Field(
+        description="a built-in task, a file (.jsonl, .json, .csv, .parquet), a saved dataset, hf:NAME of the Hub, or "
+        "a dotted path to data"
+    )
+    split: str | None = Field(None, description="of a dataset that has several, e.g. train")
+    columns: dict[str, str] = Field(
+        default_factory=dict,
+        description="what columns are called in the data, where that is not recognised, e.g. {prompt: question}",
+    )
+    prompt_column: str = Field("prompt", description="the column that holds the prompts; the same as columns.prompt")
+    count: int | None = Field(None, ge=1, description="rows to use, the first; of a built-in task, rows to draw")
+
+    @model_validator(mode="after")
+    def _check_prompt_column(self) -> TaskSection:
+        if self.prompt_column != "prompt" and "prompt" in self.columns:
+            raise ValueError("task.prompt_column and task.columns both name the prompts: leave out prompt_column")
+        return self
+
+    @property
+    def named_columns(self) -> dict[str, str]:
+        """The columns that were named, by what they are."""
+        named = {} if self.prompt_column == "prompt" else {"prompt": self.prompt_column}
+        return {**named, **self.columns}
 
 
 class RewardModelSection(Section):

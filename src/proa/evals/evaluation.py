@@ -58,7 +58,7 @@ def eval_task(section: BenchmarkSection, config: RunConfig) -> Task:
     source = eval_source(section, config)
     if source in BUILTIN:
         return builtin_task(source, "test", section.count)  # the same for every seed: repeats are compared on it
-    return load_task(source, prompt_column=config.task.prompt_column)
+    return load_task(source, columns=config.task.named_columns)
 
 
 def eval_source(section: BenchmarkSection, config: RunConfig) -> str:

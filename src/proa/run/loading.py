@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..config import DetachedConfig, RunConfig
+from ..config import DetachedConfig, RunConfig, SupervisedConfig
 from ..config.sections import GIVEN, LoraSection
+from ..config.supervised_settings import SFTSettings
 from ..data.sampling import Sampling
 from ..learning.optimizer import OptimizerSettings
 from ..model_shape import context_length
@@ -27,7 +28,7 @@ from ..policy.trained_reward_model import TrainedRewardModel
 from ..record.checkpoint_files import seal
 from ..record.durable import Disk, explain_failures
 from ..record.run_folder import START_NAME
-from ..tasks import Task, load_task
+from ..tasks import Task, load_examples, load_task
 from ..tasks.builtin import BUILTIN, builtin_task
 from ..tasks.task import check_columns
 from .given import Given
@@ -111,18 +112,26 @@ def begin_training(
 
 
 def load_training_task(config: RunConfig, given: Given) -> Task:
-    """The prompts to train on."""
-    column = {"prompt_column": config.task.prompt_column}
-    if given.data is not None:
-        task = given.data if isinstance(given.data, Task) else load_task(given.data, **column)
-    elif config.task.source in BUILTIN:
-        counted = {} if config.task.count is None else {"count": config.task.count}
-        task = builtin_task(config.task.source, "train", seed=config.seed, **counted)
+    """The prompts to train on, or the examples to learn from."""
+    section = config.task
+    if given.data is None and section.source in BUILTIN:
+        counted = {} if section.count is None else {"count": section.count}
+        task = builtin_task(section.source, "train", seed=config.seed, **counted)
     else:
-        task = load_task(config.task.source, **column)
-    task = replace(task, rows=task.rows[: config.task.count])
+        task = load_data(section.source if given.data is None else given.data, config, split=section.split)
+    task = replace(task, rows=task.rows[: section.count])
     check_columns(task)
     return task
+
+
+def load_data(source: Any, config: RunConfig, *, split: str | None = None) -> Task:
+    """The rows of a source, read as the algorithm needs them."""
+    columns = config.task.named_columns
+    if isinstance(config, SupervisedConfig):
+        settings = config.algorithm.settings()
+        assert isinstance(settings, SFTSettings), "pairs are loaded as pairs"
+        return load_examples(source, answer_column=settings.answer_column, columns=columns, split=split)
+    return load_task(source, columns=columns, split=split)
 
 
 def lora_settings(section: LoraSection) -> LoraSettings:

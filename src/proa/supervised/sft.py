@@ -23,7 +23,7 @@ from ..policy.measuring import measuring
 from ..policy.micro_batches import plan_micro_batches, take_rows
 from ..policy.packing import check_packing, pack, pack_lengths, packed_log_probs
 from ..spelling import did_you_mean
-from ..tasks.completions import check_fits, completion_tokens, conversation_tokens
+from ..tasks.completions import check_fits, completion_tokens, conversation_tokens, document_tokens
 from ..tasks.task import Task, TaskError, TaskRow
 from .training import BatchOrder, HeldOut, SupervisedStep, check_context, make_optimizer, run_loop
 
@@ -54,7 +54,7 @@ def fit_sft(
     The loss is the mean over all learned tokens of a batch, whatever the micro-batches and the packing. A row is a
     prompt and its answer (in `answer_column`, or as TRL has it in `completion`), both text or messages; or a
     conversation that ends with the assistant's message, of which that message is learned, or with `every_answer` all
-    of the assistant's.
+    of the assistant's; or, without a prompt, a text that is learned whole.
     """
     settings = settings or SFTSettings()
     examples = Examples(task, tokenizer, replace(settings, max_length=check_context(model, settings.max_length)))
@@ -122,6 +122,8 @@ class Examples:
             assert not isinstance(row.prompt, str)
             return conversation_tokens(row.prompt, self.tokenizer, every_answer=self.settings.every_answer, where=where)
         answer = self._answer(row, column, where)
+        if row.prompt == "" and isinstance(answer, str):
+            return document_tokens(answer, self.tokenizer, where=where)
         if isinstance(row.prompt, str):
             if not isinstance(answer, str):
                 raise TaskError(

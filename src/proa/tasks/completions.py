@@ -78,6 +78,16 @@ def conversation_tokens(
     return tokens, learned
 
 
+def document_tokens(text: str, tokenizer: PreTrainedTokenizerBase, *, where: str) -> tuple[Tokens, list[bool]]:
+    """The tokens of a text with the end token, and which of them are learned: all but the first, before which there is
+    nothing to predict it from."""
+    tokens, end = text_tokens(text, tokenizer), _end_token(tokenizer, where)
+    if not tokens:
+        raise TaskError(f"{where}: the text {text!r:.40} has no tokens")
+    tokens = tokens if tokens[-1] == end else (*tokens, end)
+    return tokens, [False] + [True] * (len(tokens) - 1)
+
+
 def check_fits(prompt: int, completion: int, max_length: int | None, *, where: str, what: str = "completion") -> None:
     """Raise if a row does not fit in `max_length` tokens: nothing is truncated silently."""
     if max_length is None or prompt + completion <= max_length:
