@@ -82,9 +82,13 @@ GIVEN = "(given in Python)"
 
 
 class ModelSection(Section):
-    path: str | None = Field(None, description="a Hugging Face folder, or an adapter folder")
+    path: str | None = Field(
+        None, description="a Hugging Face folder, an adapter folder, or a name of the Hub: NAME/NAME@revision"
+    )
     config: dict[str, Any] | None = Field(None, description="or a model configuration, with weights from the seed")
-    tokenizer: str | None = Field(None, description="a folder; by default the model's, or a built-in task's own")
+    tokenizer: str | None = Field(
+        None, description="a folder or a name of the Hub; by default the model's, or a built-in task's own"
+    )
     dtype: str = Field(
         "float32", description="what is computed in; weights are trained in float32. auto is bfloat16 on a GPU"
     )
@@ -96,7 +100,7 @@ class ModelSection(Section):
         AUTO, description="compute activations twice instead of keeping them; auto does where memory is short"
     )
     compile: bool | Literal["auto"] = Field(AUTO, description="compile layers with torch.compile; auto does on a GPU")
-    trust_remote_code: bool = Field(False, description="run Python code that lies in the model's folder")
+    trust_remote_code: bool = Field(False, description="run Python code that comes with the model")
 
     @model_validator(mode="after")
     def _check_source(self) -> ModelSection:
@@ -132,7 +136,7 @@ class TaskSection(Section):
 
 
 class RewardModelSection(Section):
-    path: str = Field(description="a folder of a sequence-classification model with one label")
+    path: str = Field(description="a folder, or a name of the Hub, of a sequence-classification model with one label")
     weight: float = Field(1.0, description="what its score counts beside the functions'")
     token_budget: int = Field(16_384, ge=0, description="tokens scored at once; 0 scores a whole lease at once")
 

@@ -17,6 +17,7 @@ from ..learning.optimizer import OptimizerSettings
 from ..model_shape import context_length
 from ..policy.computing import ComputeSettings
 from ..policy.generation_settings import make_savable
+from ..policy.hub import local_folder
 from ..policy.lora import LoraSettings
 from ..policy.lora_policy import LoraPolicy, refuse_adapter
 from ..policy.models import ModelError, load_model, outline_model
@@ -193,10 +194,10 @@ def _load_parts(
 
 def _base_folder(config: RunConfig) -> str | None:
     """Where the base of an adapter already lies; None if it is in no folder as it is."""
-    path = config.model.path
-    if path is None or config.has_warm_start or not (Path(path) / "config.json").is_file():
+    if config.model.path is None or config.has_warm_start:
         return None
-    return str(Path(path).resolve())
+    path = local_folder(config.model.path, trust_remote_code=config.model.trust_remote_code)
+    return str(path.resolve()) if (path / "config.json").is_file() else None
 
 
 def read_device(name: str, key: str = "model.device") -> torch.device:
@@ -223,8 +224,9 @@ def _tokenizer(config: RunConfig) -> PreTrainedTokenizerBase:
         return tokenizer()
     if folder is None:
         raise ModelError(
-            "a model made from configuration has no tokenizer: give model.tokenizer, a folder, or tokenizer= in Python"
+            "a model made from configuration has no tokenizer: give model.tokenizer, a folder or a name of the Hub, or "
+            "tokenizer= in Python"
         )
-    if not Path(folder).is_dir():
+    if not local_folder(folder, trust_remote_code=config.model.trust_remote_code).is_dir():
         raise ModelError(f"there is no tokenizer folder {folder}")
     return load_tokenizer(folder, config.model.trust_remote_code)
