@@ -122,6 +122,10 @@ class TaskSection(Section):
     prompt_column: str = Field("prompt", description="the column that holds the prompts; the same as columns.prompt")
     count: int | None = Field(None, ge=1, description="rows to use, the first; of a built-in task, rows to draw")
 
+    overlong: Literal["error", "drop", "truncate_left"] = Field(
+        "error", description="rows that the model's context has no room for: refuse, leave out, or cut their prompts"
+    )
+
     @model_validator(mode="after")
     def _check_prompt_column(self) -> TaskSection:
         if self.prompt_column != "prompt" and "prompt" in self.columns:

@@ -26,6 +26,7 @@ from ..supervised.sft import Examples, fit_sft
 from ..supervised.training import HeldOut
 from ..tasks import Task
 from ..tasks.builtin import BUILTIN, builtin_task
+from ..tasks.overlong import Overlong
 from ..tasks.preferences import PreferencePair, load_preferences, tokenise_pair
 from .given import Given
 from .loading import load_data, load_policy, load_trained_reward_model, load_training_task
@@ -42,6 +43,7 @@ class FitOptions(TypedDict):
     epochs: int
     optimizer: Optimizer
     token_budget: int
+    overlong: Overlong
     seed: int
     callbacks: CallbackManager
     evaluators: Sequence[Evaluator]

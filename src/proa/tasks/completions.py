@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..data.messages import Messages
+from .overlong import OverlongError
 from .prompts import template_options, template_text, template_tokens, text_tokens, tokenise
 from .task import TaskError, TaskRow
 
@@ -92,13 +93,16 @@ def check_fits(prompt: int, completion: int, max_length: int | None, *, where: s
     """Raise if a row does not fit in `max_length` tokens: nothing is truncated silently."""
     if max_length is None or prompt + completion <= max_length:
         return
-    remedy = "shorten it, leave the row out, or raise max_length if the model's context allows"
+    remedy = (
+        "shorten it, leave the row out, or raise max_length if the model's context allows (task.overlong: drop leaves "
+        "out all such rows, truncate_left cuts the beginnings of their prompts)"
+    )
     if prompt >= max_length:
-        raise TaskError(
+        raise OverlongError(
             f"{where}: the prompt has {prompt} tokens and fills the context of {max_length}, "
             f"with no space for a {what}: {remedy}"
         )
-    raise TaskError(
+    raise OverlongError(
         f"{where}: the prompt ({prompt} tokens) and its {what} ({completion}) have {prompt + completion} tokens, "
         f"more than the context of {max_length}: {remedy}"
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 from ..data.messages import is_conversation
 from ..spelling import did_you_mean
@@ -16,8 +16,6 @@ from .task import TaskError, TaskRow
 
 Columns: TypeAlias = Mapping[str, str]
 """The name that a column should have, and the name that it has in the data: `{"prompt": "question"}`."""
-Overlong: TypeAlias = Literal["error", "drop", "truncate_left"]
-"""What becomes of a row that is too long: it is refused, left out, or its prompt loses its first tokens."""
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from ..data.messages import Messages, is_conversation
 from ..spelling import did_you_mean, nearest
 from .completions import Tokens, check_fits, completion_tokens
 from .formats import PAIRS, Columns, rename
+from .overlong import Overlong, cut_prompt
 from .sources import FILES, find_source, is_named_data, read_table
 from .task import TaskError
 
@@ -47,6 +48,8 @@ class TokenisedPair:
     chosen: Tokens
     rejected: Tokens
     margin: float = 0.0
+    is_cut: bool = False
+    """Whether the prompt lost its first tokens."""
 
 
 def load_preferences(source: Any, *, columns: Columns | None = None, split: str | None = None) -> list[PreferencePair]:
@@ -83,16 +86,26 @@ def load_preferences(source: Any, *, columns: Columns | None = None, split: str 
 
 
 def tokenise_pair(
-    pair: PreferencePair, tokenizer: PreTrainedTokenizerBase, *, max_length: int | None = None, where: str
+    pair: PreferencePair,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    max_length: int | None = None,
+    overlong: Overlong = "error",
+    where: str,
 ) -> TokenisedPair:
-    """A pair as tokens; one whose longer side does not fit in `max_length` is refused, not cut."""
+    """A pair as tokens; one whose longer side does not fit in `max_length` is refused, or its prompt cut."""
     prompt, chosen = completion_tokens(pair.prompt, pair.chosen, tokenizer, where=where)
     _, rejected = completion_tokens(pair.prompt, pair.rejected, tokenizer, where=where)
     if chosen == rejected:
         raise TaskError(f"{where}: chosen and rejected are the same tokens, which says nothing: leave the row out")
+    is_cut = False
+    if overlong == "truncate_left" and max_length is not None:
+        whole, room = prompt, max_length - max(len(chosen), len(rejected))
+        prompt = cut_prompt(prompt, room, tokenizer) if room > 0 else prompt
+        is_cut = prompt != whole
     check_fits(len(prompt), len(chosen), max_length, where=where, what="chosen completion")
     check_fits(len(prompt), len(rejected), max_length, where=where, what="rejected completion")
-    return TokenisedPair(prompt, chosen, rejected, pair.margin or 0.0)
+    return TokenisedPair(prompt, chosen, rejected, pair.margin or 0.0, is_cut)
 
 
 def _pairs(rows: Iterable[Any], origin: str) -> list[PreferencePair]:
