@@ -47,7 +47,7 @@ def run_to_end(
     console = JobConsole()
     shown: list[BaseCallback] = []
     if not any(section.kind == "console" for section in config.callbacks):
-        shown.append(ConsoleProgress(every=max(1, config.total_steps // 30), console=console))
+        shown.append(ConsoleProgress(every=None, console=console))
     if resume is not None:
         shown.append(_ResumeMessage(console))
 
