@@ -226,5 +226,5 @@ def test_a_reward_that_always_fails_ends_the_run_with_what_it_said(file, tmp_pat
 
 
 def test_a_mistake_that_is_found_before_the_run_leaves_no_folder_behind(file, tmp_path):
-    assert main(["train", str(file), "--output_dir", str(tmp_path / "runs"), "--model", "no/such"]) == 2
+    assert main(["train", str(file), "--output_dir", str(tmp_path / "runs"), "--model", "no/such/folder"]) == 2
     assert not (tmp_path / "runs").exists()

@@ -52,7 +52,7 @@ def test_a_task_is_taken_as_it_is():
     [
         ([], "the list is empty"),
         ([{"prompt": "a"}, {"promt": "b"}], "row 1 has no column 'prompt'; did you mean 'promt'"),
-        ([{"text": "a"}], r"it has: text\); choose the column of the prompts with prompt_column="),
+        ([{"text": "a"}], r"it has: text; known: prompt; instruction\); .* columns: {prompt: NAME}"),
         (["a"], "a row is a dict like"),
         ([{"prompt": ""}], "a prompt is some text"),
         ([{"prompt": 3}], "a prompt is some text"),

@@ -60,7 +60,9 @@ def test_a_hugging_face_dataset_holds_pairs():
         PreferencePair([user("1")], [assistant("2")], [assistant("3")], 0.5)
     ]
     with pytest.raises(TaskError, match=r"dataset\['train'\]"):
-        load_preferences(datasets.DatasetDict(train=datasets.Dataset.from_list(rows)))
+        load_preferences(
+            datasets.DatasetDict(train=datasets.Dataset.from_list(rows), test=datasets.Dataset.from_list(rows))
+        )
 
 
 def make_pairs():
@@ -121,7 +123,7 @@ GOOD = {"prompt": "p", "chosen": "a", "rejected": "b"}
         ({"prompt": "p", "choosen": "a", "rejected": "b"}, "row 1 has no column 'chosen'; did you mean 'choosen'"),
         ({"prompt": "p", "chosen": "a"}, r"row 1 has no column 'rejected' \(it has: prompt, chosen\)"),
         ({"promt": "p", "chosen": "a", "rejected": "b"}, "row 1 has no column 'prompt'; did you mean 'promt'"),
-        ({"chosen": "a", "rejected": "b"}, "only sides that are whole conversations, as messages, can go without"),
+        ({"chosen": "a", "rejected": "b"}, r"do not begin with the same text, .*e\.g\. columns: {prompt: NAME}"),
         ({**GOOD, "prompt": ""}, "row 1: a prompt is some text, or chat messages"),
         ({**GOOD, "prompt": [user("p")], "chosen": 3}, "row 1: chosen is some text, or a list with the assistant"),
         ({**GOOD, "chosen": [assistant("a")]}, "row 1: one side is text and the other messages"),

@@ -31,14 +31,17 @@ class ConsoleProgress(Callback):
     """Shows steps, metrics, evals and checkpoints as they come, on a terminal or in a notebook in place.
 
     Steps are those that are done, 1 to N. `metrics` names what to show, by default what leads (the reward), a few more,
-    and the first few that hooks log. `every` thins the plain lines out; the last step is always shown.
+    and the first few that hooks log. `every` thins the plain lines out, None to about
+    thirty; the last step is always shown.
     """
 
     priority = Priority.LOGGING
     error_policy = ErrorPolicy.DISABLE
 
-    def __init__(self, *, every: int = 1, metrics: Sequence[str] | None = None, console: Console | None = None) -> None:
-        if every < 1:
+    def __init__(
+        self, *, every: int | None = 1, metrics: Sequence[str] | None = None, console: Console | None = None
+    ) -> None:
+        if every is not None and every < 1:
             raise CallbackConfigError(f"every={every}: show every so many steps, 1 or more")
         self._every = every
         self._shown = metrics
@@ -95,7 +98,8 @@ class ConsoleProgress(Callback):
                 self._say(self._line([_step(state, step_idx), *values]))
 
     def _is_shown(self, state: LoopState, step_idx: int) -> bool:
-        return (step_idx + 1) % self._every == 0 or state.global_step == state.num_steps
+        every = self._every or max(1, state.num_steps // 30)
+        return (step_idx + 1) % every == 0 or state.global_step == state.num_steps
 
     def on_eval(self, state: LoopState, step_idx: int, eval_name: str, metrics: dict[str, float]) -> None:
         names = self._shown or list(metrics)[:FEW]

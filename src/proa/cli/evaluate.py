@@ -134,7 +134,7 @@ def _model_weights(source: Path, flags: EvalFlags, checkpoint: str | None) -> _W
     if checkpoint is not None:
         raise ConfigError(f"{source} is not a run's folder: it has no checkpoints")
     if flags.source is None:
-        raise ConfigError("say what to score it on: --task NAME, a JSONL file, or package.module:name")
+        raise ConfigError("say what to score it on: --task NAME, a file, hf:NAME of the Hub, or package.module:name")
     # The other settings of a run are not used; they only have to be consistent.
     unused: dict[str, Any] = {"total_steps": 1, "train_batch_size": 2, "sampling": {"group_size": 2}}
     config = load_run_config(None, (), model=str(source), task=flags.source, **unused)

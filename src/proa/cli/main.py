@@ -203,7 +203,7 @@ def _file_kind(file: str) -> str:
 def _add_eval(verbs: Verbs) -> None:
     parser = verbs.add_parser("eval", help="score a model, or a run's weights, on a task")
     parser.add_argument("source", metavar="MODEL_OR_RUN", help="the folder of a run, a model or an adapter")
-    parser.add_argument("--task", help="a built-in task, a JSONL file, or package.module:name")
+    parser.add_argument("--task", help="a built-in task, a file, hf:NAME of the Hub, or package.module:name")
     parser.add_argument("--name", help="an eval of the run, which gives the other settings")
     parser.add_argument("--metric", help="package.module:name of a scoring function; by default the task's own")
     parser.add_argument("--evaluator", help="package.module:name of a function that is called with the policy")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,7 @@ from ..record.checkpoints import CheckpointManager
 from ..record.evals import EvalRecord
 from ..record.run_folder import BrokenRecordError, read_json
 from ..terminal import JobConsole, tolerate_lost_output
-from ..visible import print_visible
+from ..visible import print_visible, show_details
 from .exit_codes import exit_code
 from .text import count, curve, ledger_line, metric_values
 
@@ -41,6 +42,7 @@ def run_to_end(
     """Start a run, or resume one, and show its results."""
     # A progress bar for writing one file would appear among the results.
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    show_details(logging.getLogger("proa.tasks"))  # what was recognised as data
     console = JobConsole()
     shown = [] if resume is None else [_ResumeMessage(console)]
 

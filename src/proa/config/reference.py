@@ -200,7 +200,7 @@ def template(recipe: str) -> str:
     needs_pairs = recipe in ("dpo", "reward_model")
     is_detached = recipe not in SUPERVISED
     task = "pairs.jsonl               # your file, with columns chosen and rejected" if needs_pairs else (
-        "sort_digits               # built in; or a JSONL file with a column prompt"
+        "sort_digits               # built in; or a file, or hf:NAME of the Hub"
     )  # fmt: skip
     blocks = [
         f"# proa train FILE. Every other key: proa config\nname: {recipe}\noutput_dir: runs\nseed: 0\n"

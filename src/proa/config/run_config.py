@@ -62,7 +62,13 @@ class RunConfig(Section):
     seed: int = Field(0, ge=0, lt=2**63, description="all that is random follows from it")
     threads: int = Field(1, ge=1, le=4096, description="torch threads per role")
     deterministic: bool = Field(True, description="the same bits each time on a GPU too; false allows any kernel")
-    total_steps: int = Field(ge=1, description="fresh batches")
+    total_steps: int = Field(0, ge=0, description="fresh batches; or give epochs")
+    epochs: float | None = Field(
+        None,
+        gt=0,
+        le=1e9,
+        description="passes over the prompts, or the data, instead of total_steps, which config.json then has",
+    )
     train_epochs: int = Field(1, ge=1, description="passes over each episode's batches")
     train_batch_size: int = Field(ge=1, description="samples, whole groups")
     model: ModelSection = Field(description="what is trained")
@@ -106,6 +112,7 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _fits_together(self, info: ValidationInfo) -> Self:
+        self._check_duration()
         self._check_eval_names()
         self._check_best([section.name for section in self.eval])
         self._check_sizes()
@@ -131,6 +138,12 @@ class RunConfig(Section):
 
     def _check_algorithm(self) -> None:
         """Raise for unknown or wrong settings of the algorithm, and for keys that it cannot work with."""
+
+    def _check_duration(self) -> None:
+        if not self.total_steps and self.epochs is None:
+            raise mistake("'total_steps' is missing: give it, at least 1, or epochs", "total_steps")
+        if self.total_steps and self.epochs is not None:
+            raise mistake("total_steps and epochs both say how long to train: leave one of them out", "epochs")
 
     def _check_eval_names(self) -> None:
         names = [section.name for section in self.eval]

@@ -92,9 +92,13 @@ GIVEN = "(given in Python)"
 
 
 class ModelSection(Section):
-    path: str | None = Field(None, description="a Hugging Face folder, or an adapter folder")
+    path: str | None = Field(
+        None, description="a Hugging Face folder, an adapter folder, or a name of the Hub: NAME/NAME@revision"
+    )
     config: dict[str, Any] | None = Field(None, description="or a model configuration, with weights from the seed")
-    tokenizer: str | None = Field(None, description="a folder; by default the model's, or a built-in task's own")
+    tokenizer: str | None = Field(
+        None, description="a folder or a name of the Hub; by default the model's, or a built-in task's own"
+    )
     dtype: str = Field(
         AUTO,
         description="what is computed in; weights are trained in float32. auto is bfloat16 on a GPU, else float32",
@@ -107,7 +111,7 @@ class ModelSection(Section):
         AUTO, description="compute activations twice instead of keeping them; auto does where memory is short"
     )
     compile: bool | Literal["auto"] = Field(AUTO, description="compile layers with torch.compile; auto does on a GPU")
-    trust_remote_code: bool = Field(False, description="run Python code that lies in the model's folder")
+    trust_remote_code: bool = Field(False, description="run Python code that comes with the model")
 
     @model_validator(mode="after")
     def _check_source(self) -> ModelSection:
@@ -117,15 +121,38 @@ class ModelSection(Section):
 
 
 class TaskSection(Section):
-    source: str = Field(description="a built-in task, a JSONL file, or a dotted path to data")
-    prompt_column: str = Field("prompt", description="the column that holds the prompts")
-    count: int | None = Field(None, ge=1, description="rows of a built-in task to draw")
+    source: str = Field(
+        description="a built-in task, a file (.jsonl, .json, .csv, .parquet), a saved dataset, hf:NAME of the Hub, or "
+        "a dotted path to data"
+    )
+    split: str | None = Field(None, description="of a dataset that has several, e.g. train")
+    columns: dict[str, str] = Field(
+        default_factory=dict,
+        description="what columns are called in the data, where that is not recognised, e.g. {prompt: question}",
+    )
+    prompt_column: str = Field("prompt", description="the column that holds the prompts; the same as columns.prompt")
+    count: int | None = Field(None, ge=1, description="rows to use, the first; of a built-in task, rows to draw")
+    overlong: Literal["error", "drop", "truncate_left"] = Field(
+        "error", description="rows that the model's context has no room for: refuse, leave out, or cut their prompts"
+    )
     chat_template: str | None = Field(
         None, description="a chat template (Jinja), as text or as a file, in place of the tokenizer's"
     )
     chat_template_kwargs: dict[str, Any] = Field(
         default_factory=dict, description="values for names in the chat template, e.g. {enable_thinking: false}"
     )
+
+    @model_validator(mode="after")
+    def _check_prompt_column(self) -> TaskSection:
+        if self.prompt_column != "prompt" and "prompt" in self.columns:
+            raise ValueError("task.prompt_column and task.columns both name the prompts: leave out prompt_column")
+        return self
+
+    @property
+    def named_columns(self) -> dict[str, str]:
+        """The columns that were named, by what they are."""
+        named = {} if self.prompt_column == "prompt" else {"prompt": self.prompt_column}
+        return {**named, **self.columns}
 
 
 class DetachedTaskSection(TaskSection):
@@ -135,7 +162,7 @@ class DetachedTaskSection(TaskSection):
 
 
 class RewardModelSection(Section):
-    path: str = Field(description="a folder of a sequence-classification model with one label")
+    path: str = Field(description="a folder, or a name of the Hub, of a sequence-classification model with one label")
     weight: float = Field(1.0, description="what its score counts beside the functions'")
     token_budget: int = Field(16_384, ge=0, description="tokens scored at once; 0 scores a whole lease at once")
 

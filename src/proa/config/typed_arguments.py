@@ -46,6 +46,10 @@ _OBJECTS = {
     ("RewardArguments", "functions"): ("Callable[..., Any]", "Sequence[Callable[..., Any]]"),
     ("RewardArguments", "model"): ("str",),
     ("EvalArguments", "evaluator"): ("Callable[..., Any]",),
+    ("EvalArguments", "source"): ("Path", "Any"),
+    ("EvalArguments", "metric"): ("Callable[..., Any]", "Sequence[Callable[..., Any]]"),
+    ("TaskArguments", "source"): ("Path", "Any"),
+    ("DetachedTaskArguments", "source"): ("Path", "Any"),
 }
 """What a key of a section may be given as besides what a file can say."""
 _BESIDE = {

@@ -75,7 +75,7 @@ def eval_task(section: BenchmarkSection, config: RunConfig, given: GivenEval | N
     if isinstance(source, str) and source in BUILTIN:
         task = builtin_task(source, "test", section.count)  # the same for every seed: repeats are compared on it
     else:
-        task = load_task(source, prompt_column=config.task.prompt_column)
+        task = load_task(source, columns=config.task.named_columns)
     return with_system_prompt(task, system_prompt_of(config))
 
 

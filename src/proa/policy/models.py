@@ -36,6 +36,7 @@ from ..spelling import did_you_mean
 from .adapter_layout import AdapterError, AdapterOverBase
 from .folder_files import named_configurations, named_weights, outside
 from .generation_settings import check_generation_file, make_savable
+from .hub import local_folder
 from .saved_adapter import SAFETENSORS_ALONE, SavedAdapter, is_adapter_folder, read_adapter
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -78,6 +79,8 @@ def load_model(
     1
     """
     check_dtype(dtype)
+    if not isinstance(source, Mapping):
+        source = local_folder(source, trust_remote_code=trust_remote_code)
     with seeded_torch(seed):
         if isinstance(source, Mapping):
             model: Any = _drawn_from_configuration(source, _DTYPES[dtype])
@@ -109,7 +112,9 @@ def outline_model(
     only checked that there is one of that name.
     """
     check_dtype(dtype)
-    if not isinstance(source, Mapping) and is_adapter_folder(Path(source)):
+    if not isinstance(source, Mapping):
+        source = local_folder(source, trust_remote_code=trust_remote_code)
+    if isinstance(source, Path) and is_adapter_folder(source):
         try:
             source = read_adapter(source).base_folder()
         except AdapterError as error:
@@ -395,8 +400,8 @@ def _folder_configuration(folder: Path, trust_remote_code: bool) -> PreTrainedCo
     """The configuration in a model's folder, whose files are what they should be."""
     if not folder.is_dir():
         raise ModelError(
-            f"no model folder {folder}: give the path of a Hugging Face folder on this machine "
-            "(hf download NAME --local-dir FOLDER makes one), or a configuration with a model_type"
+            f"no model folder {folder}: give the path of a Hugging Face folder on this machine, a name of the Hub "
+            "(Qwen/Qwen3-0.6B), or a configuration with a model_type"
         )
     if (folder / "run.json").is_file():
         raise ModelError(f"{folder} is a run's folder: its model is {folder / 'model'}")

@@ -9,15 +9,16 @@ from typing import Any, TypeAlias
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..settings import make_settings
+from .hub import local_folder
 from .lora import LoraSettings
 from .lora_policy import LoraPolicy, as_policy
 from .models import ModelError, check_tokenizer_files, load_model
 from .policy import Policy
 
 ModelSource: TypeAlias = str | Path | Mapping[str, Any] | PreTrainedModel | Policy
-"""A Hugging Face folder, a configuration (`{"model_type": "llama", ...}`), a model, or a policy."""
+"""A Hugging Face folder, a name of the Hub, a configuration (`{"model_type": "llama", ...}`), a model, or a policy."""
 TokenizerSource: TypeAlias = str | Path | PreTrainedTokenizerBase
-"""A folder with a tokenizer, or a tokenizer."""
+"""A folder with a tokenizer, a name of the Hub, or a tokenizer."""
 Lora: TypeAlias = LoraSettings | Mapping[str, Any] | str | Path
 """The settings of a new adapter, or the folder of one that is trained further."""
 
@@ -39,6 +40,8 @@ def open_policy(
     if isinstance(source, Policy):
         return source
     is_folder = isinstance(source, str | Path)
+    if isinstance(source, str | Path):
+        source = local_folder(source, trust_remote_code=trust_remote_code)
     if isinstance(source, PreTrainedModel):
         model = source
     else:
@@ -72,11 +75,12 @@ def _lora_settings(lora: Lora) -> LoraSettings | None:
 
 
 def load_tokenizer(folder: str, trust_remote_code: bool) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model's folder, on this machine."""
-    check_tokenizer_files(Path(folder))
+    """The tokenizer of a model's folder, or of a model of the Hub."""
+    local = local_folder(folder, trust_remote_code=trust_remote_code)
+    check_tokenizer_files(local)
     try:
         loaded: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            folder, trust_remote_code=trust_remote_code, local_files_only=True
+            local, trust_remote_code=trust_remote_code, local_files_only=True
         )
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ModelError(f"there is no tokenizer in {folder}: {error}") from error

@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrai
 from ..errors import SettingError
 from ..private_files import private_writing
 from .decoder_pass import find_decoder, hidden_states
+from .hub import local_folder
 from .micro_batches import plan_micro_batches
 from .models import (
     _DTYPES,
@@ -72,6 +73,7 @@ def load_reward_model(
 ) -> PreTrainedModel:
     """A reward model from a folder of AutoModelForSequenceClassification with one label; its dropout is 0."""
     check_dtype(dtype)
+    folder = local_folder(folder, trust_remote_code=trust_remote_code)
     local = {"local_files_only": True, "trust_remote_code": trust_remote_code}
     config = read_reward_model_config(folder, trust_remote_code=trust_remote_code)
     _remove_randomness(config)
@@ -92,9 +94,10 @@ def load_reward_model(
 
 def read_reward_model_config(folder: str | PathLike[str], *, trust_remote_code: bool = False) -> PreTrainedConfig:
     """The configuration of a reward model in a folder. Raises what can be known to be wrong without its weights."""
-    if not (Path(folder) / "config.json").is_file():
+    folder = local_folder(folder, trust_remote_code=trust_remote_code)
+    if not (folder / "config.json").is_file():
         raise ModelError(f"no reward model in {folder}: give a folder that save_reward_model wrote, or one like it")
-    check_weights_files(Path(folder), "AutoModelForSequenceClassification")
+    check_weights_files(folder, "AutoModelForSequenceClassification")
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(
             folder, local_files_only=True, trust_remote_code=trust_remote_code

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 class ModelArguments(TypedDict, total=False):
     path: str | None
-    """a Hugging Face folder, or an adapter folder"""
+    """a Hugging Face folder, an adapter folder, or a name of the Hub: NAME/NAME@revision"""
     config: Mapping[str, Any] | None
     """or a model configuration, with weights from the seed"""
     tokenizer: str | None
-    """a folder; by default the model's, or a built-in task's own"""
+    """a folder or a name of the Hub; by default the model's, or a built-in task's own"""
     dtype: str
-    """what is computed in; weights are trained in float32. auto is bfloat16 on a GPU"""
+    """what is computed in; weights are trained in float32. auto is bfloat16 on a GPU, else float32"""
     device: str
     """cpu, cuda, cuda:1; auto is the GPU where there is one"""
     attention: str
@@ -34,16 +34,27 @@ class ModelArguments(TypedDict, total=False):
     compile: bool | Literal["auto"]
     """compile layers with torch.compile; auto does on a GPU"""
     trust_remote_code: bool
-    """run Python code that lies in the model's folder"""
+    """run Python code that comes with the model"""
 
 
 class TaskArguments(TypedDict, total=False):
-    source: str
-    """a built-in task, a JSONL file, or a dotted path to data"""
+    source: str | Path | Any
+    """a built-in task, a file (.jsonl, .json, .csv, .parquet), a saved dataset, hf:NAME of the Hub, or a dotted
+    path to data"""
+    split: str | None
+    """of a dataset that has several, e.g. train"""
+    columns: Mapping[str, Any]
+    """what columns are called in the data, where that is not recognised, e.g. {prompt: question}"""
     prompt_column: str
-    """the column that holds the prompts"""
+    """the column that holds the prompts; the same as columns.prompt"""
     count: int | None
-    """rows of a built-in task to draw"""
+    """rows to use, the first; of a built-in task, rows to draw"""
+    overlong: Literal["error", "drop", "truncate_left"]
+    """rows that the model's context has no room for: refuse, leave out, or cut their prompts"""
+    chat_template: str | None
+    """a chat template (Jinja), as text or as a file, in place of the tokenizer's"""
+    chat_template_kwargs: Mapping[str, Any]
+    """values for names in the chat template, e.g. {enable_thinking: false}"""
 
 
 class SupervisedAlgorithmArguments(TypedDict, total=False):
@@ -84,6 +95,8 @@ class EngineArguments(TypedDict, total=False):
 class SamplingArguments(TypedDict, total=False):
     max_new_tokens: int
     """the most tokens of a completion"""
+    stop: Sequence[str]
+    """texts that end a completion, after the token that completes one, e.g. ["</answer>"]; in evals too"""
 
 
 class OptimizerArguments(TypedDict, total=False):
@@ -136,12 +149,12 @@ class RecordArguments(TypedDict, total=False):
 class EvalArguments(TypedDict, total=False):
     name: str
     """its name, in metrics as <name>.<metric>"""
-    source: str | None
+    source: str | Path | Any | None
     """data to evaluate on; by default the test split of the task"""
     count: int
     """prompts to evaluate on"""
-    metric: str | None
-    """dotted path of a scoring function; by default the task's own"""
+    metric: str | Callable[..., Any] | Sequence[Callable[..., Any]] | None
+    """dotted path of a scoring function; by default that of its task, or the run's reward"""
     max_new_tokens: int | None
     """by default that of sampling"""
     samples: int
@@ -168,7 +181,7 @@ class EvalArguments(TypedDict, total=False):
 
 class SupervisedArguments(TypedDict, total=False):
     name: str
-    """of the run, and of its folder"""
+    """of the run, and of its folder; auto is algorithm and task, with a number if that is used"""
     output_dir: str | Path
     """where the folders of runs are"""
     seed: int
@@ -178,7 +191,9 @@ class SupervisedArguments(TypedDict, total=False):
     deterministic: bool
     """the same bits each time on a GPU too; false allows any kernel"""
     total_steps: int
-    """fresh batches"""
+    """fresh batches; or give epochs"""
+    epochs: float | None
+    """passes over the prompts, or the data, instead of total_steps, which config.json then has"""
     train_epochs: int
     """passes over each episode's batches"""
     train_batch_size: int
@@ -199,6 +214,8 @@ class SupervisedArguments(TypedDict, total=False):
     """how weights follow gradients"""
     checkpoint: CheckpointArguments
     """when checkpoints are saved, and which are kept"""
+    progress: bool
+    """show progress on the console, or in the notebook's output"""
     record: RecordArguments
     """what is recorded besides metrics and evals"""
     eval: Sequence[EvalArguments]
@@ -211,6 +228,28 @@ class SupervisedArguments(TypedDict, total=False):
     """resume although data, rewards or models have changed"""
     overwrite: bool
     """replace the run that is in the folder"""
+
+
+class DetachedTaskArguments(TypedDict, total=False):
+    source: str | Path | Any
+    """a built-in task, a file (.jsonl, .json, .csv, .parquet), a saved dataset, hf:NAME of the Hub, or a dotted
+    path to data"""
+    split: str | None
+    """of a dataset that has several, e.g. train"""
+    columns: Mapping[str, Any]
+    """what columns are called in the data, where that is not recognised, e.g. {prompt: question}"""
+    prompt_column: str
+    """the column that holds the prompts; the same as columns.prompt"""
+    count: int | None
+    """rows to use, the first; of a built-in task, rows to draw"""
+    overlong: Literal["error", "drop", "truncate_left"]
+    """rows that the model's context has no room for: refuse, leave out, or cut their prompts"""
+    chat_template: str | None
+    """a chat template (Jinja), as text or as a file, in place of the tokenizer's"""
+    chat_template_kwargs: Mapping[str, Any]
+    """values for names in the chat template, e.g. {enable_thinking: false}"""
+    system_prompt: str | None
+    """a system message before each prompt that has none; a prompt that is text becomes the user's"""
 
 
 class DetachedAlgorithmArguments(TypedDict, total=False):
@@ -228,6 +267,8 @@ class DetachedAlgorithmArguments(TypedDict, total=False):
 class DetachedSamplingArguments(TypedDict, total=False):
     max_new_tokens: int
     """the most tokens of a completion"""
+    stop: Sequence[str]
+    """texts that end a completion, after the token that completes one, e.g. ["</answer>"]; in evals too"""
     group_size: int
     """completions per prompt"""
     temperature: float
@@ -266,7 +307,7 @@ class DetachedOptimizerArguments(TypedDict, total=False):
 
 class RewardModelArguments(TypedDict, total=False):
     path: str
-    """a folder of a sequence-classification model with one label"""
+    """a folder, or a name of the Hub, of a sequence-classification model with one label"""
     weight: float
     """what its score counts beside the functions'"""
     token_budget: int
@@ -325,7 +366,7 @@ class WarmStartArguments(TypedDict, total=False):
 
 class DetachedArguments(TypedDict, total=False):
     name: str
-    """of the run, and of its folder"""
+    """of the run, and of its folder; auto is algorithm and task, with a number if that is used"""
     output_dir: str | Path
     """where the folders of runs are"""
     seed: int
@@ -335,14 +376,16 @@ class DetachedArguments(TypedDict, total=False):
     deterministic: bool
     """the same bits each time on a GPU too; false allows any kernel"""
     total_steps: int
-    """fresh batches"""
+    """fresh batches; or give epochs"""
+    epochs: float | None
+    """passes over the prompts, or the data, instead of total_steps, which config.json then has"""
     train_epochs: int
     """passes over each episode's batches"""
     train_batch_size: int
     """samples, whole groups"""
     model: ModelArguments | str | Path | PreTrainedModel
     """what is trained"""
-    task: TaskArguments | str | Path | Any
+    task: DetachedTaskArguments | str | Path | Any
     """the prompts, or the data"""
     algorithm: DetachedAlgorithmArguments | str | Algorithm
     """how it learns"""
@@ -356,6 +399,8 @@ class DetachedArguments(TypedDict, total=False):
     """how weights follow gradients"""
     checkpoint: CheckpointArguments
     """when checkpoints are saved, and which are kept"""
+    progress: bool
+    """show progress on the console, or in the notebook's output"""
     record: RecordArguments
     """what is recorded besides metrics and evals"""
     eval: Sequence[EvalArguments]

@@ -6,6 +6,8 @@ A run that is resumed keeps what was decided when it began, whatever machine it 
 from __future__ import annotations
 
 import importlib.util
+import logging
+import math
 import os
 import shutil
 from collections.abc import Mapping
@@ -15,15 +17,17 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ..config import DetachedConfig, RunConfig
+from ..config import DetachedConfig, RunConfig, SupervisedConfig
 from ..config.sections import AUTO, CPU_TOKEN_BUDGET, GIVEN, ModelSection
 from ..engines.shapes import check_known
 from ..errors import SettingError
 from ..policy.computing import has_layers
+from ..policy.hub import is_hub_name, pinned_name
 from ..policy.models import outline_model, read_dtype
 from ..resume.configuration import saved_config
 from .given import Given
-from .loading import read_device
+from .loading import load_training_task, read_device
+from .supervised_kinds import supervised_kind
 
 LARGEST_BUDGET = 32_768
 """Tokens of a micro-batch beyond which a GPU gains nothing."""
@@ -51,8 +55,11 @@ class MemoryNeeds:
 
 def resolve_automatic(config: RunConfig, given: Given, *, resumed: bool = False) -> RunConfig:
     """The configuration with a value for every `auto`; with `resumed`, those of the run that is in its folder."""
+    saved_model: Mapping[str, Any] = {}
     if resumed and (config.folder / "config.json").is_file():
-        config = _with(config, _earlier(saved_config(config.folder)))
+        saved = saved_config(config.folder)
+        config, saved_model = _with(config, _earlier(saved)), saved.get("model", {})
+    config = _pin(_with_steps(config, given), saved_model)
     device = config.model.device if config.model.device != AUTO else _choose_device(config, given)
     is_gpu = read_device(device).type == "cuda"
     dtype = config.model.dtype
@@ -60,6 +67,36 @@ def resolve_automatic(config: RunConfig, given: Given, *, resumed: bool = False)
         dtype = _name_of(given.model.dtype) if given.model is not None else "bfloat16" if is_gpu else "float32"
     config = _with(config, {"model": {"device": device, "dtype": dtype}})
     return _with(config, _on_gpu(config, given) if is_gpu else _ON_CPU)
+
+
+def _with_steps(config: RunConfig, given: Given) -> RunConfig:
+    """The configuration with `total_steps` in place of `epochs`; rows that will be left out as too long count too."""
+    if config.epochs is None:
+        return config
+    log = logging.getLogger("proa.tasks")
+    before, log.disabled = log.disabled, True  # the run itself says what it reads
+    try:
+        if isinstance(config, SupervisedConfig):
+            rows, together = len(supervised_kind(config, given).rows), config.train_batch_size
+        else:
+            assert isinstance(config, DetachedConfig), "there are two kinds"
+            rows, together = len(load_training_task(config, given).rows), config.prompts_per_step
+    finally:
+        log.disabled = before
+    steps = max(1, math.ceil(config.epochs * rows / together))
+    return config.model_copy(update={"total_steps": steps, "epochs": None})
+
+
+def _pin(config: RunConfig, saved: Mapping[str, Any]) -> RunConfig:
+    """Names of the Hub with their commits, those of the run that is resumed: what a name stands for may change."""
+    section, pinned = config.model, {}
+    for key in ("path", "tokenizer"):
+        name = getattr(section, key)
+        if isinstance(name, str) and is_hub_name(name):
+            earlier = str(saved.get(key))
+            is_same = earlier.partition("@")[0] == name
+            pinned[key] = earlier if is_same else pinned_name(name, trust_remote_code=section.trust_remote_code)
+    return config.model_copy(update={"model": section.model_copy(update=pinned)}) if pinned else config
 
 
 _ON_CPU: Mapping[str, Mapping[str, Any]] = {

@@ -40,9 +40,10 @@ def configured(
 ) -> tuple[RunConfig, Given]:
     """A recipe's arguments as a configuration, and the objects among them.
 
-    `model=` may be a folder, a configuration or a model; `task=` a name, a file or data; `reward=` a function or
-    several; in `eval=`, `source`, `metric` and `evaluator` may be objects. (An algorithm that is an object stays in the
-    configuration, which knows what it needs.) `recipe` is the algorithm where the configuration names none.
+    `model=` may be a folder, a configuration or a model; `task=` a name, a file or data, or a section whose `source` is
+    one of these; `reward=` a function or several; in `eval=`, `source`, `metric` and `evaluator` may be objects. (An
+    algorithm that is an object stays in the configuration, which knows what it needs.) `recipe` is the algorithm where
+    the configuration names none.
     """
     _check_keywords(changes)
     given, rest = _take_objects(changes)
@@ -67,8 +68,8 @@ def _take_objects(changes: Mapping[str, Any]) -> tuple[Given, dict[str, Any]]:
     if isinstance(rest.get("model"), PreTrainedModel):
         # Training mode would mean dropout; here no step is random.
         model, rest["model"] = rest["model"].eval(), GIVEN
-    if "task" in rest and not isinstance(rest["task"], str | Mapping):
-        data, rest["task"] = rest["task"], GIVEN
+    if "task" in rest:
+        data, rest["task"] = _take_data(rest["task"])
     if "reward" in rest:
         section, rewards = _take_functions(rest.pop("reward"))
         rest |= {f"reward.{name}": value for name, value in section.items()}  # what is not said stays as it is
@@ -79,6 +80,18 @@ def _take_objects(changes: Mapping[str, Any]) -> tuple[Given, dict[str, Any]]:
     else:
         evals = {}
     return Given(model, tokenizer, data, rewards, evals), rest
+
+
+def _take_data(task: Any) -> tuple[Any, Any]:
+    """Data that was given, as it is or as the `source` of a section, and what the configuration says of it."""
+    if isinstance(task, str):
+        return None, task
+    if isinstance(task, Mapping) and not hasattr(task, "column_names"):  # a dataset may be a mapping of its splits
+        source = task.get("source")
+        if isinstance(source, str | Path | None):
+            return None, task if source is None else {**task, "source": str(source)}
+        return source, {**task, "source": GIVEN}
+    return task, GIVEN
 
 
 def _take_evals(sections: Any) -> tuple[Any, dict[str, GivenEval]]:

@@ -9,13 +9,15 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..config import DetachedConfig, RunConfig
+from ..config import DetachedConfig, RunConfig, SupervisedConfig
 from ..config.sections import GIVEN, LoraSection
+from ..config.supervised_settings import SFTSettings
 from ..data.sampling import Sampling
 from ..learning.optimizer import OptimizerSettings
 from ..model_shape import context_length
 from ..policy.computing import ComputeSettings
 from ..policy.generation_settings import make_savable
+from ..policy.hub import local_folder
 from ..policy.lora import LoraSettings
 from ..policy.lora_policy import LoraPolicy, refuse_adapter
 from ..policy.models import ModelError, load_model, outline_model
@@ -27,7 +29,7 @@ from ..policy.trained_reward_model import TrainedRewardModel
 from ..record.checkpoint_files import seal
 from ..record.durable import Disk, explain_failures
 from ..record.run_folder import START_NAME
-from ..tasks import Task, load_task
+from ..tasks import Task, load_examples, load_task
 from ..tasks.builtin import BUILTIN, builtin_task
 from ..tasks.chat import check_is_chat, with_system_prompt, with_template
 from ..tasks.task import check_columns
@@ -112,22 +114,30 @@ def begin_training(
 
 
 def load_training_task(config: RunConfig, given: Given) -> Task:
-    """The prompts to train on."""
-    column = {"prompt_column": config.task.prompt_column}
-    if given.data is not None:
-        task = given.data if isinstance(given.data, Task) else load_task(given.data, **column)
-    elif config.task.source in BUILTIN:
-        counted = {} if config.task.count is None else {"count": config.task.count}
-        task = builtin_task(config.task.source, "train", seed=config.seed, **counted)
+    """The prompts to train on, or the examples to learn from."""
+    section = config.task
+    if given.data is None and section.source in BUILTIN:
+        counted = {} if section.count is None else {"count": section.count}
+        task = builtin_task(section.source, "train", seed=config.seed, **counted)
     else:
-        task = load_task(config.task.source, **column)
-    task = replace(task, rows=task.rows[: config.task.count])
+        task = load_data(section.source if given.data is None else given.data, config, split=section.split)
+    task = replace(task, rows=task.rows[: section.count])
     check_columns(task)
     if isinstance(config, DetachedConfig):
         task = with_system_prompt(task, config.task.system_prompt)
     if config.task.chat_template is not None or config.task.chat_template_kwargs:
         check_is_chat(task)
     return task
+
+
+def load_data(source: Any, config: RunConfig, *, split: str | None = None) -> Task:
+    """The rows of a source, read as the algorithm needs them."""
+    columns = config.task.named_columns
+    if isinstance(config, SupervisedConfig):
+        settings = config.algorithm.settings()
+        assert isinstance(settings, SFTSettings), "pairs are loaded as pairs"
+        return load_examples(source, answer_column=settings.answer_column, columns=columns, split=split)
+    return load_task(source, columns=columns, split=split)
 
 
 def lora_settings(section: LoraSection) -> LoraSettings:
@@ -190,10 +200,10 @@ def _load_parts(
 
 def _base_folder(config: RunConfig) -> str | None:
     """Where the base of an adapter already lies; None if it is in no folder as it is."""
-    path = config.model.path
-    if path is None or config.has_warm_start or not (Path(path) / "config.json").is_file():
+    if config.model.path is None or config.has_warm_start:
         return None
-    return str(Path(path).resolve())
+    path = local_folder(config.model.path, trust_remote_code=config.model.trust_remote_code)
+    return str(path.resolve()) if (path / "config.json").is_file() else None
 
 
 def read_device(name: str, key: str = "model.device") -> torch.device:
@@ -220,8 +230,9 @@ def _tokenizer(config: RunConfig) -> PreTrainedTokenizerBase:
         return tokenizer()
     if folder is None:
         raise ModelError(
-            "a model made from configuration has no tokenizer: give model.tokenizer, a folder, or tokenizer= in Python"
+            "a model made from configuration has no tokenizer: give model.tokenizer, a folder or a name of the Hub, or "
+            "tokenizer= in Python"
         )
-    if not Path(folder).is_dir():
+    if not local_folder(folder, trust_remote_code=config.model.trust_remote_code).is_dir():
         raise ModelError(f"there is no tokenizer folder {folder}")
     return load_tokenizer(folder, config.model.trust_remote_code)

@@ -45,9 +45,6 @@ from .supervised import SupervisedRun
 
 log = logging.getLogger("proa.run")
 
-SHOWN_STEPS = 30
-"""How many lines about steps a run prints where there is no terminal to update."""
-
 
 def start(
     config: RunConfig | Path | str | None = None,
@@ -85,7 +82,7 @@ def start(
         JobConsole().print(_first_line(settled), soft_wrap=True)
     with place_callbacks(settled, callbacks) as listeners:
         if settled.progress and not any(isinstance(one, ConsoleProgress) for one in listeners.manager.callbacks):
-            listeners.add(ConsoleProgress(every=max(1, settled.total_steps // SHOWN_STEPS)))
+            listeners.add(ConsoleProgress(every=None))
         return carry_out(
             settled,
             lambda: build_run(settled, given, listeners),

@@ -86,6 +86,7 @@ class SupervisedRun:
             epochs=config.train_epochs,
             optimizer=self.optimizer,
             token_budget=config.optimizer.tokens_at_once,
+            overlong=config.task.overlong,
             seed=config.seed,
             callbacks=self.manager,
             evaluators=self.evaluators,

@@ -24,11 +24,12 @@ from ..supervised.dpo import fit_dpo
 from ..supervised.reward_model import fit_reward_model
 from ..supervised.sft import Examples, fit_sft
 from ..supervised.training import HeldOut
-from ..tasks import Task, load_task
+from ..tasks import Task
 from ..tasks.builtin import BUILTIN, builtin_task
+from ..tasks.overlong import Overlong
 from ..tasks.preferences import PreferencePair, load_preferences, tokenise_pair
 from .given import Given
-from .loading import load_policy, load_trained_reward_model, load_training_task
+from .loading import load_data, load_policy, load_trained_reward_model, load_training_task
 
 Data = TypeVar("Data")
 Pairs = Sequence[PreferencePair]
@@ -42,6 +43,7 @@ class FitOptions(TypedDict):
     epochs: int
     optimizer: Optimizer
     token_budget: int
+    overlong: Overlong
     seed: int
     callbacks: CallbackManager
     evaluators: Sequence[Evaluator]
@@ -101,7 +103,7 @@ class SFTKind(SupervisedKind[Task]):
         source = eval_source(section, self.config, self.given.eval_of(section.name))
         if isinstance(source, str) and source in BUILTIN:
             return builtin_task(source, "test", section.count)
-        task = load_task(source, prompt_column=self.config.task.prompt_column)
+        task = load_data(source, self.config)
         return Task(task.name, task.rows[: section.count], task.reward)
 
     def load_model(self) -> None:
@@ -141,10 +143,12 @@ class PairsKind(SupervisedKind[Pairs]):
                 f"the task {task.source} has prompts and answers, and {self.config.algorithm.name} learns from pairs: "
                 "give a file of prompt, chosen and rejected"
             )
-        return load_preferences(task.source if given is None else given)[: task.count]
+        source = task.source if given is None else given
+        return load_preferences(source, columns=task.named_columns, split=task.split)[: task.count]
 
     def load_held_out(self, section: EvalSection) -> Pairs:
-        return load_preferences(eval_source(section, self.config, self.given.eval_of(section.name)))[: section.count]
+        source = eval_source(section, self.config, self.given.eval_of(section.name))
+        return load_preferences(source, columns=self.config.task.named_columns)[: section.count]
 
     @property
     def rows(self) -> Sequence[Any]:

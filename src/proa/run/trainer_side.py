@@ -82,9 +82,10 @@ class TrainerSide:
     def __init__(self, config: DetachedConfig, given: Given, *, outline: bool = False) -> None:
         self.config = config
         self.algorithm = config.algorithm.build()
-        self.task = load_training_task(config, given)
+        task = load_training_task(config, given)
         self.policy = load_policy(config, given, outline=outline)
-        self.prompts = _prompts(config, self.task, self.policy)
+        self.prompts = _prompts(config, task, self.policy)
+        self.task = self.prompts.task
         self.inputs = Inputs(
             rows=Rows.of(
                 row_tokens(self.prompts.row_tokens, self.task.rows, KEPT_ROWS),
@@ -310,7 +311,9 @@ def _prompts(config: DetachedConfig, task: Task, policy: Policy) -> PromptStream
             f"sampling.max_new_tokens={new_tokens} leaves no room for a prompt in the context of {context} tokens"
         )
     most = None if context is None else context - new_tokens
-    prompts = PromptStream(task, policy.tokenizer, seed=config.seed, max_prompt_tokens=most)
+    prompts = PromptStream(
+        task, policy.tokenizer, seed=config.seed, max_prompt_tokens=most, overlong=config.task.overlong
+    )  # fmt: skip
     prompts.check()
     return prompts
 

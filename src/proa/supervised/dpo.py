@@ -20,6 +20,7 @@ from ..maths.preferences import dpo_sigmoid, ipo, log_ratios
 from ..policy.log_probs import action_statistics, check_causal
 from ..policy.measuring import measuring
 from ..policy.policy import FrozenModel, Reference
+from ..tasks.overlong import Overlong
 from ..tasks.preferences import PreferencePair, TokenisedPair
 from .training import (
     BatchOrder,
@@ -30,6 +31,7 @@ from .training import (
     PairStep,
     SupervisedError,
     check_context,
+    fitting_pairs,
     held_out_means,
     make_optimizer,
     pair_batch,
@@ -51,6 +53,7 @@ def fit_dpo(
     reference: Reference | PreTrainedModel | None = None,
     optimizer: OptimizerSettings | Optimizer | None = None,
     token_budget: int = 16_384,
+    overlong: Overlong = "error",
     seed: int = 0,
     callbacks: Callbacks = None,
     evaluators: Sequence[Evaluator] = (),
@@ -70,17 +73,19 @@ def fit_dpo(
         raise SupervisedError("reference_free has no reference: leave out one of the two")
     if isinstance(reference, PreTrainedModel):
         reference = FrozenModel(reference)
-    order = BatchOrder(len(pairs), batch_size, steps, epochs, seed)
     max_length = check_context(model, settings.max_length)
+    pairs = fitting_pairs(pairs, tokenizer, max_length, overlong)
+    order = BatchOrder(len(pairs), batch_size, steps, epochs, seed)
     check_causal(model)
 
     def loss_over(tokenised: Mapping[int, TokenisedPair]) -> PairLoss:
         known = None if settings.reference_free else ReferenceLogProbs(model, reference, tokenised, token_budget)
         return dpo_loss(model, settings, known)
 
-    tokenised = tokenise_pairs(pairs, order.drawn(), tokenizer, max_length)
+    tokenised = tokenise_pairs(pairs, order.drawn(), tokenizer, max_length, overlong)
     if held_out is not None:
-        others = tokenise_pairs(held_out.data, range(len(held_out.data)), tokenizer, max_length, "eval pair")
+        held = fitting_pairs(held_out.data, tokenizer, max_length, overlong, "eval pair")
+        others = tokenise_pairs(held, range(len(held)), tokenizer, max_length, overlong, "eval pair")
         score = held_out_scores(model, pair_batch(others, list(others)), loss_over(others), token_budget)
         evaluators = [*evaluators, held_out.evaluator(score)]
     noted = {

@@ -16,6 +16,7 @@ from ..lifecycle.manager import Callbacks
 from ..loop import Evaluator, Saver
 from ..maths.preferences import bradley_terry, brier_score, calibration_error
 from ..policy.reward_model import sequence_scores
+from ..tasks.overlong import Overlong
 from ..tasks.preferences import PreferencePair
 from .training import (
     BatchOrder,
@@ -26,6 +27,7 @@ from .training import (
     PairStep,
     SupervisedError,
     check_context,
+    fitting_pairs,
     held_out_means,
     make_optimizer,
     pair_batch,
@@ -46,6 +48,7 @@ def fit_reward_model(
     settings: RewardModelSettings | None = None,
     optimizer: OptimizerSettings | Optimizer | None = None,
     token_budget: int = 16_384,
+    overlong: Overlong = "error",
     seed: int = 0,
     callbacks: Callbacks = None,
     evaluators: Sequence[Evaluator] = (),
@@ -61,12 +64,14 @@ def fit_reward_model(
     settings = settings or RewardModelSettings()
     if getattr(model, "score", None) is None:
         raise SupervisedError(f"{type(model).__name__} has no score: make a reward model of it with build_reward_model")
-    order = BatchOrder(len(pairs), batch_size, steps, epochs, seed)
     max_length = check_context(model, settings.max_length)
-    tokenised = tokenise_pairs(pairs, order.drawn(), tokenizer, max_length)
+    pairs = fitting_pairs(pairs, tokenizer, max_length, overlong)
+    order = BatchOrder(len(pairs), batch_size, steps, epochs, seed)
+    tokenised = tokenise_pairs(pairs, order.drawn(), tokenizer, max_length, overlong)
     loss_of = reward_loss(model)
     if held_out is not None:
-        others = tokenise_pairs(held_out.data, range(len(held_out.data)), tokenizer, max_length, "eval pair")
+        held = fitting_pairs(held_out.data, tokenizer, max_length, overlong, "eval pair")
+        others = tokenise_pairs(held, range(len(held)), tokenizer, max_length, overlong, "eval pair")
         score = held_out_scores(model, pair_batch(others, list(others)), token_budget)
         evaluators = [*evaluators, held_out.evaluator(score)]
     return run_loop(

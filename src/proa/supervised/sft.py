@@ -23,7 +23,8 @@ from ..policy.measuring import measuring
 from ..policy.micro_batches import plan_micro_batches, take_rows
 from ..policy.packing import check_packing, pack, pack_lengths, packed_log_probs
 from ..spelling import did_you_mean
-from ..tasks.completions import check_fits, completion_tokens, conversation_tokens
+from ..tasks.completions import check_fits, completion_tokens, conversation_tokens, document_tokens
+from ..tasks.overlong import Overlong, cut_prompt, leave_out_overlong, say_cut
 from ..tasks.task import Task, TaskError, TaskRow
 from .training import BatchOrder, HeldOut, SupervisedStep, check_context, make_optimizer, run_loop
 
@@ -42,6 +43,7 @@ def fit_sft(
     settings: SFTSettings | None = None,
     optimizer: OptimizerSettings | Optimizer | None = None,
     token_budget: int = 16_384,
+    overlong: Overlong = "error",
     seed: int = 0,
     callbacks: Callbacks = None,
     evaluators: Sequence[Evaluator] = (),
@@ -54,18 +56,20 @@ def fit_sft(
     The loss is the mean over all learned tokens of a batch, whatever the micro-batches and the packing. A row is a
     prompt and its answer (in `answer_column`, or as TRL has it in `completion`), both text or messages; or a
     conversation that ends with the assistant's message, of which that message is learned, or with `every_answer` all
-    of the assistant's.
+    of the assistant's; or, without a prompt, a text that is learned whole.
     """
     settings = settings or SFTSettings()
-    examples = Examples(task, tokenizer, replace(settings, max_length=check_context(model, settings.max_length)))
-    order = BatchOrder(len(task.rows), batch_size, steps, epochs, seed)
+    settings = replace(settings, max_length=check_context(model, settings.max_length))
+    examples = Examples(task, tokenizer, settings, overlong).fitting()
+    order = BatchOrder(len(examples), batch_size, steps, epochs, seed)
     for row in order.drawn():
         examples[row]  # what cannot be learned from is refused before the first step
+    say_cut(examples.cut, len(examples), f"task {task.name!r}")
     check_causal(model)
     if settings.packing:
         check_packing(model, max(len(examples[row].sequences) for row in order.drawn()))
     if held_out is not None:
-        score = held_out_loss(model, examples.of(held_out.data), token_budget)
+        score = held_out_loss(model, examples.of(held_out.data).fitting(), token_budget)
         evaluators = [*evaluators, held_out.evaluator(score)]
     return run_loop(
         SFTStep(model, make_optimizer(model, optimizer, order), token_budget, packing=settings.packing),
@@ -85,6 +89,9 @@ class Examples:
     task: Task
     tokenizer: PreTrainedTokenizerBase
     settings: SFTSettings = field(default_factory=SFTSettings)
+    overlong: Overlong = "error"
+    cut: int = field(default=0, init=False)
+    """How many of the rows that were made lost the beginning of their prompt."""
     _made: dict[int, BufferItem] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -103,9 +110,21 @@ class Examples:
         """The rows of another task, made in the same way."""
         return replace(self, task=task)
 
+    def fitting(self) -> Examples:
+        """The same without rows that are too long, if they are to be left out."""
+        if self.overlong != "drop":
+            return self
+        kept = leave_out_overlong(self.task.rows, self.__getitem__, f"task {self.task.name!r}")
+        return self.of(replace(self.task, rows=kept))
+
     def _item(self, row: TaskRow, where: str) -> BufferItem:
         tokens, learned = self._tokens(row, where)
         first = learned.index(True)
+        room = first if self.settings.max_length is None else self.settings.max_length - (len(tokens) - first)
+        if self.overlong == "truncate_left" and 0 < room < first:
+            prompt = cut_prompt(tokens[:first], room, self.tokenizer)
+            tokens, learned, first = prompt + tokens[first:], learned[first - room :], room
+            self.cut += 1
         check_fits(first, len(tokens) - first, self.settings.max_length, where=where, what="answer")
         if self.settings.train_on_prompt:
             first, learned = 1, [False] + [True] * (len(tokens) - 1)
@@ -122,6 +141,8 @@ class Examples:
             assert not isinstance(row.prompt, str)
             return conversation_tokens(row.prompt, self.tokenizer, every_answer=self.settings.every_answer, where=where)
         answer = self._answer(row, column, where)
+        if row.prompt == "" and isinstance(answer, str):
+            return document_tokens(answer, self.tokenizer, where=where)
         if isinstance(row.prompt, str):
             if not isinstance(answer, str):
                 raise TaskError(

@@ -27,6 +27,7 @@ from ..model_shape import context_length
 from ..numerics import Numerics
 from ..policy.measuring import measuring
 from ..policy.micro_batches import plan_micro_batches
+from ..tasks.overlong import Overlong, leave_out_overlong, say_cut
 from ..tasks.preferences import PreferencePair, TokenisedPair, tokenise_pair
 
 
@@ -252,13 +253,36 @@ def tokenise_pairs(
     places: Sequence[int],
     tokenizer: PreTrainedTokenizerBase,
     max_length: int | None,
+    overlong: Overlong = "error",
     what: str = "preference pair",
 ) -> dict[int, TokenisedPair]:
     """The pairs at some places, by place: one that cannot be used is refused before the first step."""
-    return {
-        place: tokenise_pair(pairs[place], tokenizer, max_length=max_length, where=f"{what} {place}")
-        for place in places
-    }
+    tokenised, cut = {}, 0
+    for place in places:
+        pair = tokenise_pair(
+            pairs[place], tokenizer, max_length=max_length, overlong=overlong, where=f"{what} {place}"
+        )  # fmt: skip
+        tokenised[place] = pair
+        cut += pair.is_cut
+    say_cut(cut, len(places), f"{what}s")
+    return tokenised
+
+
+def fitting_pairs(
+    pairs: Sequence[PreferencePair],
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int | None,
+    overlong: Overlong,
+    what: str = "preference pair",
+) -> Sequence[PreferencePair]:
+    """The pairs without those that are too long, if they are to be left out."""
+    if overlong != "drop":
+        return pairs
+    return leave_out_overlong(
+        pairs,
+        lambda place: tokenise_pair(pairs[place], tokenizer, max_length=max_length, where=f"{what} {place}"),
+        f"{what}s",
+    )
 
 
 def pair_batch(tokenised: Mapping[int, TokenisedPair], places: Sequence[int]) -> PairBatch:

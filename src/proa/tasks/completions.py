@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..data.messages import Messages
+from .overlong import OverlongError
 from .prompts import template_options, template_text, template_tokens, text_tokens, tokenise
 from .task import TaskError, TaskRow
 
@@ -78,17 +79,30 @@ def conversation_tokens(
     return tokens, learned
 
 
+def document_tokens(text: str, tokenizer: PreTrainedTokenizerBase, *, where: str) -> tuple[Tokens, list[bool]]:
+    """The tokens of a text with the end token, and which of them are learned: all but the first, before which there is
+    nothing to predict it from."""
+    tokens, end = text_tokens(text, tokenizer), _end_token(tokenizer, where)
+    if not tokens:
+        raise TaskError(f"{where}: the text {text!r:.40} has no tokens")
+    tokens = tokens if tokens[-1] == end else (*tokens, end)
+    return tokens, [False] + [True] * (len(tokens) - 1)
+
+
 def check_fits(prompt: int, completion: int, max_length: int | None, *, where: str, what: str = "completion") -> None:
     """Raise if a row does not fit in `max_length` tokens: nothing is truncated silently."""
     if max_length is None or prompt + completion <= max_length:
         return
-    remedy = "shorten it, leave the row out, or raise max_length if the model's context allows"
+    remedy = (
+        "shorten it, leave the row out, or raise max_length if the model's context allows (task.overlong: drop leaves "
+        "out all such rows, truncate_left cuts the beginnings of their prompts)"
+    )
     if prompt >= max_length:
-        raise TaskError(
+        raise OverlongError(
             f"{where}: the prompt has {prompt} tokens and fills the context of {max_length}, "
             f"with no space for a {what}: {remedy}"
         )
-    raise TaskError(
+    raise OverlongError(
         f"{where}: the prompt ({prompt} tokens) and its {what} ({completion}) have {prompt + completion} tokens, "
         f"more than the context of {max_length}: {remedy}"
     )

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import numbers
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import takewhile
-from pathlib import Path
+from os.path import commonprefix
 from typing import TYPE_CHECKING, Any, cast
 
 from ..data.messages import Messages, is_conversation
-from ..spelling import did_you_mean
+from ..spelling import did_you_mean, nearest
 from .completions import Tokens, check_fits, completion_tokens
-from .sources import check_dataset, find_source, is_file_name, read_jsonl
+from .formats import PAIRS, Columns, rename
+from .overlong import Overlong, cut_prompt
+from .sources import FILES, find_source, is_named_data, read_table
 from .task import TaskError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+log = logging.getLogger("proa.tasks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,44 +48,64 @@ class TokenisedPair:
     chosen: Tokens
     rejected: Tokens
     margin: float = 0.0
+    is_cut: bool = False
+    """Whether the prompt lost its first tokens."""
 
 
-def load_preferences(source: Any) -> list[PreferencePair]:
+def load_preferences(source: Any, *, columns: Columns | None = None, split: str | None = None) -> list[PreferencePair]:
     """The pairs in `source`, with columns `prompt`, `chosen`, `rejected` and perhaps `margin`.
 
-    A list of dicts, the path of a JSONL file, a Hugging Face dataset, or `package.module:name` of any of these or
-    of a function that returns one. A prompt is text or chat messages; a side is text, or the assistant's message
-    in a list. Sides that are whole conversations with a common prefix need no prompt.
+    A list of dicts, the path of a file, a Hugging Face dataset, the folder of a saved one, `hf:NAME?split=train` for
+    one of the Hub, or `package.module:name` of any of these or of a function that returns one. A prompt is text or chat
+    messages; a side is text, or the assistant's message in a list. Sides that begin alike, as texts or as whole
+    conversations, need no prompt. `columns` renames columns, `{"chosen": "better"}`; `split` chooses from several
+    datasets.
 
     >>> load_preferences([{"prompt": "2+2=", "chosen": "4", "rejected": "5"}])[0].chosen
     '4'
+    >>> load_preferences([{"chosen": "The sky is blue.", "rejected": "The sky is green."}])[0].prompt
+    'The sky is'
     """
-    if isinstance(source, Path) or (isinstance(source, str) and is_file_name(source)):
-        return _pairs(read_jsonl(Path(source)), str(source))
-    if isinstance(source, str):
-        return load_preferences(find_source(source))
-    if hasattr(source, "column_names"):
-        check_dataset(source)
-        return _pairs((dict(row) for row in source), "the dataset")
-    if isinstance(source, Sequence) and not isinstance(source, bytes):
-        return _pairs(source, "the list")
-    raise TaskError(
-        f"{source!r:.80} does not hold preferences: give a list of dicts, the path of a JSONL file, a dataset, "
-        "or 'package.module:name'"
-    )
+    if isinstance(source, str) and not is_named_data(source):
+        return load_preferences(find_source(source), columns=columns, split=split)
+    table = read_table(source, split)
+    if table is None:
+        raise TaskError(
+            f"{source!r:.80} does not hold preferences: give a list of dicts, a dataset, a file ({', '.join(FILES)}), "
+            "or 'package.module:name'"
+        )
+    named = columns or {}
+    rows = [rename(row, named, f"{table.origin}, row {index}") for index, row in enumerate(table.rows)]
+    pairs = _pairs(rows, table.origin)
+    if isinstance(rows[0], Mapping):
+        log.info(
+            "data: %s pair%s of %s, from %s", f"{len(rows):,}", "s" * (len(rows) > 1), PAIRS[0].describe(rows[0]),
+            table.origin,
+        )  # fmt: skip
+    return pairs
 
 
 def tokenise_pair(
-    pair: PreferencePair, tokenizer: PreTrainedTokenizerBase, *, max_length: int | None = None, where: str
+    pair: PreferencePair,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    max_length: int | None = None,
+    overlong: Overlong = "error",
+    where: str,
 ) -> TokenisedPair:
-    """A pair as tokens; one whose longer side does not fit in `max_length` is refused, not cut."""
+    """A pair as tokens; one whose longer side does not fit in `max_length` is refused, or its prompt cut."""
     prompt, chosen = completion_tokens(pair.prompt, pair.chosen, tokenizer, where=where)
     _, rejected = completion_tokens(pair.prompt, pair.rejected, tokenizer, where=where)
     if chosen == rejected:
         raise TaskError(f"{where}: chosen and rejected are the same tokens, which says nothing: leave the row out")
+    is_cut = False
+    if overlong == "truncate_left" and max_length is not None:
+        whole, room = prompt, max_length - max(len(chosen), len(rejected))
+        prompt = cut_prompt(prompt, room, tokenizer) if room > 0 else prompt
+        is_cut = prompt != whole
     check_fits(len(prompt), len(chosen), max_length, where=where, what="chosen completion")
     check_fits(len(prompt), len(rejected), max_length, where=where, what="rejected completion")
-    return TokenisedPair(prompt, chosen, rejected, pair.margin or 0.0)
+    return TokenisedPair(prompt, chosen, rejected, pair.margin or 0.0, is_cut)
 
 
 def _pairs(rows: Iterable[Any], origin: str) -> list[PreferencePair]:
@@ -119,11 +145,12 @@ def _side(row: Mapping[Any, Any], name: str, where: str) -> str | Messages:
     )
 
 
-def _column(row: Mapping[Any, Any], name: str, where: str, more: str = "") -> Any:
+def _column(row: Mapping[Any, Any], name: str, where: str) -> Any:
     if name not in row:
         names = [str(column) for column in row]
         raise TaskError(
-            f"{where} has no column {name!r}{did_you_mean(name, names)} (it has: {', '.join(names) or 'none'}){more}"
+            f"{where} has no column {name!r}{did_you_mean(name, names)} (it has: {', '.join(names) or 'none'}); name "
+            f"yours under task, e.g. columns: {{{name}: NAME}}"
         )
     return row[name]
 
@@ -135,10 +162,33 @@ def _one_form(
     if isinstance(chosen, list) and isinstance(rejected, list):
         prompt = _prompt(row, where) if row.get("prompt") is not None else None
         return _split_prompt(prompt, chosen, rejected, where)
-    prompt = _prompt(row, where, "; only sides that are whole conversations, as messages, can go without")
+    assert isinstance(chosen, str)
+    assert isinstance(rejected, str), "both are text, or both messages"
+    if row.get("prompt") is None:
+        if nearest("prompt", map(str, row)):  # a misspelt prompt must not be left out silently
+            _column(row, "prompt", where)
+        return _split_text(chosen, rejected, where)
+    prompt = _prompt(row, where)
     if isinstance(prompt, str):
         return prompt, chosen, rejected
     return prompt, [{"role": "assistant", "content": chosen}], [{"role": "assistant", "content": rejected}]
+
+
+def _split_text(chosen: str, rejected: str, where: str) -> tuple[str, str, str]:
+    """Separate two texts from the prompt that both begin with: before the blank before the first word that differs, so
+    that words stay whole; where there is no blank, before the first character that differs.
+
+    Where exactly does not change what is learned: what the sides still share is as likely in both.
+    """
+    shared = commonprefix((chosen, rejected))
+    blank = re.search(r"\s+\S*$", shared)
+    prompt = shared[: blank.start()] if blank is not None and blank.start() else shared
+    if not prompt:
+        raise TaskError(
+            f"{where}: chosen and rejected do not begin with the same text, and there is no prompt: give a column "
+            "prompt, or name yours under task, e.g. columns: {prompt: NAME}"
+        )
+    return prompt, chosen[len(prompt) :], rejected[len(prompt) :]
 
 
 def _split_prompt(
@@ -179,8 +229,8 @@ def _check_shared_prompt(prompt: str | None, shared: Messages, where: str) -> No
         raise TaskError(f"{where}: the prompt, {prompt!r:.40}, is not among the messages that both sides begin with")
 
 
-def _prompt(row: Mapping[Any, Any], where: str, more: str = "") -> str | Messages:
-    prompt = _column(row, "prompt", where, more)
+def _prompt(row: Mapping[Any, Any], where: str) -> str | Messages:
+    prompt = row["prompt"]
     if (isinstance(prompt, str) and prompt) or is_conversation(prompt):
         return cast("str | Messages", prompt)
     raise TaskError(

@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..data.lease import Prompt
+from .overlong import Overlong, OverlongError, cut_prompt, leave_out_overlong, say_cut
 from .task import Task, TaskError, TaskRow
 
 if TYPE_CHECKING:
@@ -22,11 +24,18 @@ KEPT_ROWS = 20_000
 class PromptStream:
     """`stream[ordinal]` is the prompt at that place of the run, the same for every caller at any time.
 
-    Pass `k` over `n` rows has the ordinals `k*n` to `k*n + n - 1`, in an order drawn from the seed and `k`.
+    Pass `k` over `n` rows has the ordinals `k*n` to `k*n + n - 1`, in an order drawn from the seed and `k`. A prompt of
+    more than `max_prompt_tokens` is refused, or cut at its beginning; `overlong="drop"` leaves its row out at once.
     """
 
     def __init__(
-        self, task: Task, tokenizer: PreTrainedTokenizerBase, *, seed: int, max_prompt_tokens: int | None = None
+        self,
+        task: Task,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        seed: int,
+        max_prompt_tokens: int | None = None,
+        overlong: Overlong = "error",
     ) -> None:
         if not len(task.rows):
             raise TaskError(f"task {task.name!r} has no rows")
@@ -34,10 +43,20 @@ class PromptStream:
         self._tokenizer = tokenizer
         self._seed = seed
         self._max_prompt_tokens = max_prompt_tokens
+        self._cuts = overlong == "truncate_left"
+        self._cut: set[int] = set()
         self._tokens: dict[int, tuple[int, ...]] = {}
         self._longest = 0
         self._orders: dict[int, list[int]] = {}
         self._lock = threading.Lock()  # makers call concurrently; fast tokenizers are not thread-safe
+        if overlong == "drop" and max_prompt_tokens is not None:
+            kept = leave_out_overlong(task.rows, self._tokenise, f"task {task.name!r}")
+            self._task = replace(task, rows=kept)
+
+    @property
+    def task(self) -> Task:
+        """What the prompts are from, without rows that were left out."""
+        return self._task
 
     def __getitem__(self, ordinal: int) -> Prompt:
         if ordinal < 0:
@@ -70,6 +89,7 @@ class PromptStream:
                     self._kept_tokens(index)
                 else:
                     self._tokenise(index)
+            say_cut(len(self._cut), len(self._task.rows), f"task {self._task.name!r}")
 
     @property
     def longest(self) -> int:
@@ -86,10 +106,14 @@ class PromptStream:
         tokens = tokenise(self._task.rows[index], self._tokenizer, where=f"task {self._task.name!r}, row {index}")
         most = self._max_prompt_tokens
         if most is not None and len(tokens) > most:
-            raise TaskError(
-                f"task {self._task.name!r}, row {index}: the prompt has {len(tokens)} tokens, more than the {most} "
-                f"that the model's context leaves beside sampling.max_new_tokens: shorten it, or leave it out"
-            )
+            if not self._cuts:
+                raise OverlongError(
+                    f"task {self._task.name!r}, row {index}: the prompt has {len(tokens)} tokens, more than the {most} "
+                    "that the model's context leaves beside sampling.max_new_tokens: shorten it, or leave it out "
+                    "(task.overlong: drop leaves out all such rows, truncate_left cuts their beginnings)"
+                )
+            tokens = cut_prompt(tokens, most, self._tokenizer)
+            self._cut.add(index)
         self._longest = max(self._longest, len(tokens))
         return tokens
 

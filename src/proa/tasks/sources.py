@@ -1,11 +1,17 @@
-"""Finds and reads what a user names as data: a JSONL file, a dataset, or an object at a dotted path."""
+"""Finds and reads what a user names as data: a file, a folder, a dataset, or an object at a dotted path.
+
+`datasets` and `pyarrow` are imported only for what they alone can read.
+"""
 
 from __future__ import annotations
 
 import codecs
+import csv
+import importlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +20,26 @@ from ..spelling import did_you_mean
 from .builtin import BUILTIN
 from .task import TaskError
 
+HUB = "hf:"
+"""The prefix of a dataset of the Hugging Face Hub: `hf:openai/gsm8k?config=main&split=train`."""
+FILES = (".jsonl", ".json", ".csv", ".parquet")
+_OPTIONS = ("config", "split", "revision")
 
-def is_file_name(source: str) -> bool:
-    return source.endswith((".jsonl", ".json")) or os.sep in source or Path(source).is_file()
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows as they are stored, and where they are from."""
+
+    rows: list[Any]
+    origin: str
+    """For messages."""
+    name: str
+
+
+def is_named_data(source: str) -> bool:
+    """Whether a text names a file, a folder or a dataset of the Hub; otherwise it is a dotted path."""
+    path = source.partition("?")[0]
+    return source.startswith(HUB) or path.endswith(FILES) or os.sep in path or Path(path).exists()
 
 
 def find_source(path: str) -> Any:
@@ -24,7 +47,7 @@ def find_source(path: str) -> Any:
     if not any(mark in path for mark in ":."):
         raise TaskError(
             f"unknown task {path!r}{did_you_mean(path, BUILTIN)} (built in: {', '.join(BUILTIN)}; your own: "
-            f"'package.module:name', or the path of a JSONL file)"
+            f"'package.module:name', or the path of a file: {', '.join(FILES)})"
         )
     try:
         found = resolve(path)
@@ -33,38 +56,201 @@ def find_source(path: str) -> Any:
     return found() if callable(found) else found
 
 
-def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """The rows of a file with one JSON object per line; blank lines are skipped."""
-    if not path.is_file():
-        raise TaskError(f"there is no file {str(path)!r} (looked in {Path.cwd()})")
+def read_table(source: Any, split: str | None = None) -> Table | None:
+    """The rows of a file, a saved dataset, a dataset of the Hub, a dataset object or a list; None of anything else.
+
+    `split` chooses from several datasets; for a single one it is refused.
+    """
+    if isinstance(source, str) and source.startswith(HUB):
+        return _from_hub(source, split)
+    if isinstance(source, str | Path):
+        return _from_path(str(source), split)
+    is_several = isinstance(source, Mapping) and source and all(hasattr(one, "column_names") for one in source.values())
+    if hasattr(source, "column_names") or is_several:
+        return Table(_dataset_rows(_choose_split(source, split, "the dataset")), "the dataset", "dataset")
+    if isinstance(source, Sequence) and not isinstance(source, bytes):
+        _refuse_split(split, "the list")
+        return Table(list(source), "the list", "task")
+    return None
+
+
+# -- files and folders -------------------------------------------------------------------------------
+
+
+def _from_path(source: str, split: str | None) -> Table:
+    path = Path(source)
+    if path.is_file():
+        _refuse_split(split, source)
+        return Table(_read_file(path), source, path.stem)
+    folder, options = _options(source)
+    if Path(folder).is_dir():
+        dataset = _read_folder(Path(folder), options)
+        chosen = _choose_split(dataset, _one_split(split, options, source), source)
+        return Table(_dataset_rows(chosen), source, Path(folder).name)
+    hub = f"; a dataset of the Hub is written {HUB}{source}" if not path.suffix and source.count("/") == 1 else ""
+    raise TaskError(f"there is no file {source!r} (looked in {Path.cwd()}){hub}")
+
+
+def _read_file(path: Path) -> list[Any]:
     try:
-        lines = path.read_bytes().removeprefix(codecs.BOM_UTF8).splitlines()
+        if path.suffix == ".csv":
+            return _read_csv(path)
+        if path.suffix == ".parquet":
+            return _read_parquet(path)
+        return _read_json(path)
     except OSError as error:
-        raise TaskError(f"{path} cannot be read: {error.strerror}") from None
-    return [_row(line, f"{path}, line {number}") for number, line in enumerate(lines, start=1) if line.strip()]
+        raise TaskError(f"{path} cannot be read: {error.strerror or error}") from None
 
 
-def _row(line: bytes, where: str) -> dict[str, Any]:
-    try:
-        row = json.loads(line.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise TaskError(f"{where}: byte 0x{line[error.start]:02x} is not UTF-8: save the file as UTF-8") from None
-    except json.JSONDecodeError as error:
-        raise TaskError(f"{where}: not JSON ({error.msg} at column {error.colno})") from None
-    except RecursionError:
-        raise TaskError(f"{where}: this is nested too deep") from None
+def _read_json(path: Path) -> list[Any]:
+    """One object per line; or in a `.json` file one list of them."""
+    content = path.read_bytes().removeprefix(codecs.BOM_UTF8)
+    if path.suffix == ".json" and content.lstrip().startswith(b"["):
+        rows = _parse(content, str(path))
+        assert isinstance(rows, list), "it begins with a bracket"
+        return rows
+    lines = content.splitlines()
+    return [_line(line, f"{path}, line {number}") for number, line in enumerate(lines, start=1) if line.strip()]
+
+
+def _line(line: bytes, where: str) -> dict[str, Any]:
+    row = _parse(line, where)
     if not isinstance(row, dict):
         raise TaskError(f"{where}: expected one JSON object per line, not {line.decode().strip():.40}")
     return row
 
 
-def check_dataset(dataset: Any) -> None:
-    """Raise for a dataset with several splits or without a length."""
-    if isinstance(dataset.column_names, Mapping):
-        splits = ", ".join(map(repr, dataset.column_names))
-        raise TaskError(f"these are several datasets ({splits}): pass one of them, e.g. dataset['train']")
+def _parse(content: bytes, where: str) -> Any:
+    try:
+        return json.loads(content.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise TaskError(f"{where}: byte 0x{content[error.start]:02x} is not UTF-8: save the file as UTF-8") from None
+    except json.JSONDecodeError as error:
+        raise TaskError(f"{where}: not JSON ({error.msg} at column {error.colno})") from None
+    except RecursionError:
+        raise TaskError(f"{where}: this is nested too deep") from None
+
+
+def _read_csv(path: Path) -> list[dict[str, str]]:
+    """Rows whose values are text, as they are in the file: "007" stays "007"."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file, strict=True)
+            rows = []
+            for row in reader:
+                if None in row or None in row.values():
+                    raise TaskError(
+                        f"{path}, line {reader.line_num}: the row does not have the {len(reader.fieldnames or ())} "
+                        "values that the first line names"
+                    )
+                rows.append(row)
+    except UnicodeDecodeError as error:
+        raise TaskError(f"{path}: byte 0x{error.object[error.start]:02x} is not UTF-8: save it as UTF-8") from None
+    except csv.Error as error:
+        raise TaskError(f"{path}, line {reader.line_num}: not CSV ({error})") from None
+    return rows
+
+
+def _read_parquet(path: Path) -> list[Any]:
+    reader = _package("pyarrow.parquet", str(path))
+    try:
+        rows: list[Any] = reader.ParquetFile(path).read().to_pylist()
+    except OSError:
+        raise
+    except Exception as error:  # pyarrow has its own kinds
+        raise TaskError(f"{path} is not a Parquet file: {_first_line(error)}") from None
+    return rows
+
+
+def _read_folder(folder: Path, options: Mapping[str, str]) -> Any:
+    """A dataset saved by `save_to_disk`, or a folder of data files."""
+    datasets = _package("datasets", str(folder))
+    is_saved = (folder / "dataset_info.json").is_file() or (folder / "dataset_dict.json").is_file()
+    try:
+        if is_saved:
+            return datasets.load_from_disk(str(folder))
+        return datasets.load_dataset(str(folder), options.get("config"))
+    except Exception as error:  # a library that reads many formats raises many kinds
+        raise TaskError(f"{folder} does not load as a dataset: {_first_line(error)}") from error
+
+
+# -- datasets ----------------------------------------------------------------------------------------
+
+
+def _from_hub(source: str, split: str | None) -> Table:
+    """A dataset of the Hub, or of its cache where there is no network; a local folder of that name comes first."""
+    name, options = _options(source.removeprefix(HUB))
+    name, _, revision = name.partition("@")
+    chosen = _one_split(split, options, source)
+    if Path(name).is_dir():
+        dataset = _read_folder(Path(name), options)
+    else:
+        datasets = _package("datasets", source)
+        try:
+            dataset = datasets.load_dataset(
+                name, options.get("config"), revision=revision or options.get("revision"), split=chosen
+            )
+        except Exception as error:  # of the network, the Hub, the cache, or the files
+            raise TaskError(f"{source}: datasets cannot load it: {_first_line(error)}") from error
+        chosen = chosen if isinstance(dataset, Mapping) else None
+    return Table(_dataset_rows(_choose_split(dataset, chosen, source)), source, name.rpartition("/")[2])
+
+
+def _options(source: str) -> tuple[str, dict[str, str]]:
+    """The name before the question mark, and what is said after it."""
+    name, _, query = source.partition("?")
+    options = dict(one.partition("=")[::2] for one in query.split("&") if one)
+    for key in options:
+        if key not in _OPTIONS:
+            raise TaskError(f"{source}: unknown {key!r}{did_you_mean(key, _OPTIONS)} (known: {', '.join(_OPTIONS)})")
+    return name, options
+
+
+def _one_split(split: str | None, options: Mapping[str, str], source: str) -> str | None:
+    named = options.get("split")
+    if None not in (split, named) and split != named:
+        raise TaskError(f"{source} names the split {named!r}, and task.split is {split!r}: leave one of them out")
+    return split or named
+
+
+def _choose_split(dataset: Any, split: str | None, origin: str) -> Any:
+    """One dataset of perhaps several."""
+    if isinstance(dataset, Mapping):
+        names = [str(name) for name in dataset]
+        if split is None and len(names) > 1:
+            several = ", ".join(map(repr, names))
+            raise TaskError(
+                f"{origin} has several datasets ({several}): choose one with task.split: {names[0]}, in an address "
+                f"with ?split={names[0]}, or in Python with dataset[{names[0]!r}]"
+            )
+        if split is not None and split not in names:
+            raise TaskError(f"{origin} has no split {split!r}{did_you_mean(split, names)} (it has: {', '.join(names)})")
+        dataset = dataset[names[0] if split is None else split]
+    else:
+        _refuse_split(split, origin)
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise TaskError(
             "a streaming dataset has no length, which a seeded order needs: load it without streaming=True, "
             "or take the first rows: list(dataset.take(10_000))"
         )
+    return dataset
+
+
+def _refuse_split(split: str | None, origin: str) -> None:
+    if split is not None:
+        raise TaskError(f"{origin} is one dataset without splits: leave out task.split ({split})")
+
+
+def _dataset_rows(dataset: Any) -> list[Any]:
+    return [dict(row) for row in dataset]
+
+
+def _package(name: str, source: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError:
+        raise TaskError(f"{source} needs the package {name.partition('.')[0]}: pip install 'proa[data]'") from None
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]:.300}"

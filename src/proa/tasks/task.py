@@ -15,7 +15,10 @@ class TaskError(SettingError):
 
 @dataclass(frozen=True, slots=True)
 class TaskRow:
-    """A prompt, as text or as chat messages, and the other columns of its row."""
+    """A prompt, as text or as chat messages, and the other columns of its row.
+
+    An empty prompt with a `completion` is a text to learn whole.
+    """
 
     prompt: str | list[dict[str, str]]
     columns: dict[str, Any] = field(default_factory=dict)

@@ -1,0 +1,55 @@
+"""Models and tokenizers of the Hugging Face Hub by their names: `Qwen/Qwen3-0.6B`, with a revision after `@`."""
+
+from __future__ import annotations
+
+import re
+from os import PathLike
+from pathlib import Path
+
+from ..errors import SettingError
+
+_NAME = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?")
+_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
+"""Weights, configurations and what tokenizers consist of; no pickles, and no code unless it is asked for."""
+
+
+class HubError(SettingError):
+    """The Hub, or its cache on this machine, does not have what a name stands for."""
+
+
+def is_hub_name(source: str) -> bool:
+    """Whether something has the form of a name of the Hub, with or without a revision."""
+    return _NAME.fullmatch(source) is not None
+
+
+def local_folder(source: str | PathLike[str], *, trust_remote_code: bool = False) -> Path:
+    """The folder that a path or a name of the Hub stands for; something local of that name comes first.
+
+    A model of the Hub is downloaded to its cache, or with HF_HUB_OFFLINE only looked for there.
+    """
+    named = _NAME.fullmatch(str(source))
+    if named is None or Path(source).exists():
+        return Path(source)
+    from huggingface_hub import constants, snapshot_download  # slow to import
+
+    try:
+        found = snapshot_download(
+            named["name"],
+            revision=named["revision"],
+            allow_patterns=[*_FILES, *(["*.py"] if trust_remote_code else [])],
+            local_files_only=constants.HF_HUB_OFFLINE,
+        )
+    except Exception as error:  # of the network, the Hub or the cache
+        why = str(error).strip().partition("\n")[0]
+        raise HubError(
+            f"no model folder {source}, and none from the Hub: {type(error).__name__}: {why:.300}"
+        ) from error
+    return Path(found)
+
+
+def pinned_name(source: str, *, trust_remote_code: bool = False) -> str:
+    """A name of the Hub with the commit that it stands for now; a path as it is."""
+    named = _NAME.fullmatch(source)
+    if named is None or Path(source).exists():
+        return source
+    return f"{named['name']}@{local_folder(source, trust_remote_code=trust_remote_code).name}"
