@@ -60,4 +60,4 @@ def test_what_has_no_meaning_for_a_supervised_run_cannot_be_given_when_it_is_res
     assert main(["resume", str(folder)]) == 0
     written = json.loads((folder / "config.json").read_text())
     assert written.keys().isdisjoint({"makers", "reward", "ray"})
-    assert written["sampling"] == {"max_new_tokens": 64}
+    assert written["sampling"] == {"max_new_tokens": 64, "stop": []}

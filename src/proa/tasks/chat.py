@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .task import Task, TaskError, TaskRow
+from .task import ChatRow, Task, TaskError, TaskRow
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -53,20 +53,20 @@ def with_system_prompt(task: Task, system_prompt: str | None) -> Task:
 def add_system_prompt(row: TaskRow, system_prompt: str | None) -> TaskRow:
     """The same for one row; an empty prompt adds no message.
 
-    >>> add_system_prompt(TaskRow("2+2?"), "Be brief.").messages
-    [{'role': 'system', 'content': 'Be brief.'}, {'role': 'user', 'content': '2+2?'}]
+    >>> add_system_prompt(TaskRow([{'role': 'user', 'content': '2?'}]), 'Add 1.').messages
+    [{'role': 'system', 'content': 'Add 1.'}, {'role': 'user', 'content': '2?'}]
     """
     if system_prompt is None:
         return row
     messages = [{"role": "user", "content": row.prompt}] if isinstance(row.prompt, str) else list(row.prompt)
     has_one = messages[0].get("role") in ("system", "developer")
     first = [] if has_one or not system_prompt else [{"role": "system", "content": system_prompt}]
-    return replace(row, messages=[*first, *messages])
+    return ChatRow(row.prompt, row.columns, [*first, *messages])
 
 
 def check_is_chat(task: Task) -> None:
     """Raise where a template is set for prompts that never get to it, because they are text."""
-    if task.rows and task.rows[0].messages is None and isinstance(task.rows[0].prompt, str):
+    if task.rows and not isinstance(task.rows[0], ChatRow) and isinstance(task.rows[0].prompt, str):
         raise TaskError(
             f"task.chat_template and task.chat_template_kwargs are for chat messages, and the prompts of the task "
             f"{task.name!r} are text: give messages, [{{'role': 'user', 'content': ...}}], or leave them out; in runs "

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..data.lease import Prompt
 from .overlong import Overlong, OverlongError, cut_prompt, leave_out_overlong, say_cut
-from .task import Task, TaskError, TaskRow
+from .task import ChatRow, Task, TaskError, TaskRow
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -124,7 +124,7 @@ def tokenise(row: TaskRow, tokenizer: PreTrainedTokenizerBase, *, where: str) ->
     An end token that the tokenizer adds after every text is removed. If the last message is the assistant's it is
     continued, otherwise a message of the assistant begins.
     """
-    prompt = row.prompt if row.messages is None else row.messages
+    prompt = row.messages if isinstance(row, ChatRow) else row.prompt
     if isinstance(prompt, str):
         tokens = text_tokens(prompt, tokenizer)
     else:

@@ -22,8 +22,13 @@ class TaskRow:
 
     prompt: str | list[dict[str, str]]
     columns: dict[str, Any] = field(default_factory=dict)
-    messages: list[dict[str, str]] | None = field(default=None, repr=False)
-    """What is tokenised in place of the prompt, e.g. the prompt after a system prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRow(TaskRow):
+    """A row with messages that are tokenised in place of its prompt, which is what rewards see."""
+
+    messages: list[dict[str, str]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
