@@ -155,6 +155,8 @@ def test_columns_are_named_where_they_are_not_recognised():
     rows = [{"question": "1+1=", "final": "2", "id": 7}]
     with pytest.raises(TaskError, match=r"it has: question, final, id; .* columns: {prompt: NAME, completion: NAME}"):
         load_examples(rows)
+    with pytest.raises(TaskError, match=r"e\.g\. columns: {prompt: NAME}$"):
+        load_examples([{"question": "1+1=", "answer": "2"}])
     columns = {"prompt": "question", "answer": "final"}
     assert load_examples(rows, columns=columns).rows == [TaskRow("1+1=", {"answer": "2", "id": 7})]
     assert load_task(rows, columns={"prompt": "question"}).rows == [TaskRow("1+1=", {"final": "2", "id": 7})]

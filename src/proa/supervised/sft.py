@@ -167,8 +167,8 @@ class Examples:
         if answer is None:
             near = did_you_mean(self.settings.answer_column, row.columns)
             raise TaskError(
-                f"{where} has nothing in column {self.settings.answer_column!r} to learn from{near} "
-                f"(it has: {', '.join(row.columns) or 'none'}); the column is chosen by answer_column="
+                f"{where} has nothing in column {self.settings.answer_column!r} to learn from{near} (it has: "
+                f"{', '.join(row.columns) or 'none'}); name yours under task, e.g. columns: {{answer: NAME}}"
             )
         if isinstance(answer, str) or is_conversation(answer):
             return cast("str | Messages", answer)

@@ -150,9 +150,10 @@ def advice(row: Mapping[str, Any], formats: Sequence[Format], origin: str) -> st
     """What to write where no format was recognised."""
     names = [str(name) for name in row]
     known = "; ".join(" + ".join(one.columns) for one in formats)
-    wanted = formats[0].columns
-    typos = "".join(did_you_mean(name, names) for name in wanted if name not in row)
-    places = ", ".join(f"{name}: {name if name in row else 'NAME'}" for name in wanted)
+    nearest = max(formats, key=lambda one: sum(name in row for name in one.columns))  # the first, where none is near
+    missing = [name for name in nearest.columns if name not in row]
+    typos = "".join(did_you_mean(name, names) for name in missing)
+    places = ", ".join(f"{name}: NAME" for name in missing)
     return (
         f"{origin} has no columns that are known{typos} (it has: {', '.join(names) or 'none'}; known: {known}); "
         f"name yours under task, e.g. columns: {{{places}}}"
