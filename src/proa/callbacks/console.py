@@ -77,7 +77,9 @@ class ConsoleProgress(Callback):
         if self._live is not None:
             self._update(state, metrics)
             return
-        self._last_values = [*self._values(metrics, state.logged), *_speed(metrics)]
+        values = self._values(metrics, state.logged)
+        first = 2 + len(_troubles(metrics))  # the rest is left out where the line is full
+        self._last_values = [*values[:first], *_speed(metrics), *values[first:]]
         seconds = f"{perf_counter() - self._begun:.1f} s"
         self._last_line = self._line([_step(state, step_idx), *self._last_values], last=seconds)
         if self._is_shown(state, step_idx):
