@@ -1,8 +1,10 @@
 """Ctrl-C and SIGTERM: the first asks, the second leaves, and nothing is left behind."""
 
 import contextlib
+import io
 import os
 import signal
+import sys
 import threading
 import time
 
@@ -215,3 +217,28 @@ def test_outside_the_main_thread_no_handler_is_set():
     thread.start()
     thread.join()
     assert heard == [handlers]
+
+
+class Proxy(io.StringIO):
+    """As rich puts before stderr while a panel is shown."""
+
+    rich_proxied_file = None
+
+    def __init__(self):
+        super().__init__()
+        self.said = threading.Event()
+
+    def write(self, text):
+        super().write(text)
+        if "once more" in self.getvalue():
+            self.said.set()
+        return len(text)
+
+
+def test_while_a_panel_is_shown_the_notice_goes_through_the_panels_stream(monkeypatch, capfd):
+    proxy = Proxy()
+    monkeypatch.setattr(sys, "stderr", proxy)
+    with Interruption().listening():
+        os.kill(os.getpid(), signal.SIGINT)
+        assert proxy.said.wait(30)
+    assert capfd.readouterr().err == ""

@@ -178,3 +178,8 @@ def test_a_notebook_has_one_output_that_is_replaced(monkeypatch):
         progress.on_step_end(state, step, TrainingBatch(0), DETACHED_STEP)
     assert [kind for kind, _ in shown] == ["display", "update"]
     assert shown[-1][1].startswith("2 of 2 steps done")
+
+
+def test_a_plain_line_has_reward_loss_speed_and_staleness():
+    line = train(terminal=False, report=DETACHED_STEP).splitlines()[0]
+    assert line.startswith("step 1 of 4  reward 0.4456  loss -0.0122  7006 tokens/s  staleness 1  0.")

@@ -23,11 +23,16 @@ def asked(run, *, cpus=8, gpus=2, **changes):
 
 
 def test_a_run_on_the_cpu_asks_for_its_threads_and_no_gpu():
-    assert asked(RUN, threads=3) == {"num_cpus": 3, "num_gpus": 0}
+    assert asked(RUN, threads=3, **{"model.device": "cpu"}) == {"num_cpus": 3, "num_gpus": 0}
+
+
+def test_auto_is_a_gpu_where_a_machine_has_one():
+    assert asked(RUN, gpus=1) == {"num_cpus": 1, "num_gpus": 1}
+    assert asked(RUN, gpus=0) == {"num_cpus": 1, "num_gpus": 0}
 
 
 def test_a_run_with_more_threads_than_a_machine_has_cpus_does_not_wait_for_such_a_machine():
-    assert asked(RUN, threads=3, cpus=2) == {"num_cpus": 2, "num_gpus": 0}
+    assert asked(RUN, threads=3, cpus=2, gpus=0) == {"num_cpus": 2, "num_gpus": 0}
 
 
 def test_a_run_on_a_gpu_is_refused_where_no_machine_has_one():
@@ -71,7 +76,7 @@ def test_tasks_of_runs_are_started_with_what_they_ask_for_and_the_cluster_has(tm
     with arm_tasks(config) as start:
         for chain in plan(config):
             start(ArmRun(config, chain[0]))
-    assert ray.asked == [{"max_retries": 0, "num_cpus": cpus, "num_gpus": 0} for cpus in (3, 4)]
+    assert ray.asked == [{"max_retries": 0, "num_cpus": cpus, "num_gpus": 1} for cpus in (3, 4)]  # auto: there is one
 
 
 def test_an_arm_that_cannot_be_had_is_told_before_anything_runs(tmp_path, monkeypatch):

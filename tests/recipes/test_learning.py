@@ -45,7 +45,7 @@ def folder(tmp_path):
 def settings(tmp_path, folder, **more):
     return {
         "model": str(folder), "output_dir": tmp_path / "runs", "total_steps": 3, "train_batch_size": 4,
-        "optimizer": {"learning_rate": 1e-2}, **more,
+        "name": "run", "optimizer": {"learning_rate": 1e-2}, **more,
     }  # fmt: skip
 
 
@@ -135,10 +135,10 @@ def test_with_lora_the_result_is_an_adapter_over_an_untouched_base_and_exports_m
 
 
 def test_a_run_starts_from_an_adapter_folder_and_goes_on_with_an_adapter(tmp_path, folder):
-    sft(name="first", task=ROWS, lora=LORA, **settings(tmp_path, folder))
+    sft(task=ROWS, lora=LORA, **settings(tmp_path, folder, name="first"))
     first = str(tmp_path / "runs" / "first" / "model")
-    sft(name="over", task=ROWS, **settings(tmp_path, first))  # merged, then trained whole
-    sft(name="on", task=ROWS, lora={"path": first}, **settings(tmp_path, folder))
+    sft(task=ROWS, **settings(tmp_path, first, name="over"))  # merged, then trained whole
+    sft(task=ROWS, lora={"path": first}, **settings(tmp_path, folder, name="on"))
     assert header(tmp_path, "over")["status"] == header(tmp_path, "on")["status"] == "completed"
 
 
@@ -156,7 +156,7 @@ def test_a_reward_model_with_lora_is_saved_whole(tmp_path, folder):
 
 
 def test_makers_score_with_a_reward_model_beside_functions(tmp_path, folder):
-    reward_model(name="judge", task=PAIRS, **settings(tmp_path, folder))
+    reward_model(task=PAIRS, **settings(tmp_path, folder, name="judge"))
     judge = {"path": str(tmp_path / "runs" / "judge" / "model"), "weight": 0.5}
     ppo(
         task=ROWS, reward={"functions": [shortest], "weights": [2.0], "model": judge, "workers": 0},
@@ -170,7 +170,7 @@ def test_makers_score_with_a_reward_model_beside_functions(tmp_path, folder):
 
 
 def test_a_reward_model_with_another_tokenizer_is_refused(tmp_path, folder):
-    reward_model(name="judge", task=PAIRS, **settings(tmp_path, folder))
+    reward_model(task=PAIRS, **settings(tmp_path, folder, name="judge"))
     judge = tmp_path / "runs" / "judge" / "model"
     words = json.loads((judge / "tokenizer.json").read_text())
     vocabulary = words["model"]["vocab"]
@@ -186,13 +186,13 @@ def test_a_reward_model_with_another_tokenizer_is_refused(tmp_path, folder):
 
 
 def test_an_adapter_for_another_base_is_refused(tmp_path, folder):
-    sft(name="first", task=ROWS, lora=LORA, **settings(tmp_path, folder))
+    sft(task=ROWS, lora=LORA, **settings(tmp_path, folder, name="first"))
     other = load_model(CONFIG, seed=2)
     other.save_pretrained(tmp_path / "other")
     tokenizer().save_pretrained(tmp_path / "other")
     adapter = {"path": str(tmp_path / "runs" / "first" / "model")}
     with pytest.raises(ProaError, match="another base"):
-        sft(name="second", task=ROWS, lora=adapter, **settings(tmp_path, tmp_path / "other"))
+        sft(task=ROWS, lora=adapter, **settings(tmp_path, tmp_path / "other", name="second"))
     assert main(["export", adapter["path"], str(tmp_path / "out"), "--base", str(tmp_path / "other")]) == 2
 
 
@@ -256,13 +256,14 @@ train_batch_size: 4
     assert main(["train", str(file), "--optimizer.learning_rate", "1e-3"]) == 0
     out = capsys.readouterr().out
     assert "loss over the run" in out
-    assert "the final weights in" in out
+    assert "model: " in out
 
 
 def test_objects_can_be_given_in_place_of_names(tmp_path, folder):
     model = load_model(CONFIG, seed=1)
     state = grpo(
-        model=model, tokenizer=tokenizer(), task=ROWS, reward=[shortest], output_dir=tmp_path / "runs", total_steps=2,
+        model=model, tokenizer=tokenizer(), task=ROWS, reward=[shortest], name="run",
+        output_dir=tmp_path / "runs", total_steps=2,
         train_batch_size=4, sampling={"group_size": 2, "max_new_tokens": 4}, **{"reward.workers": 0},
     )  # fmt: skip
     assert state.global_step == 2
@@ -281,6 +282,7 @@ def test_a_model_from_a_configuration_is_saved_with_the_tokenizers_end(tmp_path)
 def test_a_recipe_gives_its_name_to_a_file_that_names_no_algorithm(tmp_path, folder):
     file = tmp_path / "plain.yaml"
     file.write_text(f"""\
+name: run
 output_dir: {tmp_path / "runs"}
 model: {folder}
 task: {as_file(tmp_path, ROWS)}
@@ -296,7 +298,7 @@ sampling: {{group_size: 2, max_new_tokens: 4}}
 def test_a_manager_serves_one_run_after_the_other(tmp_path, folder):
     manager = CallbackManager()
     for name in ("one", "two"):
-        sft(name=name, task=ROWS, callbacks=manager, **settings(tmp_path, folder))
+        sft(task=ROWS, callbacks=manager, **settings(tmp_path, folder, name=name))
         assert manager.callbacks == []
         lines = (tmp_path / "runs" / name / "metrics.jsonl").read_text().splitlines()
         assert [json.loads(line)["step"] for line in lines if "loss" in line] == [0, 1, 2]
@@ -314,7 +316,7 @@ def test_a_run_in_float64_has_a_reference_and_a_first_pass_too(tmp_path, folder,
 
 
 def test_a_function_that_does_not_apply_leaves_the_word_to_the_reward_model(tmp_path, folder):
-    reward_model(name="judge", task=PAIRS, **settings(tmp_path, folder))
+    reward_model(task=PAIRS, **settings(tmp_path, folder, name="judge"))
     ppo(
         task=ROWS, reward={"functions": [silent], "model": str(tmp_path / "runs" / "judge" / "model"), "workers": 0},
         sampling=SHORT, **settings(tmp_path, folder),
@@ -327,7 +329,7 @@ def silent(completions, **_):
 
 
 def test_a_reward_model_with_a_short_context_is_refused(tmp_path, folder):
-    reward_model(name="judge", task=PAIRS, **settings(tmp_path, folder))
+    reward_model(task=PAIRS, **settings(tmp_path, folder, name="judge"))
     judge = tmp_path / "runs" / "judge" / "model"
     words = json.loads((judge / "config.json").read_text())
     (judge / "config.json").write_text(json.dumps({**words, "max_position_embeddings": 5}))

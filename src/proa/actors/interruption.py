@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -40,6 +41,7 @@ class Interruption:
         """Whether there was a second signal, or the grace period is over."""
         self._listens_to: list[signal.Signals] = []
         self._since = 0.0
+        self._owes_notice = False
 
     @property
     def reason(self) -> str:
@@ -94,8 +96,11 @@ class Interruption:
     def _note(self, number: int, _frame: Any) -> None:
         name = signal.Signals(number).name
         if not self.reason:
+            if _has_panel():
+                self._owes_notice = True
+            else:
+                _print_in_handler(SAVING_NOTICE)
             self.ask(name)
-            _print_in_handler(SAVING_NOTICE)
         elif name != "SIGHUP":
             self.at_once = True
             if not self.polled:
@@ -105,6 +110,9 @@ class Interruption:
         while not over.wait(LOOK_SECONDS):
             if not self.reason:
                 continue
+            if self._owes_notice:
+                self._owes_notice = False
+                print(SAVING_NOTICE.decode().strip(), file=sys.stderr)
             self.stop.wake()  # again each time: it is harmless, and somebody may have begun to wait since
             self._since = self._since or monotonic()  # where the stop was requested without `ask`
             if monotonic() - self._since > self.grace:
@@ -116,6 +124,12 @@ class Interruption:
 
 def _is_ignored_hangup(number: signal.Signals) -> bool:
     return number.name == "SIGHUP" and signal.getsignal(number) is signal.SIG_IGN
+
+
+def _has_panel() -> bool:
+    """Whether rich shows something in place, and has put streams before it that print above. They take locks, so a
+    handler must not use them; and what went past them would tear the panel apart."""
+    return hasattr(sys.stderr, "rich_proxied_file")
 
 
 def _print_in_handler(line: bytes) -> None:

@@ -80,7 +80,9 @@ class ConsoleProgress(Callback):
         if self._live is not None:
             self._update(state, metrics)
             return
-        self._last_values = [*self._values(metrics, state.logged), *_speed(metrics)]
+        values = self._values(metrics, state.logged)
+        first = 2 + len(_troubles(metrics))  # the rest is left out where the line is full
+        self._last_values = [*values[:first], *_speed(metrics), *values[first:]]
         seconds = f"{perf_counter() - self._begun:.1f} s"
         self._last_line = self._line([_step(state, step_idx), *self._last_values], last=seconds)
         if self._is_shown(state, step_idx):
@@ -169,17 +171,20 @@ class ConsoleProgress(Callback):
         from rich.text import Text
 
         assert self._console is not None
-        rows = self._rows(state, metrics, self._console.width - PANEL_BORDER)
+        width = self._console.width - ECHO
+        rows = self._rows(state, metrics, width - PANEL_BORDER)
         grid = Table.grid(expand=True)
         for place, row in enumerate(rows):
             grid.add_row(Text(row, no_wrap=True, overflow="ellipsis"))
             if place == 0 and state.num_steps:
                 grid.add_row(ProgressBar(total=state.num_steps, completed=state.global_step))
-        return Panel(grid, title="proa", title_align="left")
+        return Panel(grid, title="proa", title_align="left", width=width)
 
 
 PANEL_BORDER = 4
 """Columns of a panel's border on both sides."""
+ECHO = 4
+"""Columns left free beside a panel: a terminal writes ^C there, which would else begin a line and leave a ghost."""
 NOTEBOOK_COLUMNS = 100
 
 
