@@ -59,6 +59,7 @@ PARTS = {
     "learning": pytest_part("every seed learns, and controls do not", *LEARNING),
     "models": pytest_part("every architecture", "tests/policy", "tests/engines", "tests/learning", "tests/algorithms"),
     "others": pytest_part("what is long elsewhere", *OTHERS),
+    "gpu": pytest_part("what is long on a GPU, where there is one", "tests/gpu", processes=1),
     "lifecycle_demo": script_part("the lifecycle example", "examples/lifecycle_demo.py"),
     "callbacks": script_part("what an event costs", "benchmarks/callbacks.py"),
     "rollout": script_part("tokens per second", "benchmarks/rollout.py"),

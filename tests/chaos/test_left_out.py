@@ -14,6 +14,7 @@ from tests.leases.honest_makers import fulfil, plan, prompt, with_item
 
 from proa import Callback
 from proa.actors.waiting import LeaseFailedError, StepInterrupted, WaitTimeoutError
+from proa.data.facts import SampleFacts
 from proa.leases.book import LeaseBook
 from proa.leases.plan import FilteredGroup
 from proa.recipes import dapo, dr_grpo, grpo, ppo, reward_model, sft
@@ -141,7 +142,6 @@ def told(tmp_path_factory):
 
 # -- the parts -----------------------------------------------------------------------------------------
 
-STATE = ("num_epochs", "max_steps", "num_steps", "metrics")
 STREAMS = ("python", "numpy", "torch")
 IN_VAIN = ("ppo", 7, "trainer.source.versions", torch.zeros_like)
 """A maker waits for weights that are gone; it is replaced when it has had its lease for half of `wait_timeout`."""
@@ -165,7 +165,8 @@ CONTROLS = [
     ("ppo", 7, "run.start_digest"),
     ("no_rewards", 2, "trainer.empty_in_a_row"),
     ("beyond_numbers", 2, "trainer.optimizers.0.skipped_in_a_row"),
-    *(("sft", 4, f"trainer.loop.{name}") for name in ("step", "epoch", "global_step", *STATE)),
+    *(("sft", 4, f"trainer.loop.{name}") for name in ("step", "epoch", "global_step", "num_epochs", "num_steps")),
+    ("sft", 4, "trainer.loop.metrics"),
     ("sft", 4, "trainer.within_epoch"),
     ("sft", 6, "trainer.after.evaluated_at"),
     ("sft", 6, "trainer.trained_steps.trained"),
@@ -180,7 +181,7 @@ CONTROLS = [
 
 CONTROLS_OF_ANOTHER_LOOP = [
     # what a supervised run has too, left out of a detached one
-    *(("ppo", 7, f"trainer.loop.{name}") for name in ("global_step", *STATE)),
+    *(("ppo", 7, f"trainer.loop.{name}") for name in ("global_step", "metrics")),
     *(("ppo", 7, f"trainer.optimizers.0.{name}") for name in ("steps", "parameters")),
     ("ppo", 7, "run.callbacks"),
     *(("ppo", 7, f"run.random.{stream}") for stream in STREAMS),
@@ -193,6 +194,7 @@ VERSIONS = ("ppo", 7, "weights.versions")
 INFORMATIONAL = {
     "run.config": "what the run was made with, compared with what it is to go on with: tests/resume/test_inputs.py",
     "run.inputs": "the data and the models it was made with, compared likewise",
+    "trainer.trained_steps.alike_in_a_row": "when a warning is given; nothing is decided by it",
     "trainer.trained_steps.moved": "whether a warning is given at the end; nothing is decided by it",
     "trainer.trained_steps.first_skip": "words about the first step that was skipped; nothing is decided by them",
     "trainer.first_reward_error": "words about the first reward that failed; nothing is decided by them",
@@ -218,6 +220,7 @@ ELSEWHERE = {
         "changes when memory is short; tests/learning/test_step_memory.py resumes such a run",
     ),
     "trainer.source": "left out part by part below",
+    "trainer.loop.max_steps": "is what the configuration says now: a resumed run may train longer",
     "trainer.loop.step": "of a detached run follows from its place; the state of a complete run has it",
     "trainer.loop.epoch": "of a detached run follows from its place; the state of a complete run has it",
     "trainer.loop.episode": "follows from its place; the state of a complete run has it",
@@ -336,7 +339,7 @@ def an_interrupted_book():
     book.start_episode(0)
 
     def work():
-        for _ in range(6):
+        for place in range(6):
             lease = book.next_lease("m", seconds=60.0)
             spent = {
                 "made_by": "m",
@@ -344,7 +347,7 @@ def an_interrupted_book():
                 "spans": (("generate", 1.0, 1.0),),
                 "logged": {"x": 2.0},
             }
-            book.deliver(replace(with_item(fulfil(lease), 0, reward=None), **spent), "m")
+            book.deliver(replace(unlike(fulfil(lease), place), **spent), "m")
         with book.room as room:
             assert room._condition.wait_for(lambda: not book._arrived, 60.0)
         book.interrupt()
@@ -355,6 +358,14 @@ def an_interrupted_book():
         book.take_step()
     maker.join()
     return book, 0
+
+
+def unlike(delivery, place):
+    """Its first reward failed; or, every other time, all rewards are the same, and completions were cut off."""
+    facts = SampleFacts(finish_reason="length" if place % 2 else "stop", reward_logged={"y": float(place)})
+    items = [replace(item, facts=facts, reward=torch.tensor(1.0)) for item in delivery.items]
+    delivery = replace(delivery, items=tuple(items))
+    return delivery if place % 2 else with_item(delivery, 0, reward=None)
 
 
 def drop_the_first_six(group):
@@ -404,6 +415,7 @@ BOOK_PARTS = [
     *(f"ledger.tokens.{count}" for count in ("made", "buffered", "trained", "dropped")),
     "refilled", "journal", "spans",
     *(f"making.{part}" for part in ("seconds", "tokens", "makers", "samples", "without_reward", "values")),
+    *(f"making.{part}" for part in ("ended", "truncated", "groups", "groups_without_variance", "reward_values")),
 ]  # fmt: skip
 
 
@@ -414,7 +426,9 @@ def test_without_any_part_a_lease_book_does_something_else(part):
         book, first = make()
         kinds = {f"making.seconds.{kind}" for kind in ("generate", "score", "load", "switch", "wait")}
         dropped = {f"ledger.dropped.{reason}" for reason in ("unlucky", "stale")}
-        assert set(paths_in(book.state_dict())) <= {*BOOK_PARTS, *dropped, *kinds, "making.values.x"}
+        assert set(paths_in(book.state_dict())) <= {
+            *BOOK_PARTS, *dropped, *kinds, "making.values.x", "making.reward_values.y",
+        }  # fmt: skip
         outcomes = []
         for change in (lambda saved: saved, emptied):
             again = LeaseBook(book.plan, prompt, filter_group=book._filter_group, wait_timeout=0.5)

@@ -41,7 +41,8 @@ def by_kind(completions, kind, **_):
 @pytest.fixture
 def config(tmp_path):
     return load_run_config(
-        None, name="r", output_dir=tmp_path, total_steps=1, train_batch_size=4, model={"config": MODEL}, seed=7,
+        None, name="r", output_dir=tmp_path, total_steps=1, train_batch_size=4, seed=7,
+        model={"config": MODEL, "device": "cpu", "dtype": "float32"},
         task="sort_digits", sampling={"max_new_tokens": 5, "group_size": 2},
     )  # fmt: skip
 
@@ -348,7 +349,8 @@ def test_an_adapters_folder_is_scored_over_its_base(config, policy, tmp_path):
 
 def test_a_supervised_runs_eval_generates_as_long_as_the_context_allows(tmp_path):
     config = load_run_config(
-        None, name="r", output_dir=tmp_path, total_steps=1, train_batch_size=4, model={"config": MODEL},
+        None, name="r", output_dir=tmp_path, total_steps=1, train_batch_size=4,
+        model={"config": MODEL, "device": "cpu", "dtype": "float32"},
         task="sort_digits", algorithm="sft",
     )  # fmt: skip
     section = EvalSection(name="e", kind="generate", count=2)

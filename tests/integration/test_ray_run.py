@@ -220,7 +220,8 @@ def test_the_driver_checks_a_configuration_without_loading_the_model(tmp_path, m
         raise AssertionError("the driver loaded a model")
 
     monkeypatch.setattr(loading, "load_model", never)
-    settings = {**SMALL, "runtime": "ray", "output_dir": str(tmp_path), "lora": {"rank": 2}}
+    model = {**SMALL["model"], "device": "cpu", "dtype": "float32"}
+    settings = {**SMALL, "model": model, "runtime": "ray", "output_dir": str(tmp_path), "lora": {"rank": 2}}
     config = load_run_config(None, **settings, eval=[{"name": "held_out", "count": 2}])
     with place_callbacks(config, None) as listeners:
         assert RayRun(config, Given(), listeners).inputs.rows.count == 64

@@ -109,7 +109,7 @@ def watch_a_run(folder: Path) -> Watched:
     listeners += [ServiceLogger(folder / "calls.jsonl")]
     with redirect_stdout(io.StringIO()) as printed, pytest.MonkeyPatch.context() as patch:
         patch.setattr("proa.runtime.ray.driver.END_SECONDS", 60.0)  # for the makers' last words, on a busy machine
-        digest(folder, "ray", runtime="ray", makers=2, callbacks=listeners, **settings)
+        digest(folder, "ray", runtime="ray", makers=2, callbacks=listeners, progress=False, **settings)
     with redirect_stdout(io.StringIO()):
         digest(folder, "local", **settings)
     return Watched(folder, printed.getvalue().splitlines(), watching, counts, makes, trainer, maker)

@@ -82,7 +82,7 @@ def test_only_weights_configurations_and_tokenizers_are_fetched_and_code_when_it
 
 def test_a_run_keeps_the_commit_that_it_began_with(cache, tmp_path):
     settings = {
-        "output_dir": str(tmp_path / "runs"), "model": NAME, "task": [{"prompt": "1>", "answer": "2"}],
+        "output_dir": str(tmp_path / "runs"), "name": "run", "model": NAME, "task": [{"prompt": "1>", "answer": "2"}],
         "total_steps": 2, "train_batch_size": 1,
     }  # fmt: skip
     sft(**settings)
@@ -96,8 +96,8 @@ def test_a_run_keeps_the_commit_that_it_began_with(cache, tmp_path):
 
 def test_an_adapter_over_a_model_of_the_hub_notes_where_its_base_lies(cache, tmp_path):
     sft(
-        output_dir=str(tmp_path / "runs"), model=NAME, task=[{"prompt": "1>", "answer": "2"}], total_steps=1,
-        train_batch_size=1, lora={"rank": 2},
+        output_dir=str(tmp_path / "runs"), name="run", model=NAME, task=[{"prompt": "1>", "answer": "2"}],
+        total_steps=1, train_batch_size=1, lora={"rank": 2},
     )  # fmt: skip
     folder = tmp_path / "runs" / "run" / "model"
     noted = json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"]

@@ -19,16 +19,16 @@ def saved_config(tmp_path):
 @pytest.mark.parametrize(("epochs", "steps"), [(1, 4), (2, 7), (0.5, 2), (0.01, 1)])
 def test_an_epoch_is_a_pass_over_the_rows(tmp_path, epochs, steps):
     settings = {"model": {"config": MODEL}, "tokenizer": tokenizer(), "task": ROWS, "train_batch_size": 3}
-    assert sft(output_dir=str(tmp_path), epochs=epochs, **settings).global_step == steps
+    assert sft(output_dir=str(tmp_path), name="run", epochs=epochs, **settings).global_step == steps
     assert (saved_config(tmp_path)["total_steps"], saved_config(tmp_path)["epochs"]) == (steps, None)
 
 
 def test_an_epoch_of_a_detached_run_is_a_pass_over_the_prompts(tmp_path):
     settings = {**DETACHED, "task": {"source": "sort_digits", "count": 10}}  # four prompts of a batch, twice each
     del settings["total_steps"]
-    state = grpo(output_dir=str(tmp_path), epochs=2, **settings)
+    state = grpo(output_dir=str(tmp_path), name="run", epochs=2, **settings)
     assert state.global_step == saved_config(tmp_path)["total_steps"] == 5
-    assert grpo(output_dir=str(tmp_path), epochs=2, resume="auto", **settings).global_step == 5
+    assert grpo(output_dir=str(tmp_path), name="run", epochs=2, resume="auto", **settings).global_step == 5
 
 
 def test_one_of_the_two_is_given():

@@ -36,7 +36,9 @@ def test_a_long_prompt_is_left_out_and_counted(caplog):
     prompts.check()
     assert [row.prompt for row in prompts.task.rows] == [SHORT, SHORT]
     assert {prompts[ordinal].text for ordinal in range(4)} == {SHORT}
-    assert caplog.messages == ["task 'task': 1 of 3 rows are too long and left out"]
+    assert [one for one in caplog.messages if one.startswith("task")] == [
+        "task 'task': 1 of 3 rows are too long and left out"
+    ]
     with pytest.raises(TaskError, match="all 3 rows are too long"):
         stream("drop", most=1)
 
@@ -47,7 +49,9 @@ def test_a_long_prompt_keeps_its_end_and_is_counted(caplog):
     assert TOKENIZER.decode(prompts.row_tokens(1)) == LONG[-8:]
     assert TOKENIZER.decode(prompts.row_tokens(0)) == SHORT
     assert prompts.longest == 8
-    assert caplog.messages == ["task 'task': 1 of 3 prompts are too long and lose their first tokens"]
+    assert [one for one in caplog.messages if one.startswith("task")] == [
+        "task 'task': 1 of 3 prompts are too long and lose their first tokens"
+    ]
 
 
 def test_the_token_that_begins_a_text_is_kept():

@@ -99,6 +99,7 @@ def _add_train(verbs: Verbs) -> None:
         from ..config import load_run_config, outline_run_config
         from ..errors import ProaError
         from ..record.run_folder import check_unused
+        from ..record.run_lock import is_locked, lock
         from ..run.naming import settle_name
 
         if _file_kind(options.file) == "experiment":
@@ -108,6 +109,9 @@ def _add_train(verbs: Verbs) -> None:
         try:
             outline = settle_name(outline_run_config(options.file, options.flags), overwrite=options.overwrite)
             if not options.overwrite:
+                if is_locked(outline.folder):
+                    with lock(outline.folder):  # which raises, and names the process that has it
+                        pass
                 check_unused(outline.folder)
             # What follows imports torch and transformers, and that takes seconds.
             print_visible(f"loading torch, the model and the data for {outline.folder}")
