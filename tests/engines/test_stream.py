@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import random
 import time
 from collections import deque
@@ -296,7 +297,7 @@ def test_sleeping_gives_the_cache_back_and_does_nothing_while_something_runs() -
     assert (engine.cache_tokens, engine.free) == (0, 64)
 
 
-@pytest.mark.parametrize("count", [1_500, pytest.param(100_000, marks=pytest.mark.prove)])
+@pytest.mark.parametrize("count", [2_500, pytest.param(100_000, marks=pytest.mark.prove)])
 def test_many_short_requests_leave_nothing_behind(count: int) -> None:
     engine = build_engine("native", tiny_model(), end_ids=(4,), slots=256)
     sampling = Sampling(max_new_tokens=2)
@@ -309,10 +310,9 @@ def test_many_short_requests_leave_nothing_behind(count: int) -> None:
         return len(gc.get_objects())
 
     play(0)
-    before = play(500)
-    for first in range(1_000, count, 500):
-        after = play(first)
-    assert after - before < 50
+    objects = [play(first) for first in range(500, count, 500)]
+    # One object kept of each request would be 500 more every time; threads of other tests may make some at any time.
+    assert min(after - before for before, after in itertools.pairwise(objects)) < 50
 
 
 # -- whether it is so --------------------------------------------------------------------------------
