@@ -193,3 +193,32 @@ def test_nobody_asks_a_stream_that_is_closed(streams):
     stream.close("the run is over")
     with pytest.raises(ClosedError, match="the run is over"):
         ask(user(stream, "a"))
+
+
+class Sleeper(SteppingEngine):
+    """Notes how many requests are open whenever it is sent to sleep."""
+
+    def __init__(self):
+        super().__init__()
+        self.slept = []
+        self.has_slept = threading.Event()
+
+    def sleep(self):
+        self.slept.append(len(self._open))
+        self.has_slept.set()
+
+
+def test_an_engine_sleeps_when_it_has_nothing_to_decode_and_then_alone(streams):
+    engine = Sleeper()
+    stream = streams(engine, sleeps=True)
+    assert engine.has_slept.wait(SECONDS)
+    engine.has_slept.clear()
+    assert len(ask(user(stream, "a")).completions) == 2
+    assert engine.has_slept.wait(SECONDS)
+    assert set(engine.slept) == {0}
+
+
+def test_unless_it_is_asked_to_an_engine_stays_awake(streams):
+    engine = Sleeper()
+    ask(user(streams(engine), "a"))
+    assert engine.slept == []

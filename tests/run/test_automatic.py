@@ -173,3 +173,34 @@ def test_the_cache_of_an_engine_on_a_gpu_is_at_most_a_quarter_of_its_memory(tmp_
     run = config(tmp_path, train_batch_size=256, sampling={"group_size": 8, "max_new_tokens": 8192})
     assert size_engine(run, longest_prompt=128, most_tokens=100_000).cache_tokens == 100_000
     assert size_engine(run, longest_prompt=128, most_tokens=100).cache_tokens == 8320  # one sequence always fits
+
+
+@pytest.mark.parametrize(
+    ("memory", "staleness", "engine", "sleeps"),
+    [(139, 0, {}, False), (24, 0, {}, True), (24, 1, {}, False), (24, 0, {"device": "cpu"}, False),
+     (139, 0, {"sleep": True}, True)],
+)  # fmt: skip
+def test_an_engine_sleeps_where_it_takes_turns_with_a_trainer_that_needs_its_memory(
+    memory, staleness, engine, sleeps, tmp_path, gpu
+):
+    gpu(memory * GIB)
+    asked = config(tmp_path, model=QWEN, max_staleness=staleness, engine=engine)
+    assert resolve_automatic(asked, Given()).engine.sleep is sleeps
+
+
+def test_without_a_gpu_an_engine_does_not_sleep(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert resolve_automatic(config(tmp_path, max_staleness=0), Given()).engine.sleep is False
+
+
+def test_a_run_whose_engine_sleeps_has_the_same_weights(tmp_path):
+    digests = set()
+    for sleep in (False, True):
+        name = f"sleep_{sleep}"
+        recipes.grpo(
+            model={"config": MODEL_WITH_END}, task="sort_digits", total_steps=3, train_batch_size=8, max_staleness=0,
+            sampling={"group_size": 4, "max_new_tokens": 6}, reward={"workers": 0}, engine={"sleep": sleep},
+            output_dir=tmp_path, name=name,
+        )  # fmt: skip
+        digests.add(json.loads((tmp_path / name / "run.json").read_text())["weights_digest"])
+    assert len(digests) == 1

@@ -37,7 +37,8 @@ manager.fire("step_end", TrainState(), 3, metrics={"loss": 1.0})
 manager.moments.step_end(state, 0, None, {"loss": 1.0}, None)
 show(state, {})  # a decorated function stays what it was
 recipes.grpo("run.yaml", total_steps=5, sampling={"group_size": 4}, reward=len, callbacks=[Typed()], overwrite=True)
-recipes.sft(model={"path": "folder", "dtype": "auto"}, task=[{"prompt": "1", "answer": "2"}], total_steps=3)
+final: TrainState = recipes.sft(model={"path": "folder"}, task=[{"prompt": "1", "answer": "2"}], total_steps=3)
+print(recipes.sft("run.yaml").model_dir)
 assert_lifecycle(lambda callbacks: callbacks.fire("train_start", state))
 
 

@@ -351,6 +351,11 @@ class EngineSection(Section):
     cache_tokens: int = Field(
         0, ge=0, description="tokens that the native engine's cache has room for; 0 takes what the slots need"
     )
+    sleep: bool | Literal["auto"] = Field(
+        AUTO,
+        description="give the memory of the cache back whenever nothing is decoded; auto does in synchronous runs on a "
+        "GPU that is short of memory",
+    )
     params: dict[str, Any] = Field(default_factory=dict, description="further settings of an engine of your own")
     _given: EngineFactory | None = PrivateAttr(None)
 

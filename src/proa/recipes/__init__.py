@@ -1,4 +1,4 @@
-"""Whole jobs from a configuration: each takes `callbacks=` and returns the final `TrainState`."""
+"""Whole jobs from a configuration: each takes `callbacks=` and returns the final state, which knows its folders."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Unpack
 
 from ..config import RunConfig
-from ..data.state import TrainState
+from ..data.state import LoopState
 from ..lifecycle.manager import Callbacks
 from ..run.start import start
 from .arguments import DetachedArguments
@@ -32,6 +32,6 @@ __all__ = [
 
 def run(
     config: RunConfig | Path | str | None = None, *, callbacks: Callbacks = None, **changes: Unpack[DetachedArguments]
-) -> TrainState:
+) -> LoopState:
     """Run what the configuration says, whatever its algorithm. It takes what `start` takes."""
     return start(config, callbacks=callbacks, **changes)

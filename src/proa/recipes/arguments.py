@@ -88,6 +88,9 @@ class EngineArguments(TypedDict, total=False):
     """sequences decoded at once; 0 is the engine's own number"""
     cache_tokens: int
     """tokens that the native engine's cache has room for; 0 takes what the slots need"""
+    sleep: bool | Literal["auto"]
+    """give the memory of the cache back whenever nothing is decoded; auto does in synchronous runs on a GPU that is
+    short of memory"""
     params: Mapping[str, Any]
     """further settings of an engine of your own"""
 

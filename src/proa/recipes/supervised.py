@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Unpack
 
 from ..config import RunConfig
-from ..data.state import TrainState
+from ..data.state import LoopState
 from ..lifecycle.manager import Callbacks
 from ..run.start import start
 from .arguments import SupervisedArguments
@@ -14,7 +14,7 @@ from .arguments import SupervisedArguments
 
 def sft(
     config: RunConfig | Path | str | None = None, *, callbacks: Callbacks = None, **changes: Unpack[SupervisedArguments]
-) -> TrainState:
+) -> LoopState:
     """Supervised fine-tuning on prompts and answers, or on conversations.
 
     `algorithm.params`: `answer_column`, `train_on_prompt`, `every_answer`, `packing`, `max_length`.
@@ -24,7 +24,7 @@ def sft(
 
 def dpo(
     config: RunConfig | Path | str | None = None, *, callbacks: Callbacks = None, **changes: Unpack[SupervisedArguments]
-) -> TrainState:
+) -> LoopState:
     """Direct preference optimisation on pairs of completions.
 
     `algorithm.params`: `beta`, `loss` (`sigmoid` or `ipo`), `label_smoothing`, `reference_free`, `max_length`.
@@ -34,7 +34,7 @@ def dpo(
 
 def reward_model(
     config: RunConfig | Path | str | None = None, *, callbacks: Callbacks = None, **changes: Unpack[SupervisedArguments]
-) -> TrainState:
+) -> LoopState:
     """A reward model from pairs of completions; `model/` is a folder for `AutoModelForSequenceClassification`.
 
     `algorithm.params`: `max_length`.

@@ -116,6 +116,8 @@ class ExperienceMakerHolder:
             lora=lora, engine=engine, rollout=rollout, receiver=receiver, dtype=dtype, device=device, seed=seed,
         ).open(generate_kwargs)  # fmt: skip
         self.engine, self.rollout, self._receiver = parts.engine, parts.rollout, parts.receiver
+        self.engine_sleeps = False
+        """Whether the engine gives memory back between leases, whenever it has none to work on."""
         self._tokenizer = parts.tokenizer
         self.manager = CallbackManager.create(callbacks, role=Role.MAKER)
         self.state = LoopState()
@@ -167,7 +169,12 @@ class ExperienceMakerHolder:
 
     def _work_on_many(self, book: Book, store: Store) -> None:
         """What is made is handed in here, lease by lease, while others are generated beside it."""
-        stream = EngineStream(self.engine, name=self.name, guarded_from=f"a callback or a reward of {self.name}")
+        stream = EngineStream(
+            self.engine,
+            name=self.name,
+            guarded_from=f"a callback or a reward of {self.name}",
+            sleeps=self.engine_sleeps,
+        )
 
         def is_trusted(version: int) -> bool:
             return self._trusted.get(version) is self._doubt and stream.has(version)

@@ -74,13 +74,15 @@ class EngineStream:
     """Steps an engine in a thread of its own, for as long as there is something to decode.
 
     Nobody else may use the engine meanwhile. Where code of a user runs in the same process, `guarded_from` says whose:
-    settings of torch that it changed are put back before requests are taken in.
+    settings of torch that it changed are put back before requests are taken in. With `sleeps` the engine gives memory
+    back whenever it has nothing to decode.
     """
 
-    def __init__(self, engine: Engine, *, name: str, guarded_from: str | None = None) -> None:
+    def __init__(self, engine: Engine, *, name: str, guarded_from: str | None = None, sleeps: bool = False) -> None:
         self.free = engine.free
         """How many more sequences the engine could decode at once, when it was last looked at."""
         self._engine = engine
+        self._sleeps = sleeps
         self._guarded_from = guarded_from
         self._numerics: Numerics | None = None
         self._changed = threading.Condition()
@@ -166,6 +168,8 @@ class EngineStream:
             self._end(error)
 
     def _await_work(self) -> bool:
+        if self._sleeps and not self._batches:
+            self._engine.sleep()
         with self._changed:
             self._changed.wait_for(lambda: self._over is not None or self._calls or self._batches)
             return self._over is None

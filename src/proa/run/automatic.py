@@ -37,6 +37,7 @@ CAUTIOUS_BUDGET = 8_192
 _KEYS = {
     "model": ("device", "dtype", "gradient_checkpointing", "compile"),
     "optimizer": ("token_budget", "share_prompts"),
+    "engine": ("sleep",),
 }
 """What may be `auto`, by section."""
 
@@ -102,6 +103,7 @@ def _pin(config: RunConfig, saved: Mapping[str, Any]) -> RunConfig:
 _ON_CPU: Mapping[str, Mapping[str, Any]] = {
     "model": {"gradient_checkpointing": False, "compile": False},
     "optimizer": {"token_budget": CPU_TOKEN_BUDGET, "share_prompts": False},
+    "engine": {"sleep": False},
 }
 
 
@@ -141,14 +143,36 @@ def _on_gpu(config: RunConfig, given: Given) -> dict[str, dict[str, Any]]:
     in_half = read_dtype(config.model.dtype) in (torch.bfloat16, torch.float16)
     is_known = in_half and config.model.attention in (AUTO, "segments") and _is_plain(model)
     needs = memory_needs(config, model)
-    checkpoints, budget = (False, CAUTIOUS_BUDGET) if needs is None else fit_memory(needs, _device_memory(config.model))
+    memory = _device_memory(config.model)
+    checkpoints, budget = (False, CAUTIOUS_BUDGET) if needs is None else fit_memory(needs, memory)
     return {
         "model": {
             "gradient_checkpointing": checkpoints and has_layers(model),
             "compile": is_known and has_layers(model) and _can_compile(),
         },
         "optimizer": {"token_budget": budget, "share_prompts": is_known},
+        "engine": {
+            "sleep": needs is not None and _takes_turns(config) and is_short(needs, memory, checkpoints, budget)
+        },
     }
+
+
+def _takes_turns(config: RunConfig) -> bool:
+    """Whether makers are idle on the trainer's device while it computes."""
+    is_elsewhere = config.engine.device not in (None, config.model.device)
+    return isinstance(config, DetachedConfig) and config.max_staleness == 0 and not is_elsewhere
+
+
+def is_short(needs: MemoryNeeds, memory: int, checkpoints: bool, budget: int) -> bool:
+    """Whether training and an engine's cache, a quarter of the memory at the most, do not fit in side by side.
+
+    >>> is_short(MemoryNeeds(weights=10, of_a_token=2, of_a_token_checkpointed=1), 100, checkpoints=False, budget=40)
+    True
+    >>> is_short(MemoryNeeds(weights=10, of_a_token=2, of_a_token_checkpointed=1), 100, checkpoints=True, budget=40)
+    False
+    """
+    of_a_token = needs.of_a_token_checkpointed if checkpoints else needs.of_a_token
+    return needs.weights + budget * of_a_token + memory // 4 > memory
 
 
 def _is_plain(model: PreTrainedModel) -> bool:

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from ..actors.interruption import Interruption
 from ..callbacks.performance import Performance
-from ..data.state import LoopState, TrainState
+from ..data.state import LoopState
 from ..record.run_folder import RunFolder
 from ..resume.inputs import Inputs
 from ..resume.resuming import Resumption
@@ -20,7 +20,7 @@ class Job(Protocol):
     def inputs(self) -> Inputs:
         """What it works on."""
 
-    def train(self, folder: RunFolder, resumption: Resumption | None, interruption: Interruption) -> TrainState:
+    def train(self, folder: RunFolder, resumption: Resumption | None, interruption: Interruption) -> LoopState:
         """Train to the end. `manager.begin_training()` comes when nothing can be refused any more and callbacks have
         their saved state."""
 

@@ -10,7 +10,7 @@ from typing import Any
 from ..actors.interruption import Interruption
 from ..callbacks.performance import measured_performance
 from ..config import DetachedConfig
-from ..data.state import TrainState
+from ..data.state import LoopState
 from ..lifecycle.hooks import BaseCallback
 from ..lifecycle.manager import CallbackManager
 from ..record.live import LiveFile
@@ -51,7 +51,7 @@ class DetachedRun:
         inputs = self.maker_side.complete_inputs(self.trainer_side.inputs)
         self.inputs = self.trainer_side.inputs = replace(inputs, hooks=listeners.experience_hooks())
 
-    def train(self, folder: RunFolder, resumption: Resumption | None, interruption: Interruption) -> TrainState:
+    def train(self, folder: RunFolder, resumption: Resumption | None, interruption: Interruption) -> LoopState:
         config, store = self.config, WeightStore(wait_timeout=self.config.wait_timeout)
         self.trainer_side.prepare(folder.path, resumed=resumption is not None)
         record = DriverRecord(folder.path, self.listeners.manager, self.listeners.ctx)

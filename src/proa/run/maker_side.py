@@ -69,7 +69,7 @@ class MakerSide:
         if section is not None and self.reward_model is not None:
             model_reward = ModelReward(self.reward_model, section.weight, section.token_budget)
         rollout = SingleTurn(policy.tokenizer, make_sampling(config), scorer=self._scorer, model_reward=model_reward)
-        return ExperienceMakerHolder(
+        maker = ExperienceMakerHolder(
             engine=self._engine_section().make(policy.model, policy.end_ids, self._device),
             rollout=rollout,
             receiver=receiver,
@@ -77,6 +77,8 @@ class MakerSide:
             name=name,
             seed=config.seed,
         )
+        maker.engine_sleeps = config.engine.sleep is True
+        return maker
 
     def _engine_section(self) -> EngineSection:
         section = self.config.engine

@@ -17,7 +17,7 @@ import torch
 from ..actors.interruption import Interruption
 from ..config import ConfigError, DetachedConfig
 from ..data.results import EvalResult
-from ..data.state import TrainState
+from ..data.state import LoopState
 from ..data.versions import BASE_VERSION
 from ..errors import HookError, SettingError
 from ..lifecycle.hooks import BaseCallback
@@ -89,14 +89,14 @@ class RayRun:
         self._runtime: RayRuntime | None = None
         self._record: DriverRecord | None = None
 
-    def train(self, folder: RunFolder, resumption: Resumption | None, interruption: Interruption) -> TrainState:
+    def train(self, folder: RunFolder, resumption: Resumption | None, interruption: Interruption) -> LoopState:
         try:
             return self._train(folder, resumption, interruption)
         finally:
             if self._runtime is not None:
                 self.listeners.return_copies(self._runtime.copies)
 
-    def _train(self, folder: RunFolder, resumption: Resumption | None, interruption: Interruption) -> TrainState:
+    def _train(self, folder: RunFolder, resumption: Resumption | None, interruption: Interruption) -> LoopState:
         config, manager = self.config, self.listeners.manager
         first_state = manager.state_dict()
         name = f"proa-{config.name}-{uuid.uuid4().hex[:8]}"

@@ -14,7 +14,7 @@ from typing import Any
 from ..actors.interruption import Interruption
 from ..callbacks import ConsoleProgress
 from ..config import ConfigError, DetachedConfig, RunConfig, SupervisedConfig
-from ..data.state import TrainState
+from ..data.state import LoopState
 from ..errors import ProaError
 from ..lifecycle.failures import note_failure
 from ..lifecycle.manager import Callbacks
@@ -56,7 +56,7 @@ def start(
     allow_changes: bool = False,
     overwrite: bool = False,
     **changes: Any,
-) -> TrainState:
+) -> LoopState:
     """Run as configured (a `RunConfig`, a YAML file, or keywords alone) and return the final state.
 
     The run folder `<output_dir>/<name>` holds the record, and the final weights in `model/`. With `resume="auto"` a run
@@ -123,7 +123,7 @@ def carry_out(
     allow_changes: bool = False,
     overwrite: bool = False,
     now: datetime | None = None,
-) -> TrainState:
+) -> LoopState:
     """Put the run together, make its folder, train in it, and leave a header that says how it ended.
 
     `resume` is `"auto"` or a checkpoint's name: a run that is there is resumed, also one that is complete, for what
@@ -211,7 +211,7 @@ def _remove_unfinished_start(folder: Path) -> None:
             path.unlink()
 
 
-def _complete(config: RunConfig) -> TrainState | None:
+def _complete(config: RunConfig) -> LoopState | None:
     """The final state of a run that is complete; None of any other."""
     header = config.folder / "run.json"
     if not header.exists() or read_json(header).get("status") != "completed":

@@ -12,7 +12,7 @@ from ..callbacks.performance import measured_performance
 from ..config import ConfigError, SupervisedConfig
 from ..config.sections import EvalSection
 from ..data.results import EvalResult
-from ..data.state import LoopState, TrainState
+from ..data.state import LoopState
 from ..evals.evaluator import PolicyEvaluator
 from ..learning.optimizer import Optimizer
 from ..lifecycle.hooks import Callback
@@ -63,7 +63,7 @@ class SupervisedRun:
         if self.listeners.makers:
             raise ConfigError(f"{config.algorithm.name} has no makers: a MakerCallback would never be called")
 
-    def train(self, folder: RunFolder, resumption: Resumption | None, interruption: Interruption) -> TrainState:
+    def train(self, folder: RunFolder, resumption: Resumption | None, interruption: Interruption) -> LoopState:
         config = self.config
         compute_alike(config.threads, device=config.model.device, deterministic=config.deterministic)
         begin_training(self.trained, folder.path, resumed=resumption is not None)
