@@ -208,6 +208,19 @@ def test_the_adapter_is_float32_at_least_and_the_base_keeps_its_dtype(dtype, exp
     assert {str(tensor.dtype) for tensor in base_weights(model).values()} == {f"torch.{dtype}"}
 
 
+def test_over_a_base_in_less_an_adapter_is_multiplied_in_that_and_its_gradient_is_float32(configuration, bfloat16):
+    model = load_model(configuration(), dtype=bfloat16)
+    add_lora(model, SMALL, seed=0)
+    seen = set()
+    for name, module in model.named_modules():
+        if name.endswith("lora_A.default"):
+            module.register_forward_hook(lambda _, inputs, output: seen.update({inputs[0].dtype, output.dtype}))
+    model(torch.tensor([[3, 4, 5]])).logits.float().sum().backward()
+    assert seen == {torch.bfloat16}
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    assert {parameter.grad.dtype for parameter in trained} == {torch.float32}
+
+
 def test_a_second_adapter_is_refused(tiny):
     model = with_lora(tiny())
     before = weights_digest(adapter_weights(model))

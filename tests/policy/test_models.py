@@ -15,6 +15,16 @@ def digest(model):
     return weights_digest(model_weights(model))
 
 
+def test_a_new_model_has_the_same_weights_in_every_dtype_up_to_rounding(configuration):
+    exact = load_model(configuration(), seed=3)
+    half = load_model(configuration(), seed=3, dtype="bfloat16")
+    assert half.dtype == half.config.dtype == torch.bfloat16
+    for name, weight in model_weights(exact).items():
+        assert torch.equal(model_weights(half)[name], weight.to(torch.bfloat16))
+    turns = dict(half.named_buffers())["model.rotary_emb.inv_freq"]
+    assert torch.equal(turns, dict(exact.named_buffers())["model.rotary_emb.inv_freq"])  # positions are not rounded
+
+
 def test_a_model_is_the_same_for_the_same_seed_and_another_for_another(configuration):
     models = [load_model(configuration(), seed=seed) for seed in (3, 3, 4)]
     assert digest(models[0]) == digest(models[1]) != digest(models[2])
