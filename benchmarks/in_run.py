@@ -1,38 +1,59 @@
 """How fast the engine is inside a run, beside the same engine alone, and what a step of the run takes.
 
     python benchmarks/in_run.py [--json] [--steps N] [--makers N] [--staleness N] [--device auto] [--checkpointing]
+                                 [--lora RANK] [--sleep] [--only-run]
 
 A GRPO run of random weights (Qwen3-0.6B's shape on a GPU, a small model on a CPU), 8 prompts × 8 samples a step of full
 length. The engine's tokens per second in the run are over the time in which it has work, the median over steps after
 the first three; alone it decodes as many sequences at once as the run keeps under way. On one device trainer and engine
 share the arithmetic, so on one GPU the figure includes what the trainer takes of it; `--staleness 0` has them take
-turns. `first_step_after` is from the start of the process, but for making the model's folder.
+turns. `ready_after` and `first_step_after` are from the start of the process, but for making the model's folder: when
+training begins, and when its first step has ended. `imported_after` is how much of that importing libraries took, which
+a slow disk makes long.
 """
 
 from __future__ import annotations
 
+import argparse
+import itertools
+import json
+import os
+import statistics
+import sys
+import tempfile
 import time
+from pathlib import Path
+from typing import Any
 
-STARTED = time.time()
+import torch
 
-import argparse  # noqa: E402 - the clock runs while they are imported
-import itertools  # noqa: E402
-import json  # noqa: E402
-import statistics  # noqa: E402
-import sys  # noqa: E402
-import tempfile  # noqa: E402
-from pathlib import Path  # noqa: E402
-from typing import Any  # noqa: E402
-
-import torch  # noqa: E402
-
-from proa.bench.rollout import SHAPES, load_shape  # noqa: E402
-from proa.bench.step import number_tokenizer, varied_reward  # noqa: E402
-from proa.data.sampling import Sampling  # noqa: E402
-from proa.engines import build_engine, generate, group_requests  # noqa: E402
-from proa.recipes import grpo  # noqa: E402
+from proa import Callback
+from proa.bench.rollout import SHAPES, load_shape
+from proa.bench.step import number_tokenizer, varied_reward
+from proa.data.sampling import Sampling
+from proa.engines import build_engine, generate, group_requests
+from proa.recipes import grpo
 
 PROMPTS, GROUP, SKIPPED = 8, 8, 3
+
+
+def process_age() -> float:
+    """Seconds since this process was started, before it imported anything (Linux)."""
+    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+
+
+class Clock(Callback):
+    """When training began."""
+
+    began = 0.0
+
+    def on_train_start(self, state: Any) -> None:
+        self.began = time.time()
+
+
+STARTED = time.time() - process_age()
+IMPORTED = time.time()
 
 
 def run_figures(options: argparse.Namespace, shape: str, device: str, lengths: tuple[int, int]) -> dict[str, Any]:
@@ -57,15 +78,19 @@ def run_figures(options: argparse.Namespace, shape: str, device: str, lengths: t
         model = {"path": f"{folder}/model", "device": device, "dtype": "auto"}
         if options.checkpointing:
             model["gradient_checkpointing"] = True
+        further: dict[str, Any] = {"lora": {"rank": options.lora}} if options.lora else {}
+        if options.sleep:
+            further["engine"] = {"sleep": True}
         if device != "cpu":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
+        clock = Clock()
         grpo(
             model=model, task=rows, reward=varied_reward, output_dir=folder, name="run",
             total_steps=options.steps, train_batch_size=PROMPTS * GROUP, makers=options.makers,
             max_staleness=options.staleness, sampling={"group_size": GROUP, "max_new_tokens": new_tokens},
             optimizer={"learning_rate": 1e-6}, checkpoint={"save_every": 0}, record={"rollouts": 0},
-            **{"reward.workers": 0},
+            callbacks=[clock], **{"reward.workers": 0}, **further,
         )  # fmt: skip
         run = Path(folder) / "run"
         steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -78,6 +103,8 @@ def run_figures(options: argparse.Namespace, shape: str, device: str, lengths: t
     return {
         **{name: statistics.median(step.get(name, 0.0) for step in later) for name in (*names, "maker.probe_gap")},
         "step_seconds": statistics.median(seconds),
+        "imported_after": IMPORTED - STARTED,
+        "ready_after": clock.began - STARTED - made,
         "first_step_after": times[0] - STARTED - made,
         "weights_digest": header["weights_digest"],
         "peak_gib": torch.cuda.max_memory_allocated() / 2**30 if device != "cpu" else None,
@@ -117,6 +144,8 @@ def main() -> int:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--only-run", action="store_true", help="without the engine alone")
     parser.add_argument("--checkpointing", action="store_true")
+    parser.add_argument("--lora", type=int, default=0, help="train adapters of this rank instead of all weights")
+    parser.add_argument("--sleep", action="store_true", help="the engine gives its cache back while the trainer steps")
     options = parser.parse_args()
     if options.steps <= SKIPPED:
         parser.error(f"--steps must be more than {SKIPPED}: so many are left out")

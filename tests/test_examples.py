@@ -54,6 +54,15 @@ def test_a_reward_of_ones_own(tmp_path):
     assert example["right_length"](["121>", "1>"], ["11", ""]) == [0.0, None]
 
 
+def test_a_conversation_shows_what_a_wrong_template_does(tmp_path, capsys):
+    example = runpy.run_path(str(EXAMPLES / "chat.py"))
+    ends = []
+    for forgets in (False, True):
+        assert 0 <= example["main"](2, tmp_path, forget_turn=forgets) <= 1
+        ends += [line for line in capsys.readouterr().out.splitlines() if line.startswith("  template ")]
+    assert [end.endswith("<end> <assistant>") for end in ends] == [True, False]
+
+
 def test_callbacks_in_each_style(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr("sys.argv", ["lifecycle_demo.py", "--max-steps", "20", "--output-dir", str(tmp_path)])
     runpy.run_path(str(EXAMPLES / "lifecycle_demo.py"), run_name="__main__")

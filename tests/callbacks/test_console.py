@@ -7,7 +7,7 @@ import types
 import pytest
 from rich.console import Console
 
-from proa import Callback, TrainingBatch
+from proa import Callback, Priority, TrainingBatch
 from proa.callbacks import ConsoleProgress, EarlyStopping
 from proa.callbacks.console import NotebookOutput, sparkline
 from proa.data.state import LoopState
@@ -183,3 +183,33 @@ def test_a_notebook_has_one_output_that_is_replaced(monkeypatch):
 def test_a_plain_line_has_reward_loss_speed_and_staleness():
     line = train(terminal=False, report=DETACHED_STEP).splitlines()[0]
     assert line.startswith("step 1 of 4  reward 0.4456  loss -0.0122  7006 tokens/s  staleness 1  0.")
+
+
+SAMPLE = {"step": 0, "prompt": "2+2=", "tokens": ["4"], "reward": 1.0}
+
+
+class _Record(Callback):
+    """Hands a sample on, as a run's record does."""
+
+    priority = Priority.RECORD
+    uses_asyncio = False
+
+    def __init__(self, console):
+        self.console = console
+
+    def on_step_end(self, state, step_idx, batch, metrics):
+        self.console.take_sample({**SAMPLE, "step": step_idx})
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+@pytest.mark.parametrize("wanted", [True, False])
+def test_one_sample_is_shown_after_the_first_step(terminal, wanted):
+    out = io.StringIO()
+    console = ConsoleProgress(console=Console(file=out, force_terminal=terminal, width=80), sample=wanted)
+    loop = SupervisedLoop(lambda batch: {"loss": 0.5}, callbacks=[console, _Record(console)])
+    loop.fit(lambda epoch: [TrainingBatch(0)] * 4, max_steps=4)
+    assert out.getvalue().count("a sample of step") == int(wanted)
+    if wanted and not terminal:
+        lines = out.getvalue().splitlines()
+        assert lines[0].startswith("step 1 of 4")
+        assert lines[1:4] == ["a sample of step 1: reward 1", "  prompt      2+2=", "  completion  4"]

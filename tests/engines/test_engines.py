@@ -13,7 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.engines.prompted import Prompted, generated
 from tests.engines.tiny import CONTEXT, SHAPES, VOCABULARY, logits_of, some_requests, tiny_model, tokens_of
-from transformers import BloomConfig, BloomForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MinPLogitsWarper,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    RepetitionPenaltyLogitsProcessor,
+)
 
 from proa.data.sampling import Completion, Sampling
 from proa.engines import Engine, build_engine
@@ -82,6 +91,14 @@ def test_native_samples_what_hf_samples(shape: str) -> None:
     assert_same(native, hf)
 
 
+def test_native_samples_what_hf_samples_under_min_p_and_a_penalty() -> None:
+    model = tiny_model()
+    for limits in ({"min_p": 0.1}, {"repetition_penalty": 1.4}, {"min_p": 0.05, "repetition_penalty": 0.8}):
+        sampling = Sampling(max_new_tokens=12, temperature=1.5, **limits)
+        native, hf = (generated(build_engine(kind, model, end_ids=(4,)), some_requests(), sampling) for kind in KINDS)
+        assert_same(native, hf)
+
+
 @every_shape
 @both_kinds
 def test_log_probs_are_those_of_a_full_pass(shape: str, kind: Kind) -> None:
@@ -93,6 +110,13 @@ def test_log_probs_are_those_of_a_full_pass(shape: str, kind: Kind) -> None:
 def test_log_probs_are_over_the_whole_vocabulary_under_top_k_and_top_p(kind: Kind) -> None:
     model = tiny_model()
     sampling = Sampling(max_new_tokens=12, temperature=0.7, top_k=4, top_p=0.8)
+    assert_scored_by(model, build_engine(kind, model, end_ids=()), sampling)
+
+
+@both_kinds
+def test_log_probs_are_the_policys_under_min_p_and_a_penalty(kind: Kind) -> None:
+    model = tiny_model()
+    sampling = Sampling(max_new_tokens=12, temperature=0.7, min_p=0.1, repetition_penalty=1.5)
     assert_scored_by(model, build_engine(kind, model, end_ids=()), sampling)
 
 
@@ -235,6 +259,23 @@ def test_sampled_frequencies_are_the_probabilities(kind: Kind) -> None:
 
 
 @both_kinds
+def test_frequencies_under_min_p_and_a_penalty_are_those_of_the_logits_that_transformers_makes(kind: Kind) -> None:
+    """Chi-square over the tokens that are left, at most 22 of them: 48.3 is passed by chance once in a thousand."""
+    model, samples = tiny_model(), 3000
+    request = Prompted((1, 2, 3), tuple(range(samples)))
+    sampling = Sampling(max_new_tokens=1, temperature=3.0, min_p=0.6, repetition_penalty=1.5)
+    [group] = generated(build_engine(kind, model, end_ids=()), [request], sampling)
+    text, logits = torch.tensor([request.tokens]), logits_of(model, request, group[0])[:1]
+    penalised = RepetitionPenaltyLogitsProcessor(1.5)(text, logits.clone())
+    expected = samples * MinPLogitsWarper(0.6)(text, penalised / 3.0).softmax(-1)[0]
+    counts = torch.bincount(torch.cat([completion.tokens for completion in group]), minlength=VOCABULARY)
+    kept = expected > 0
+    assert 2 < kept.sum() < VOCABULARY
+    assert counts[~kept].sum() == 0
+    assert (counts - expected)[kept].square().div(expected[kept]).sum() < 48.3
+
+
+@both_kinds
 def test_training_the_model_does_not_change_the_engine(kind: Kind) -> None:
     model = tiny_model()
     engine = build_engine(kind, model, end_ids=(4,))
@@ -350,6 +391,10 @@ def test_a_prompt_that_does_not_fit_the_context_is_refused(kind: Kind) -> None:
         (Prompted((1,), (0,)), Sampling(temperature=float("nan")), "temperature"),
         (Prompted((1,), (0,)), Sampling(top_p=0.0), "top_p"),
         (Prompted((1,), (0,)), Sampling(top_k=-1), "top_k"),
+        (Prompted((1,), (0,)), Sampling(min_p=1.5), "min_p is 1.5: write 0 to keep all"),
+        (Prompted((1,), (0,)), Sampling(min_p=-0.1), "min_p"),
+        (Prompted((1,), (0,)), Sampling(repetition_penalty=0.0), "repetition_penalty is 0.0: write 1 for none"),
+        (Prompted((1,), (0,)), Sampling(repetition_penalty=-1.0), "repetition_penalty"),
     ],
 )
 @both_kinds

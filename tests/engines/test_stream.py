@@ -15,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.engines.tiny import CONTEXT, SHAPES, VOCABULARY, tiny_model
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, RepetitionPenaltyLogitsProcessor
 
 from proa import slow_work
 from proa.data.sampling import Completion, Sampling
@@ -31,6 +31,9 @@ SAMPLINGS = (
     Sampling(max_new_tokens=40, temperature=1.3),
     Sampling(max_new_tokens=25, temperature=1.0, top_k=4, top_p=0.9),
     Sampling(max_new_tokens=7, temperature=0.0),
+    Sampling(max_new_tokens=20, temperature=1.5, min_p=0.1),
+    Sampling(max_new_tokens=25, temperature=1.2, repetition_penalty=1.3),
+    Sampling(max_new_tokens=9, temperature=0.0, repetition_penalty=1.8),
 )
 
 
@@ -45,7 +48,7 @@ def requests_of(count: int) -> list[Request]:
         replace(request, group="") if number % 3 == 0 else request
         for number in range(count)
         for request in group_requests(
-            f"r{number}", prompt(number), range(number * 10, number * 10 + 1 + 2 * (number % 2)), SAMPLINGS[number % 4]
+            f"r{number}", prompt(number), range(number * 10, number * 10 + 1 + 2 * (number % 2)), SAMPLINGS[number % 7]
         )
     ]
 
@@ -173,12 +176,17 @@ def test_a_third_version_is_refused_while_two_are_decoded() -> None:
 
 # -- continuing --------------------------------------------------------------------------------------
 
+PLAIN_TURNS = Sampling(max_new_tokens=9)
+PENALISED_TURNS = Sampling(max_new_tokens=9, temperature=1.5, min_p=0.02, repetition_penalty=1.5)
 
-def turns(engine: NativeEngine, name: str, between: Iterator[None]) -> list[tuple[list[int], list[float], str]]:
+
+def turns(
+    engine: Engine, name: str, between: Iterator[None], sampling: Sampling = PLAIN_TURNS
+) -> list[tuple[list[int], list[float], str]]:
     """Three requests, each of which continues the one before; something may happen between two of them."""
     said, before = [], ""
     for turn, tokens in enumerate(((1, 2, 3), (7, 8), tuple(range(9)))):
-        request = Request(f"{name}{turn}", tokens, 50 + turn, Sampling(max_new_tokens=9), continues=before, keep=True)
+        request = Request(f"{name}{turn}", tokens, 50 + turn, sampling, continues=before, keep=True)
         engine.submit(request)
         collected, completion = Collected(), None
         while completion is None:
@@ -204,9 +212,10 @@ def test_a_request_that_continues_another_has_the_log_probs_of_the_whole_text() 
         text += sampled
 
 
-def test_a_cache_that_was_dropped_is_made_again_to_the_same_bits() -> None:
+@pytest.mark.parametrize("sampling", [PLAIN_TURNS, PENALISED_TURNS], ids=["plain", "penalised"])
+def test_a_cache_that_was_dropped_is_made_again_to_the_same_bits(sampling: Sampling) -> None:
     model = tiny_model()
-    expected = turns(build_engine("native", model, end_ids=(4,)), "t", iter(()))
+    expected = turns(build_engine("native", model, end_ids=(4,)), "t", iter(()), sampling)
     engine = build_engine("native", model, end_ids=(4,))
 
     def sleeping() -> Iterator[None]:
@@ -214,10 +223,27 @@ def test_a_cache_that_was_dropped_is_made_again_to_the_same_bits() -> None:
             engine.sleep()  # nothing is decoded: all caches go
             yield
 
-    assert turns(engine, "t", sleeping()) == expected
+    assert turns(engine, "t", sleeping(), sampling) == expected
     small = build_engine("native", model, end_ids=(4,), cache_tokens=8 * CONTEXT)
     others = (small.submit(Request(f"o{n}", prompt(n), n, SAMPLINGS[1], keep=True)) for n in range(9))
-    assert turns(small, "t", others) == expected
+    assert turns(small, "t", others, sampling) == expected
+
+
+@pytest.mark.parametrize("kind", ["native", "hf"])
+def test_a_penalty_counts_all_that_a_request_continues(kind: str) -> None:
+    """Greedy: each token is the likeliest of the logits that transformers' processor makes of the whole text."""
+    model = tiny_model()
+    sampling = Sampling(max_new_tokens=9, temperature=0.0, repetition_penalty=1.7)
+    said = turns(build_engine(kind, model, end_ids=(4,)), "t", iter(()), sampling)
+    text: list[int] = []
+    for tokens, (sampled, _, _) in zip(((1, 2, 3), (7, 8), tuple(range(9))), said, strict=True):
+        text += tokens
+        for token in sampled:
+            with torch.no_grad():
+                logits = model(torch.tensor([text]), use_cache=False).logits[:, -1]
+            penalised = RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor([text]), logits)
+            assert token == int(penalised.argmax())
+            text.append(token)
 
 
 def test_what_is_continued_must_have_been_kept_with_these_weights() -> None:

@@ -53,17 +53,19 @@ def engine_of(model, dtype=torch.bfloat16, **settings) -> NativeEngine:
     return build_engine("native", model, end_ids=ENDS, dtype=dtype, device="cuda", **settings)
 
 
+SETTINGS = (
+    {}, {"temperature": 0.7}, {"temperature": 0.0}, {"top_k": 5}, {"temperature": 0.9, "top_k": 40, "top_p": 0.5},
+    {"min_p": 0.3}, {"repetition_penalty": 1.3}, {"temperature": 0.0, "repetition_penalty": 1.5},
+)  # fmt: skip
+
+
 def requests():
     """Prompts that end within blocks and at their ends, in groups with different settings."""
     chance = random.Random(0)
     for group, length in enumerate((1, 2, 31, 32, 33, 64, 65, 100, 130, 200, 600)):
         prompt = tuple(chance.randrange(10, 1000) for _ in range(length))
-        for place, (temperature, top_k, top_p) in enumerate(
-            ((1.0, 0, 1.0), (0.7, 0, 1.0), (0.0, 0, 1.0), (1.0, 5, 1.0), (0.9, 40, 0.5))
-        ):
-            sampling = Sampling(
-                max_new_tokens=chance.choice((3, 17, 40, 90)), temperature=temperature, top_k=top_k, top_p=top_p
-            )
+        for place, settings in enumerate(SETTINGS):
+            sampling = Sampling(max_new_tokens=chance.choice((3, 17, 40, 90)), **settings)
             yield Request(f"{group}/{place}", prompt, 10 * group + place, sampling, group=str(group))
 
 
@@ -115,6 +117,48 @@ def test_top_k_and_top_p_sample_what_the_rule_of_all_engines_does():
     assert sum(one != other for one, other in zip(on_gpu, on_cpu, strict=True)) <= 1
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"min_p": 0.2}, {"repetition_penalty": 1.5}, {"temperature": 0.0, "repetition_penalty": 1.5},
+        {"temperature": 0.8, "top_k": 50, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 0.7},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_min_p_and_penalties_sample_what_the_rule_of_all_engines_does(settings):
+    """Six tokens, so that penalties count what was sampled too; 1,740 choices, of which one may round differently."""
+    model = model_of("llama")
+    sampling = Sampling(max_new_tokens=6, **settings)
+    asked = [Request(str(seed), (7, 8, seed), seed, sampling) for seed in range(10, 300)]
+    on_gpu, on_cpu = (
+        [one.tokens.tolist() for one in generate(engine, asked)]
+        for engine in (engine_of(model, torch.float32), build_engine("native", model.cpu(), end_ids=ENDS))
+    )
+    assert sum(one != other for one, other in zip(on_gpu, on_cpu, strict=True)) <= 1
+
+
+def test_a_penalty_that_comes_while_others_decode_changes_nothing_for_them():
+    """The step with penalties is recorded while rows are live, and used only while one of them has a penalty."""
+    model = model_of("llama")
+    plain = [Request(f"p{seed}", (7, 8, seed), seed, Sampling(max_new_tokens=60)) for seed in range(10, 20)]
+    penalised = Request("q", (7, 8, 9), 3, Sampling(max_new_tokens=15, repetition_penalty=1.5))
+    expected = dict(zip([one.id for one in plain], map(bits, generate(engine_of(model), plain)), strict=True))
+    expected["q"] = bits(generate(engine_of(model), [penalised])[0])
+    engine = engine_of(model)
+    open_, found = {one.id: Collected() for one in (*plain, penalised)}, {}
+    for one in plain:
+        engine.submit(one)
+    for step in range(200):
+        if step == 7:
+            engine.submit(penalised)
+        if step == 12:
+            engine.score([tuple(range(11, 40))])
+        for progress in engine.step():
+            if (completion := open_[progress.id].add(progress)) is not None:
+                found[progress.id] = bits(completion)
+    assert found == expected
+
+
 def test_requests_stop_at_their_own_stops():
     engine = engine_of(model_of("llama"))
     plain = Request("plain", (11, 12), 3, Sampling(max_new_tokens=40))
@@ -132,10 +176,10 @@ GIVEN = ((11, 12, 13), (17, 18), tuple(range(100, 200)), (), (9,))
 """What comes before each turn: once nothing, once a single token, once more than a chunk."""
 
 
-def turns(engine, name, between=lambda: None):
+def turns(engine, name, between=lambda: None, penalty=1.0):
     said, before = [], ""
     for turn, tokens in enumerate(GIVEN):
-        sampling = Sampling(max_new_tokens=40, temperature=0.9)
+        sampling = Sampling(max_new_tokens=40, temperature=0.9, repetition_penalty=penalty)
         request = Request(f"{name}{turn}", tokens, 50 + turn, sampling, continues=before, keep=True)
         engine.submit(request)
         collected, completion = Collected(), None
@@ -149,11 +193,12 @@ def turns(engine, name, between=lambda: None):
     return said
 
 
-def test_turns_have_the_log_probs_of_the_whole_text_and_the_same_bits_after_pauses():
+@pytest.mark.parametrize("penalty", [1.0, 1.4])
+def test_turns_have_the_log_probs_of_the_whole_text_and_the_same_bits_after_pauses(penalty):
     model = model_of("qwen3")
     engine = engine_of(model)
-    expected = turns(engine, "t")
-    assert turns(engine, "s", engine.sleep) == expected
+    expected = turns(engine, "t", penalty=penalty)
+    assert turns(engine, "s", engine.sleep, penalty) == expected
     small = engine_of(model, cache_tokens=1_500)
     others = iter(range(100))
 
@@ -164,7 +209,7 @@ def test_turns_have_the_log_probs_of_the_whole_text_and_the_same_bits_after_paus
             small.submit(Request(f"o{number}", prompt, number, Sampling(max_new_tokens=200), keep=True))
         small.step()
 
-    assert turns(small, "t", crowd) == expected
+    assert turns(small, "t", crowd, penalty) == expected
     text: list[int] = []
     model = model.to("cuda", torch.bfloat16)
     for tokens, (sampled, log_probs, _) in zip(GIVEN, expected, strict=True):

@@ -33,15 +33,19 @@ class TrainerFails(TrainerCallback):
         raise ValueError("my bug")
 
 
-def listening(*others):
-    """A list with a manager in it, in which a function halves rewards."""
-    manager = CallbackManager()
+def listening(heard, *others):
+    """A list with a function and two managers in it; a function of the first halves rewards."""
+    manager, second = CallbackManager(), CallbackManager()
+    second.on("step_end", every=2)(lambda step_idx: heard.append(f"second {step_idx}"))
+
+    def on_step_end(step_idx):
+        heard.append(f"function {step_idx}")
 
     @manager.on("maker.make_experience_end")
     def halve(experience):
         experience.reward = experience.reward / 2
 
-    return [*others, manager]
+    return [*others, manager, on_step_end, second]
 
 
 class Prunes(Callback):
@@ -72,6 +76,8 @@ class Hooked:
 
     folder: Path
     prunes: Prunes
+    heard: dict[str, list[str]]
+    """What functions of the driver heard, by the run's name."""
 
     def header(self, name: str) -> dict:
         return header(self.folder / "runs", name)
@@ -81,21 +87,26 @@ class Hooked:
 def hooked(ray_cluster, tmp_path_factory):
     folder, prunes = tmp_path_factory.mktemp("hooked"), Prunes()
     shipped = [prunes, CheckpointUpload(folder / "copies", keep=None)]
+    heard = {"local": [], "ray": []}
     saving = {"save_every": 1, "keep": None, "background": True}
     runs = Path("runs")  # not absolute: actors work elsewhere
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         digest(runs, "plain", total_steps=STEPS)
-        changing = listening(Negate(), MakerFails(), TrainerFails())
+        changing = listening(heard["local"], Negate(), MakerFails(), TrainerFails())
         digest(runs, "local", total_steps=STEPS, callbacks=changing)
-        changing = listening(Negate(), MakerFails(), TrainerFails(), Stops(), *shipped)
+        changing = listening(heard["ray"], Negate(), MakerFails(), TrainerFails(), Stops(), *shipped)
         digest(runs, "ray", total_steps=STEPS + 4, checkpoint=saving, callbacks=changing, runtime="ray", makers=2)
-    return Hooked(folder, prunes)
+    return Hooked(folder, prunes, heard)
 
 
 def test_hooks_in_actors_and_in_the_driver_change_what_is_trained(hooked):
     there, local, plain = (hooked.header(name)["weights_digest"] for name in ("ray", "local", "plain"))
     assert there == local != plain
+
+
+def test_functions_and_further_managers_of_a_list_listen_in_the_driver(hooked):
+    assert hooked.heard["ray"] == hooked.heard["local"] == ["function 0", "function 1", "second 1", "function 2"]
 
 
 def test_a_stop_in_the_driver_stops_the_trainer(hooked):

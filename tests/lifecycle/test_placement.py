@@ -28,7 +28,7 @@ class OnDriver(Callback): ...
 def test_each_family_has_its_place():
     trainer, rank, maker, driver = OnTrainer(), OnEveryRank(), OnMaker(), OnDriver()
     placement = Placement.assign([trainer, rank, maker, driver])
-    assert placement == Placement([driver], [trainer], [rank], [maker])
+    assert placement == Placement([driver], [trainer], [rank], [maker], in_one_process=[trainer, rank, driver])
     assert placement.travelling == [trainer, rank, maker]
 
 

@@ -102,7 +102,7 @@ def test_things_that_are_no_callbacks_are_refused():
         manager.add(3)
     with pytest.raises(HookError, match=r"register a function for a moment with manager.on"):
         manager.add(lambda: None)
-    with pytest.raises(HookError, match=r"register a function for a moment with manager.on"):
+    with pytest.raises(HookError, match=r"register it with a manager, e.g. manager.on\('step_end'\)"):
         manager.add(lambda state: None)
     with pytest.raises(HookError, match="derive it from TrainerCallback"):
         type("Mine", (BaseCallback,), {})

@@ -1,6 +1,7 @@
 """Checkpointed and compiled layers: the same numbers, less memory."""
 
 import copy
+import os
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from transformers import OPTConfig, OPTForCausalLM
 
 from proa.errors import SettingError
 from proa.model_trials import is_compiled, uncompiled
-from proa.policy.computing import ComputeSettings, set_up_computing
+from proa.policy.computing import ComputeSettings, check_compiler, keep_triton_cache, set_up_computing
 from proa.policy.decoder_pass import find_decoder, takes_segments
 from proa.policy.log_probs import action_statistics
 from proa.policy.lora import LoraSettings, add_lora
@@ -181,3 +182,34 @@ def test_an_attention_that_is_named_is_used_with_padding(tiny):
     assert not takes_segments(find_decoder(model), 16)
     set_up_computing(model, ComputeSettings(attention="segments"))
     assert takes_segments(find_decoder(model), 16)
+
+
+class TestTritonsCache:
+    """Torch's compiler moves it only when it compiles: a second run would compile the engine's kernels once more."""
+
+    def test_stays_where_triton_has_it(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("TRITON_HOME", str(tmp_path))
+        monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
+        monkeypatch.setattr("os.environ", os.environ.copy())
+        keep_triton_cache()
+        assert os.environ["TRITON_CACHE_DIR"] == str(tmp_path / ".triton" / "cache")
+
+    def test_stays_where_the_user_has_it(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("TRITON_HOME", str(tmp_path))
+        monkeypatch.setenv("TRITON_CACHE_DIR", "elsewhere")
+        keep_triton_cache()
+        assert os.environ["TRITON_CACHE_DIR"] == "elsewhere"
+
+    def test_is_torchs_where_home_cannot_be_written(self, tmp_path, monkeypatch):
+        (tmp_path / "file").write_text("")
+        monkeypatch.setenv("TRITON_HOME", str(tmp_path / "file"))
+        monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
+        keep_triton_cache()
+        assert "TRITON_CACHE_DIR" not in os.environ
+
+    def test_is_settled_before_the_compiler_is_tried(self, monkeypatch):
+        order = []
+        monkeypatch.setattr("proa.policy.computing.keep_triton_cache", lambda: order.append("cache"))
+        monkeypatch.setattr(torch, "compile", lambda function: order.append("compile") or function)
+        check_compiler.__wrapped__("cpu")
+        assert order == ["cache", "compile"]

@@ -197,6 +197,18 @@ def test_tokens_are_coloured_by_advantage_and_by_mismatch(tmp_path):
     assert data_in(text)["samples"][0]["mismatch"] == [0, 0.2, -1, None]
 
 
+def test_a_conversation_is_shown_turn_by_turn_and_as_the_model_was_given_it(tmp_path):
+    folder = records.write_run(tmp_path / "run", steps=1)
+    messages = [{"role": "system", "content": "Be <b>brief</b>."}, {"role": "user", "content": "2+2?"}]
+    row = {"step": 0, "prompt": "2+2?", "completion": "4", "messages": messages, "rendered": "<s>user 2+2?<e>\n<s>"}
+    records.write_lines(folder / "rollouts" / "step_1.jsonl", [row])
+    text = page(folder)
+    roles = [part.split("<")[0] for part in text.split('<span class="role">')[1:]]
+    assert roles == ["system", "user", "assistant"]
+    assert "Be &lt;b&gt;brief&lt;/b&gt;." in text
+    assert "&lt;s&gt;user 2+2?&lt;e&gt;↵\n&lt;s&gt;" in text
+
+
 def test_a_rollout_with_lists_of_other_lengths_is_still_shown(tmp_path):
     folder = records.write_run(tmp_path / "run")
     row = {"step": 0, "tokens": ["a", "b"], "advantages": [1.0], "log_probs": None, "completion": "ab"}

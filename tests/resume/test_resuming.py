@@ -409,6 +409,7 @@ def test_the_same_configuration_changes_nothing():
     [
         {"name": "other"}, {"output_dir": "elsewhere"}, {"checkpoint.save_every": 7}, {"eval": []},
         {"callbacks": [{"kind": "csv"}]}, {"model.trust_remote_code": True}, {"checkpoint": {"keep": 9}},
+        {"engine.sleep": True},
     ],
     ids=str,
 )  # fmt: skip

@@ -305,7 +305,18 @@ CONFIG = {
 @pytest.mark.parametrize("engine", ["native", "hf"])
 @pytest.mark.parametrize("sharpness", [1.0, 1000.0])
 @pytest.mark.parametrize(
-    "settings", [{}, {"temperature": 0.0}, {"temperature": 0.01}, {"temperature": 50.0}, {"top_k": 1}, {"top_p": 0.1}]
+    "settings",
+    [
+        {},
+        {"temperature": 0.0},
+        {"temperature": 0.01},
+        {"temperature": 50.0},
+        {"top_k": 1},
+        {"top_p": 0.1},
+        {"min_p": 0.5},
+        {"repetition_penalty": 30.0},
+        {"temperature": 0.0, "repetition_penalty": 0.1},
+    ],
 )
 def test_the_gate_lets_in_whatever_an_engine_makes(engine, sharpness, settings):
     model = load_model(CONFIG, seed=1)

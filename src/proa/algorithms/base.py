@@ -46,6 +46,8 @@ class CreditInputs:
     """The critic's value before each token."""
     bootstrap_B: Tensor | None = None
     """The critic's value after a completion that was truncated at its limit; 0 if the completion ended."""
+    turn_rewards_BT: Tensor | None = None
+    """What an environment gave for each turn, at its last token; it is part of `rewards_B`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,9 @@ from .base import Algorithm, CreditInputs
 class TokenRewardAlgorithm(Algorithm):
     """r_t = −β (log π_old − log π_ref), and at the last token the completion's reward on top.
 
+    Where an environment rewards turns, each of these is at its turn's last token, and the rest of the reward at the
+    trajectory's last.
+
     In the reward the KL is the value of k1, which is unbiased, and needs no gradient: `kl_coefficient`, which belongs
     to the loss, can stay 0.
     """
@@ -31,6 +34,12 @@ class TokenRewardAlgorithm(Algorithm):
         return self.kl_reward_coefficient
 
     def _token_rewards(self, inputs: CreditInputs) -> Tensor:
-        return token_rewards(
-            inputs.rewards_B, inputs.kl_BT, inputs.mask_BT, kl_coefficient=inputs.kl_reward_coefficient
+        if inputs.turn_rewards_BT is None:
+            return token_rewards(
+                inputs.rewards_B, inputs.kl_BT, inputs.mask_BT, kl_coefficient=inputs.kl_reward_coefficient
+            )
+        turn_rewards_BT = inputs.turn_rewards_BT.masked_fill(~inputs.mask_BT, 0)
+        rest_B = inputs.rewards_B - turn_rewards_BT.sum(-1)
+        return turn_rewards_BT + token_rewards(
+            rest_B, inputs.kl_BT, inputs.mask_BT, kl_coefficient=inputs.kl_reward_coefficient
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from ..errors import CallbackConfigError
 from ..lifecycle.hooks import Callback
 from ..lifecycle.policy import ErrorPolicy, Priority
 from ..visible import single_line
+from .sample_lines import sample_lines
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -32,19 +33,27 @@ class ConsoleProgress(Callback):
 
     Steps are those that are done, 1 to N. `metrics` names what to show, by default what leads (the reward), a few more,
     and the first few that hooks log. `every` thins the plain lines out, None to about
-    thirty; the last step is always shown.
+    thirty; the last step is always shown. `sample` shows one completion after the first step, with its prompt as the
+    model was given it.
     """
 
     priority = Priority.LOGGING
     error_policy = ErrorPolicy.DISABLE
 
     def __init__(
-        self, *, every: int | None = 1, metrics: Sequence[str] | None = None, console: Console | None = None
+        self,
+        *,
+        every: int | None = 1,
+        metrics: Sequence[str] | None = None,
+        sample: bool = True,
+        console: Console | None = None,
     ) -> None:
         if every is not None and every < 1:
             raise CallbackConfigError(f"every={every}: show every so many steps, 1 or more")
         self._every = every
         self._shown = metrics
+        self._wants_sample = sample
+        self._sample: Mapping[str, Any] | None = None
         self._console = console
         self._live: Live | NotebookOutput | None = None
 
@@ -79,7 +88,18 @@ class ConsoleProgress(Callback):
             self._curve.add(float(metrics[leading]))
         if self._live is not None:
             self._update(state, metrics)
-            return
+        else:
+            self._say_step(state, step_idx, metrics)
+        if self._sample is not None and state.global_step == 1:
+            for line in sample_lines(self._sample, self._console.width if self._console else NOTEBOOK_COLUMNS):
+                self._say(line)
+        self._sample = None
+
+    def take_sample(self, rollout: Mapping[str, Any]) -> None:
+        """A row of `rollouts/`, as the step is written down, which is before it is shown."""
+        self._sample = rollout if self._wants_sample else None
+
+    def _say_step(self, state: LoopState, step_idx: int, metrics: dict[str, float]) -> None:
         values = self._values(metrics, state.logged)
         first = 2 + len(_troubles(metrics))  # the rest is left out where the line is full
         self._last_values = [*values[:first], *_speed(metrics), *values[first:]]

@@ -79,6 +79,16 @@ class DetachedSamplingSection(SamplingSection):
         1.0, gt=0, le=1, description="sample from the likeliest tokens that make up this share; 1 is all"
     )
     top_k: int = Field(0, ge=0, description="0 keeps all tokens")
+    min_p: float = Field(
+        0.0, ge=0, le=1, description="sample from tokens at least this many times as likely as the likeliest; 0 is all"
+    )
+    repetition_penalty: float = Field(
+        1.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="divides positive logits of tokens that the text already has, and multiplies negative ones; 1 is "
+        "none",
+    )
 
 
 TRAINING_PREFIXES = ("trainer", "maker", "reward")

@@ -2,7 +2,8 @@
 
 A sequence is a prompt and its completion. In a batch the boundary between the two is aligned: prompts are
 padded on the left, completions on the right, with 0 and False. `S` is the whole length, `A` the
-completion's ("actions").
+completion's ("actions"). Where an environment answers between turns, the completion begins with the first sampled token
+and ends with the last; the environment's tokens in between are masked. A sample may take several rows (`trajectories`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from .facts import SampleFacts
+from .versions import NO_VERSION
 
 if TYPE_CHECKING:
     import torch
@@ -37,12 +39,15 @@ class Experience:
     attention_mask: torch.Tensor | None = None
     action_mask: torch.Tensor | None = None
     versions: torch.Tensor | None = field(default=None, kw_only=True)
-    """The policy version that sampled each token."""
+    """The policy version that sampled each token; `NO_VERSION` where nothing was sampled, but the environment spoke."""
     old_log_probs: torch.Tensor | None = field(default=None, kw_only=True)
     """What the ratio is taken against; the trainer sets it at the batch's first use."""
     importance: torch.Tensor | None = field(default=None, kw_only=True)
     reference_log_probs: torch.Tensor | None = field(default=None, kw_only=True)
     returns: torch.Tensor | None = field(default=None, kw_only=True)
+    turn_rewards: torch.Tensor | None = field(default=None, kw_only=True)
+    """`(B, A)`: what an environment gave for each turn, at its last sampled token. `reward` is the whole trajectory's,
+    with these."""
     uids: tuple[str, ...] = field(default=(), kw_only=True)
     group_ids: tuple[str, ...] = field(default=(), kw_only=True)
     sampling: Sampling | None = field(default=None, kw_only=True)
@@ -93,6 +98,7 @@ class BufferItem:
     importance: torch.Tensor | None = field(default=None, kw_only=True)
     reference_log_probs: torch.Tensor | None = field(default=None, kw_only=True)
     returns: torch.Tensor | None = field(default=None, kw_only=True)
+    turn_rewards: torch.Tensor | None = field(default=None, kw_only=True)
     uid: str = field(default="", kw_only=True)
     group_id: str = field(default="", kw_only=True)
     sampling: Sampling | None = field(default=None, kw_only=True)
@@ -104,13 +110,19 @@ class BufferItem:
 
     @property
     def action_length(self) -> int:
+        """Tokens from the first sampled one on, with what an environment said between turns."""
         return self.action_log_probs.shape[0]
+
+    @property
+    def sampled_length(self) -> int:
+        """How many of these were sampled."""
+        return self.action_length if self.versions is None else int((self.versions != NO_VERSION).sum())
 
 
 SEQUENCE_LIKE = ("sequences", "attention_mask")
 ACTION_LIKE = (
     "action_log_probs", "values", "kl", "advantages", "action_mask", "versions",
-    "old_log_probs", "importance", "reference_log_probs", "returns",
+    "old_log_probs", "importance", "reference_log_probs", "returns", "turn_rewards",
 )  # fmt: skip
 _TENSORS = (*SEQUENCE_LIKE, *ACTION_LIKE, "reward")
 

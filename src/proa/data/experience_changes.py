@@ -15,6 +15,8 @@ from ..errors import HookError
 from ..spelling import did_you_mean
 from .experience import BufferItem, Experience, merge, split
 from .reward_limits import fault_of
+from .trajectories import rows_by_uid
+from .versions import NO_VERSION
 
 if TYPE_CHECKING:
     import torch
@@ -95,6 +97,8 @@ def _faults(before: Experience, after: Experience) -> Iterator[str]:
         if name not in CHANGEABLE and not _same(getattr(before, name), getattr(after, name)):
             yield f"changed {name!r} of the experience"
     yield from _faults_of_rewards(before.reward, after.reward)
+    if after.reward is not None:
+        yield from _faults_of_trajectories(after.uids, after.reward.tolist())
     yield from _faults_of_mask(before, after.action_mask)
 
 
@@ -112,6 +116,16 @@ def _faults_of_rewards(before: torch.Tensor | None, after: Any) -> Iterator[str]
             yield f"set the reward of sample {row} to {new:g}, {fault}"
 
 
+def _faults_of_trajectories(uids: Sequence[str], rewards: Sequence[float]) -> Iterator[str]:
+    for rows in rows_by_uid(uids):
+        own = {rewards[row] for row in rows if rewards[row] == rewards[row]}
+        if len(own) > 1:
+            yield (
+                f"gave rows {rows[0]} to {rows[-1]}, which are one trajectory ({uids[rows[0]]}), different rewards: "
+                "the reward is the trajectory's, so give all of its rows the same"
+            )
+
+
 def _faults_of_mask(before: Experience, after: Any) -> Iterator[str]:
     if before.action_mask is None and after is None:
         return
@@ -122,6 +136,10 @@ def _faults_of_mask(before: Experience, after: Any) -> Iterator[str]:
     sampled = before.attention_mask
     if sampled is not None and bool((mask_BA & ~sampled[:, -like.shape[1] :].bool()).any()):
         yield "set 'action_mask' at places where no token was sampled"
+    if before.versions is not None and bool((mask_BA & (before.versions == NO_VERSION)).any()):
+        yield "set 'action_mask' at tokens that the environment wrote, not the policy"
+    if sampled is not None:
+        mask_BA = mask_BA | ~sampled[:, -like.shape[1] :].bool().any(-1, keepdim=True)  # ended before its first token
     empty = (~mask_BA.any(-1)).nonzero().flatten().tolist()
     if empty:
         yield f"took every token of sample {empty[0]} out of 'action_mask', and one at least must stay"

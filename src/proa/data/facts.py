@@ -4,10 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 if TYPE_CHECKING:
     from .sampling import FinishReason
+
+Ending: TypeAlias = Literal[
+    "finished", "max_turns", "token_limit", "tool_failed", "timed_out", "grader_failed", "cancelled"
+]
+"""How a trajectory of several turns ended."""
+ENDINGS: tuple[Ending, ...] = get_args(Ending)
+OWN_ENDINGS: tuple[Ending, ...] = ("finished", "max_turns", "token_limit")
+"""Those that are the policy's own: only these are rewarded. The others count in the ledger under their names."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryFacts:
+    """What became of a sample that had an environment. Its messages are plain values, as JSON has them."""
+
+    ending: Ending
+    messages: tuple[Mapping[str, Any], ...] = ()
+    """The whole conversation, as far as it went."""
+    turns: int = 0
+    turn_rewards: tuple[float | None, ...] = ()
+    """What the environment gave for each turn; None where it gave nothing."""
+    tool_calls: int = 0
+    tool_errors: int = 0
+    """Calls that were not valid, named no tool, or raised; the model was told."""
+    environment_tokens: int = 0
+    """Tokens of what the environment said after the first turn."""
+    environment_seconds: float = 0.0
+    answers: tuple[Any, ...] = ()
+    """Of an environment that may answer differently next time: what it answered, for the journal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +52,8 @@ class SampleFacts:
 
     reward_logged: Mapping[str, float | str] = field(default_factory=dict)
     """What reward functions logged of it."""
+    trajectory: TrajectoryFacts | None = None
+    """Where there was an environment; in the last row of a sample that has several."""
 
     def with_failure(self, failure: str, error: str) -> SampleFacts:
         return replace(self, reward_failure=failure, reward_error=error)

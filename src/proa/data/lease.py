@@ -10,8 +10,10 @@ from typing import Any, TypeAlias, get_args
 
 from ..errors import ProaError
 from .experience import ACTION_LIKE, BufferItem
-from .facts import SampleFacts
+from .facts import ENDINGS, SampleFacts
 from .sampling import FinishReason
+from .trajectories import split_samples
+from .versions import NO_VERSION
 
 ROUNDING = 1e-4
 """How far above 0 a log-probability may be: sums over a vocabulary are rounded."""
@@ -27,6 +29,7 @@ class Prompt:
 
     ordinal: int
     tokens: tuple[int, ...]
+    """Empty where an environment says what the model is given."""
     text: Any
     """The prompt as the task gave it: a string, or chat messages."""
     columns: Mapping[str, Any] = field(default_factory=dict)
@@ -54,7 +57,7 @@ Span: TypeAlias = tuple[str, float, float]
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """What a maker made of a lease: one item per sample, groups together and in the lease's order."""
+    """What a maker made of a lease: the rows of each sample, groups together and in the lease's order."""
 
     lease_id: int
     items: tuple[BufferItem, ...]
@@ -70,21 +73,29 @@ class Delivery:
 
     @property
     def tokens(self) -> int:
-        """Completion tokens."""
-        return sum(item.action_length for item in self.items)
+        """Sampled tokens."""
+        return sum(item.sampled_length for item in self.items)
 
 
 def check_delivery(lease: Lease, delivery: Delivery) -> None:
     """Raise `GarbageError` unless the delivery is what its lease asked for, saying which sample is not, and why."""
-    if len(delivery.items) != lease.samples:
-        raise GarbageError(f"lease {lease.id} has {lease.samples} samples, {len(delivery.items)} were delivered")
+    for item in delivery.items:
+        if not isinstance(item, BufferItem):
+            raise GarbageError(f"lease {lease.id}: a {type(item).__name__} is not a BufferItem")
+    samples = split_samples(delivery.items)
     pairs = zip(lease.prompts, lease.seeds, strict=True)
     places = [(prompt, sample) for prompt, seeds in pairs for sample in range(len(seeds))]
-    for (prompt, sample), item in zip(places, delivery.items, strict=True):
-        _refuse(next(_faults(item, prompt, sample), ""), lease, prompt, sample)
+    if len(delivery.items) < lease.samples:
+        raise GarbageError(f"lease {lease.id} has {lease.samples} samples, {len(delivery.items)} were delivered")
+    for (prompt, sample), rows in zip(places, samples, strict=False):
+        for place, item in enumerate(rows):
+            _refuse(next(_faults(item, prompt, sample, place), ""), lease, prompt, sample)
+    if len(samples) != lease.samples:
+        raise GarbageError(f"lease {lease.id} has {lease.samples} samples, {len(samples)} were delivered")
     if not _numbers_are_right(delivery.items, lease.version):  # all at once: one by one takes many times as long
-        for (prompt, sample), item in zip(places, delivery.items, strict=True):
-            _refuse(next(_faults_of_numbers(item, lease.version), ""), lease, prompt, sample)
+        for (prompt, sample), rows in zip(places, samples, strict=True):
+            for item in rows:
+                _refuse(next(_faults_of_numbers(item, lease.version), ""), lease, prompt, sample)
 
 
 def _refuse(fault: str, lease: Lease, prompt: Prompt, sample: int) -> None:
@@ -92,13 +103,12 @@ def _refuse(fault: str, lease: Lease, prompt: Prompt, sample: int) -> None:
         raise GarbageError(f"lease {lease.id}, sample {prompt.ordinal}/{sample}: {fault}")
 
 
-def _faults(item: Any, prompt: Prompt, sample: int) -> Iterator[str]:
-    """What is wrong with an item but for its numbers. Each check relies on those before it: use only the first."""
-    if not isinstance(item, BufferItem):
-        yield f"a {type(item).__name__} is not a BufferItem"
+def _faults(item: BufferItem, prompt: Prompt, sample: int, place: int) -> Iterator[str]:
+    """What is wrong with an item, the row at this place of its sample, but for its numbers. Each check relies on those
+    before it: use only the first."""
     if (item.uid, item.group_id) != (f"{prompt.ordinal}/{sample}", str(prompt.ordinal)):
         yield f"in its place is sample {item.uid!r} of group {item.group_id!r}"
-    yield from _faults_of_tokens(item, prompt)
+    yield from _faults_of_tokens(item, prompt, place)
     yield from _faults_of_actions(item)
     if item.versions is None:
         yield "it does not say which version sampled it"
@@ -115,6 +125,9 @@ def _numbers_are_right(items: Sequence[BufferItem], version: int) -> bool:
     """Whether `_faults_of_numbers` would find nothing in any item."""
     import torch
 
+    items = [item for item in items if item.action_length]
+    if not items:
+        return True
     if bool(torch.cat([item.sequences for item in items]).min() < 0):
         return False
     floats = [
@@ -127,13 +140,26 @@ def _numbers_are_right(items: Sequence[BufferItem], version: int) -> bool:
         return False
     if float(torch.cat([item.action_log_probs for item in items]).max()) > ROUNDING:
         return False
-    if bool((torch.cat([item.versions for item in items if item.versions is not None]) != version).any()):
+    versions_T = torch.cat([item.versions for item in items if item.versions is not None])
+    if bool(((versions_T != version) & (versions_T != NO_VERSION)).any()):
+        return False
+    if any(_trains_given_tokens(item) for item in items):
         return False
     masks = [item.action_mask for item in items if item.action_mask is not None]
     return not masks or bool(torch.nn.utils.rnn.pad_sequence(masks, batch_first=True).any(1).all())
 
 
+def _trains_given_tokens(item: BufferItem) -> bool:
+    """Whether a token is to be trained that was not sampled."""
+    if item.versions is None:
+        return False
+    given_A = item.versions == NO_VERSION
+    return bool(given_A.any()) and (item.action_mask is None or bool((item.action_mask.bool() & given_A).any()))
+
+
 def _faults_of_numbers(item: BufferItem, version: int) -> Iterator[str]:
+    if not item.action_length:
+        return
     if int(item.sequences.min()) < 0:
         yield f"token {int(item.sequences.min())} is negative"
     for name in ACTION_LIKE:
@@ -145,27 +171,30 @@ def _faults_of_numbers(item: BufferItem, version: int) -> Iterator[str]:
         yield f"a log-probability is {highest:g}, and none is above 0"
     if item.action_mask is not None and not bool(item.action_mask.any()):
         yield "its action_mask leaves none of its sampled tokens"
-    if item.versions is not None and bool((item.versions != version).any()):
-        others = sorted(set(item.versions.tolist()) - {version})
+    if _trains_given_tokens(item):
+        yield "its action_mask has tokens that were not sampled (their version is -1)"
+    if item.versions is not None and set(item.versions.tolist()) - {version, NO_VERSION}:
+        others = sorted(set(item.versions.tolist()) - {version, NO_VERSION})
         yield f"it was sampled with version {', '.join(map(str, others))}, not with version {version}"
     if item.reward is not None and not bool(item.reward.isfinite()):
         yield _wrong_reward(item)
 
 
-def _faults_of_tokens(item: BufferItem, prompt: Prompt) -> Iterator[str]:
+def _faults_of_tokens(item: BufferItem, prompt: Prompt, place: int) -> Iterator[str]:
     import torch  # slow to import, and most of this package works without it
 
     integers = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
     tokens, log_probs, mask = item.sequences, item.action_log_probs, item.attention_mask
-    length = len(prompt.tokens)
     if not _is_tensor(tokens, 1) or tokens.dtype not in integers:
         yield f"its tokens are {_describe(tokens)}, not a row of integers"
-    if tokens[:length].tolist() != list(prompt.tokens):
-        yield f"it does not begin with the {length} tokens of its prompt"
-    if len(tokens) == length:
-        yield "it has no completion, and at least one token is always sampled"
     if not _is_tensor(log_probs, 1) or not log_probs.dtype.is_floating_point:
         yield f"its log-probabilities are {_describe(log_probs)}, not a row of floating-point numbers"
+    begins_with_prompt = not place and bool(prompt.tokens)
+    length = len(prompt.tokens) if begins_with_prompt else item.prompt_length
+    if begins_with_prompt and tokens[:length].tolist() != list(prompt.tokens):
+        yield f"it does not begin with the {length} tokens of its prompt"
+    if len(tokens) == length and not (item.reward is None and getattr(item.facts, "trajectory", None) is not None):
+        yield "it has no completion, and at least one token is always sampled"
     if len(log_probs) != len(tokens) - length:
         yield f"it has {len(log_probs)} log-probabilities for {len(tokens) - length} sampled tokens"
     if mask is not None and not (_is_tensor(mask, 1) and len(mask) == len(tokens)):
@@ -199,6 +228,8 @@ def _faults_of_facts(item: BufferItem) -> Iterator[str]:
     for name, value in facts.reward_logged.items():
         if not isinstance(value, numbers.Real | str):
             yield f"{name!r}, which its reward logged, is {value!r:.40}, not a number or text"
+    if facts.trajectory is not None and facts.trajectory.ending not in ENDINGS:
+        yield f"its ending is {facts.trajectory.ending!r:.40}, not one of {', '.join(ENDINGS)}"
     if item.reward is not None and (facts.reward_failure or facts.reward_error):
         yield f"it has a reward, and its facts say why it has none: {facts.reward_error or facts.reward_failure}"
 

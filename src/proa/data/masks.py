@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from .versions import NO_VERSION
+
 if TYPE_CHECKING:
     import torch
 
@@ -29,10 +31,18 @@ def attention_mask_of(experience: Experience) -> torch.Tensor:
 
 
 def completion_lengths(experience: Experience) -> torch.Tensor:
-    """(B,): how many tokens were sampled, those too that a hook took out of what is trained."""
+    """(B,): the tokens from the first sampled one on, those too that a hook took out of what is trained."""
     if experience.attention_mask is None:
         return action_mask_of(experience).sum(-1)
     return experience.attention_mask[:, -experience.action_log_probs.shape[1] :].bool().sum(-1)
+
+
+def sampled_lengths(experience: Experience) -> torch.Tensor:
+    """(B,): how many tokens were sampled: the same, without what an environment said in between."""
+    lengths_B = completion_lengths(experience)
+    if experience.versions is None:
+        return lengths_B
+    return lengths_B - (experience.versions == NO_VERSION).sum(-1)
 
 
 def group_indices(experience: Experience) -> torch.Tensor:
@@ -44,3 +54,23 @@ def group_indices(experience: Experience) -> torch.Tensor:
     ids = [group or uid or str(row) for row, (group, uid) in enumerate(zip(groups, uids, strict=True))]
     numbers = {group: number for number, group in enumerate(dict.fromkeys(ids))}
     return torch.tensor([numbers[group] for group in ids], device=experience.sequences.device)
+
+
+def prompt_indices(experience: Experience) -> torch.Tensor:
+    """(B,): numbers from 0 of the prompts that rows of a group have in common: one for each group, unless turns begin
+    rows of their own, or environments begin differently."""
+    groups_B = group_indices(experience)
+    if experience.turn_rewards is None:
+        return groups_B
+    import torch
+
+    mask_BS = attention_mask_of(experience).bool()
+    first = experience.sequences.shape[1] - experience.action_log_probs.shape[1]
+    prompts = [
+        (group, *tokens_P[mask_P].tolist())
+        for group, tokens_P, mask_P in zip(
+            groups_B.tolist(), experience.sequences[:, :first], mask_BS[:, :first], strict=True
+        )
+    ]
+    numbers = {prompt: number for number, prompt in enumerate(dict.fromkeys(prompts))}
+    return torch.tensor([numbers[prompt] for prompt in prompts], device=groups_B.device)

@@ -26,7 +26,12 @@ def in_words(value: Any) -> str:
     """
     if not is_conversation(value):
         return str(value)
-    return "\n".join(f"{message['role']}: {_content(message)}" for message in value)
+    return "\n".join(f"{role}: {text}" for role, text in turns_of(value))
+
+
+def turns_of(messages: Messages) -> list[tuple[str, str]]:
+    """Who says what, message by message, as text for people."""
+    return [(str(message["role"]), _content(message)) for message in messages]
 
 
 def _content(message: Mapping[str, Any]) -> str:

@@ -13,13 +13,20 @@ FinishReason: TypeAlias = Literal["stop", "length"]
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """The settings of generation. `temperature=0` is greedy, `top_k=0` and `top_p=1` keep all tokens."""
+    """The settings of generation. `temperature=0` is greedy; `top_k=0`, `top_p=1` and `min_p=0` keep all tokens.
+
+    They apply in the order of transformers: the penalty, the temperature, top-k, top-p, min-p.
+    """
 
     group_size: int = 8
     max_new_tokens: int = 64
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
+    """Tokens are kept whose probability is at least so many times that of the likeliest."""
+    repetition_penalty: float = 1.0
+    """Logits of tokens that the sequence has already, prompt and all, are divided by it, or multiplied if negative."""
     stop: tuple[str, ...] = ()
     """Texts that end a completion, after the token that completes one of them."""
 
@@ -33,8 +40,8 @@ class Completion:
     """One sampled completion: its tokens and the log-probability of each.
 
     The log-probabilities are the policy's at the sampling temperature (at 1 if greedy), over the whole
-    vocabulary: top-k and top-p choose which tokens may come, and do not change what is recorded, so the
-    trainer's pass over the same tokens gives the same numbers. The end token, or the one that completed a stop
+    vocabulary: top-k, top-p, min-p and the repetition penalty change which tokens come, and not what is recorded,
+    so the trainer's pass over the same tokens gives the same numbers. The end token, or the one that completed a stop
     string, is the last one, and nothing is cut off it; `length` means that neither came.
     """
 

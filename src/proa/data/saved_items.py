@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from .experience import BufferItem, Experience
-from .facts import SampleFacts
+from .facts import SampleFacts, TrajectoryFacts
 from .lease import Delivery
 from .packed_items import Column, PackedItems, pack_items, unpack_items
 from .sampling import Sampling
@@ -70,10 +70,15 @@ def _facts_in(known: dict[str, Any]) -> tuple[SampleFacts, ...]:
     """The facts of a tree's samples; version 0.1 saved them as `notes`, which are removed."""
     notes = known.pop("notes", None)
     if notes is None:
-        return tuple(SampleFacts(**one) for one in known.get("facts", ()))
+        return tuple(_sample_facts(one) for one in known.get("facts", ()))
     return tuple(
         SampleFacts(
             note.get("finish_reason"), note.get("reward_parts", {}), note.get("error"), note.get("reward_failure")
         )
         for note in notes
     )
+
+
+def _sample_facts(saved: Mapping[str, Any]) -> SampleFacts:
+    trajectory = saved.get("trajectory")
+    return SampleFacts(**{**saved, "trajectory": None if trajectory is None else TrajectoryFacts(**trajectory)})

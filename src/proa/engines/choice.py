@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,22 +18,44 @@ _SMALL = 256
 _BLOCK = 64
 
 
-def choose(logits_BV: torch.Tensor, uniforms_B: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor, torch.Tensor]:
+def choose(
+    logits_BV: torch.Tensor, uniforms_B: torch.Tensor, sampling: Sampling, seen: Sequence[Collection[int]] = ()
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The next token of each row, and its log-probability over the whole vocabulary.
 
-    Each row inverts its cumulative distribution at its own uniform number: no row depends on another.
+    Each row inverts its cumulative distribution at its own uniform number: no row depends on another. `seen` has the
+    tokens of each row's sequence, which a repetition penalty lowers; rows beyond it are padding.
     """
     logits_BV = logits_BV.float()
-    if sampling.temperature not in (0.0, 1.0):
-        logits_BV = logits_BV / sampling.temperature
+    if sampling.repetition_penalty != 1:
+        tokens_B1, _ = _sample(_penalised(logits_BV, seen, sampling.repetition_penalty), uniforms_B, sampling)
+        log_probs_BV = _scaled(logits_BV, sampling).log_softmax(-1)  # of the policy, which may call them impossible
+        return tokens_B1.squeeze(-1), log_probs_BV.gather(-1, tokens_B1).squeeze(-1)
+    tokens_B1, probs_BV = _sample(logits_BV, uniforms_B, sampling)
+    return tokens_B1.squeeze(-1), probs_BV.gather(-1, tokens_B1).log_().squeeze(-1)
+
+
+def _sample(logits_BV: torch.Tensor, uniforms_B: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor, torch.Tensor]:
+    """The next token of each row, `(B, 1)`, and the probabilities of all tokens before some were left out."""
+    logits_BV = _scaled(logits_BV, sampling)
     probs_BV = logits_BV.softmax(-1)
     if sampling.temperature == 0:
-        tokens_B1 = logits_BV.argmax(-1, keepdim=True)
-    elif sampling.top_k or sampling.top_p < 1:
-        tokens_B1 = _invert(_supported(probs_BV, sampling), uniforms_B[:, None])
-    else:
-        tokens_B1 = _invert(probs_BV, uniforms_B[:, None])
-    return tokens_B1.squeeze(-1), probs_BV.gather(-1, tokens_B1).log_().squeeze(-1)
+        return logits_BV.argmax(-1, keepdim=True), probs_BV
+    return _invert(_supported(probs_BV, sampling), uniforms_B[:, None]), probs_BV
+
+
+def _scaled(logits_BV: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+    return logits_BV if sampling.temperature in (0.0, 1.0) else logits_BV / sampling.temperature
+
+
+def _penalised(logits_BV: torch.Tensor, seen: Sequence[Collection[int]], penalty: float) -> torch.Tensor:
+    """The logits, lower where a row has the token already: divided by the penalty, or multiplied if negative."""
+    lengths = torch.tensor([len(tokens) for tokens in seen])
+    rows_N = torch.arange(len(seen)).repeat_interleave(lengths).to(logits_BV.device)
+    tokens_N = torch.tensor([token for tokens in seen for token in tokens], device=logits_BV.device)
+    seen_N = logits_BV[rows_N, tokens_N]
+    lower_N = torch.where(seen_N < 0, seen_N * penalty, seen_N / penalty)
+    return logits_BV.index_put((rows_N, tokens_N), lower_N)
 
 
 def _invert(weights_BV: torch.Tensor, uniforms_B1: torch.Tensor) -> torch.Tensor:
@@ -63,7 +86,16 @@ def _invert_by_blocks(weights_BV: torch.Tensor, uniforms_B1: torch.Tensor) -> to
 
 
 def _supported(weights_BV: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    """The weights with 0 outside of top-k and, among what that leaves, outside of top-p.
+    """The weights with 0 outside of top-k and, among what that leaves, outside of top-p and of min-p."""
+    if sampling.top_k or sampling.top_p < 1:
+        weights_BV = _likeliest(weights_BV, sampling)
+    if sampling.min_p > 0:
+        weights_BV = weights_BV.where(weights_BV >= sampling.min_p * weights_BV.amax(-1, keepdim=True), 0.0)
+    return weights_BV
+
+
+def _likeliest(weights_BV: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+    """The weights with 0 outside of top-k and top-p.
 
     Top-p keeps the likeliest tokens until their probabilities reach `top_p`: the one that crosses it is in.
     """

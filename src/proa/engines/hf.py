@@ -127,7 +127,8 @@ class HFEngine:
         sequences = [self._batch[row] for row in rows]
         draws = [sequence.draw() for sequence in sequences]
         uniforms_B = torch.tensor(draws, dtype=torch.float64, device=logits_BV.device)
-        tokens_B, log_probs_B = choose(logits_BV[rows], uniforms_B, sequences[0].request.sampling)
+        seen = [sequence.seen for sequence in sequences]
+        tokens_B, log_probs_B = choose(logits_BV[rows], uniforms_B, sequences[0].request.sampling, seen)
         for sequence, token, log_prob in zip(sequences, tokens_B.tolist(), log_probs_B.tolist(), strict=True):
             sequence.choose(token, log_prob, is_end=token in self._end_ids)
 

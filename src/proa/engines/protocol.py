@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -52,7 +53,8 @@ class Progress:
     id: str
     tokens: tuple[int, ...]
     log_probs: tuple[float, ...]
-    """Of these tokens, in float32 at the sampling temperature (at 1 if greedy), over the whole vocabulary."""
+    """Of these tokens, in float32 at the sampling temperature (at 1 if greedy), over the whole vocabulary; without the
+    repetition penalty."""
     version: int
     """Of the weights that sampled them."""
     finish_reason: FinishReason | None
@@ -142,6 +144,14 @@ def check_request(request: Request, *, context_length: int, vocabulary: int, con
         )
     if sampling.top_k < 0:
         raise SettingError(f"sampling.top_k is {sampling.top_k}: write 0 to keep all tokens, or a positive number")
+    if not 0 <= sampling.min_p <= 1:
+        raise SettingError(
+            f"sampling.min_p is {sampling.min_p}: write 0 to keep all tokens, or a number between 0 and 1"
+        )
+    if not 0 < sampling.repetition_penalty < math.inf:
+        raise SettingError(
+            f"sampling.repetition_penalty is {sampling.repetition_penalty}: write 1 for none, or a positive number"
+        )
     if sampling.stop and request.stop_strings is None:
         raise SettingError(
             f"request {request.id} has sampling.stop and no tokenizer to find these texts with: give it "

@@ -13,7 +13,7 @@ from .choice import choose
 from .decoder import Decoder, Prefilled, Rotation
 from .product_shapes import ProductShapes
 from .protocol import Request
-from .sequences import DecodedSequence, Given, Group, Sampled
+from .sequences import DecodedSequence, Given, Group, Sampled, SamplingRule
 
 PREFILL_TOKENS = 8192
 """The most prompt tokens, with padding, of one pass: it bounds the memory of activations."""
@@ -140,7 +140,7 @@ class Rows:
 
     def _advance(self, logits_BV: torch.Tensor, first: int) -> None:
         """Choose the next token of every row from `first` on; the logits are those of these rows, then padding."""
-        by_settings: dict[tuple[float, float, int], list[int]] = {}
+        by_settings: dict[SamplingRule, list[int]] = {}
         for place, sequence in enumerate(self.live[first:]):
             if not sequence.samples_next:
                 logits_V = self._pass_segments(first + place, logits_BV[place])
@@ -161,7 +161,8 @@ class Rows:
         """Choose the next token of sequences that have the same settings, from the first rows of these logits."""
         draws = [sequence.draw() for sequence in sequences] + [0.0] * (len(logits_BV) - len(sequences))
         uniforms_B = torch.tensor(draws, dtype=torch.float64, device=logits_BV.device)
-        tokens_B, log_probs_B = choose(logits_BV, uniforms_B, sequences[0].request.sampling)
+        seen = [sequence.seen for sequence in sequences]
+        tokens_B, log_probs_B = choose(logits_BV, uniforms_B, sequences[0].request.sampling, seen)
         for sequence, token, log_prob in zip(sequences, tokens_B.tolist(), log_probs_B.tolist(), strict=False):
             sequence.choose(token, log_prob, is_end=token in self._end_ids)
 

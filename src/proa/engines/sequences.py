@@ -32,6 +32,7 @@ class Sampled:
 
 Segment: TypeAlias = Given | Sampled
 Group: TypeAlias = tuple[str, tuple[int, ...]]
+SamplingRule: TypeAlias = tuple[float, float, int, float, float]
 
 
 @dataclass(eq=False, slots=True)
@@ -52,12 +53,23 @@ class DecodedSequence:
     next_token: int = 0
     """Chosen, and not in the cache yet."""
     sampled: list[int] = field(default_factory=list)
+    seen: set[int] = field(default_factory=set)
+    """The tokens that a repetition penalty counts, those of the requests that it continues too; empty without one."""
     finish_reason: FinishReason | None = None
     _draws: list[float] = field(default_factory=list)
     """Some numbers of its random stream."""
     _reported: int = 0
     _log_probs: list[float] = field(default_factory=list)
     """Of what was sampled since progress was last taken."""
+
+    def __post_init__(self) -> None:
+        if self.is_penalised:
+            self.seen.update(*(segment.tokens for segment in self.segments))
+
+    @property
+    def is_penalised(self) -> bool:
+        """Whether tokens that it has already are less likely to come again."""
+        return self.request.sampling.repetition_penalty != 1
 
     @property
     def longest(self) -> int:
@@ -71,10 +83,10 @@ class DecodedSequence:
         return self.request.group or f"alone {self.request.id}", self.segments[0].tokens
 
     @property
-    def settings(self) -> tuple[float, float, int]:
+    def settings(self) -> SamplingRule:
         """What decides how its next token is chosen from logits."""
         sampling = self.request.sampling
-        return sampling.temperature, sampling.top_p, sampling.top_k
+        return sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p, sampling.repetition_penalty
 
     @property
     def samples_next(self) -> bool:
@@ -94,6 +106,8 @@ class DecodedSequence:
             raise FloatingPointError("the engine's logits are not finite: the weights it was given are damaged")
         self.next_token = token
         self.sampled.append(token)
+        if self.is_penalised:
+            self.seen.add(token)
         self._log_probs.append(log_prob)
         if is_end or token in self.request.stops:
             self.finish_reason = "stop"

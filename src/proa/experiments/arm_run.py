@@ -12,6 +12,7 @@ from ..callbacks import build_callback
 from ..config import ExperimentConfig
 from ..data.results import ArmResult, LogContext
 from ..lifecycle.hooks import BaseCallback
+from ..lifecycle.listeners import Function
 from ..lifecycle.manager import CallbackManager
 from ..lifecycle.roles import CallbackFactory
 from ..resume.resuming import AUTO
@@ -23,7 +24,7 @@ from ..run.start import build_run, carry_out
 from .plan import PlannedRun
 from .saved_result import save_arm
 
-GivenCallbacks: TypeAlias = Sequence[BaseCallback | CallbackFactory | CallbackManager] | CallbackManager
+GivenCallbacks: TypeAlias = Sequence[BaseCallback | CallbackFactory | Function | CallbackManager] | CallbackManager
 """What the user passed as `callbacks=`."""
 LEAVING_SECONDS = 10.0
 """How long the run of a killed experiment may take to exit after its grace period."""

@@ -68,6 +68,7 @@ class Experiment:
         self._given: GivenCallbacks = (
             callbacks if isinstance(callbacks, CallbackManager) else tuple(callback_list(callbacks or ()))
         )
+        CallbackManager.split(self._given)  # refuses a function whose event nobody can tell
         self._report = report
         self._managers: list[CallbackManager] = []
         self._arms: dict[str, ArmResult] = {}

@@ -9,6 +9,7 @@ import torch
 
 from ..algorithms import Algorithm
 from ..data.experience import BufferItem
+from ..data.trajectories import count_samples, split_samples
 from ..leases.ledger import Ledger
 from ..leases.plan import FilteredGroup
 
@@ -33,22 +34,26 @@ class GroupFilter:
     def filter(self, group: tuple[BufferItem, ...]) -> FilteredGroup:
         filtered = self._filter(group)
         for reason, items in filtered.dropped.items():
-            self._dropped_in_step[reason] = self._dropped_in_step.get(reason, 0) + len(items)
+            self._dropped_in_step[reason] = self._dropped_in_step.get(reason, 0) + count_samples(items)
         return filtered
 
     def _filter(self, group: tuple[BufferItem, ...]) -> FilteredGroup:
         scored = tuple(item for item in group if item.reward is not None)
         dropped: dict[str, tuple[BufferItem, ...]] = {}
-        for item in group:
-            if item.reward is None:
-                reason = item.facts.reward_failure or "no_reward"
-                dropped[reason] = (*dropped.get(reason, ()), item)
-                self._unscored_in_step += 1
-                self._last_reward_error = item.facts.reward_error or ""
-                self.first_reward_error = self.first_reward_error or self._last_reward_error
-        if len(scored) < self._algorithm.min_group:
+        rewards = []
+        for rows in split_samples(group):
+            last = rows[-1]
+            if last.reward is not None:
+                rewards.append(last.reward)
+                continue
+            reason = last.facts.reward_failure or "no_reward"
+            dropped[reason] = (*dropped.get(reason, ()), *rows)
+            self._unscored_in_step += 1
+            self._last_reward_error = last.facts.reward_error or ""
+            self.first_reward_error = self.first_reward_error or self._last_reward_error
+        if len(rewards) < self._algorithm.min_group:
             return FilteredGroup((), {**dropped, **({TOO_SMALL: scored} if scored else {})})
-        rewards_G = torch.stack([item.reward for item in scored if item.reward is not None])
+        rewards_G = torch.stack(rewards)
         if not self._algorithm.keeps_group(rewards_G):
             return FilteredGroup((), {**dropped, self._algorithm.filter_reason: scored})
         return FilteredGroup(scored, dropped)

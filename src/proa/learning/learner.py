@@ -13,8 +13,9 @@ import torch
 from ..actors.activity import Activity
 from ..algorithms import Algorithm, Credit, CreditInputs, CriticAlgorithm, TokenLossInputs
 from ..data.experience import Experience
-from ..data.masks import action_mask_of, completion_lengths, group_indices
+from ..data.masks import action_mask_of, group_indices, sampled_lengths
 from ..data.sampling import Sampling
+from ..data.trajectories import Trajectories
 from ..errors import SettingError
 from ..maths.importance import log_ratio, truncated_importance
 from ..policy.computing import saying_if_compiled
@@ -138,8 +139,10 @@ class Learner:
         self._memory.begin(self.optimizer.steps)
         if experience.old_log_probs is None:
             self._in_pieces_that_fit(lambda: self._prepare(experience))
-        mask_BA = action_mask_of(experience)
-        weights_BA = self.algorithm.token_weights(mask_BA, self.sampling.max_new_tokens, dtype=self._dtype)
+        mask_BA, trajectories = action_mask_of(experience), Trajectories(experience)
+        weights_BA = trajectories.split(
+            self.algorithm.token_weights(trajectories.join(mask_BA), self.sampling.max_new_tokens, dtype=self._dtype)
+        )
         compiling = saying_if_compiled(self.policy.model) if self.optimizer.steps < _FIRST_STEPS else nullcontext()
         with self.activity.doing("compute", f"computing step {self.optimizer.steps + 1}"), compiling:
             own = self._in_pieces_that_fit(lambda: self._gradients(experience, weights_BA))
@@ -228,32 +231,46 @@ class Learner:
             advantages_BA = given[:, None].expand_as(mask_BA) if given.dim() == 1 else given
             credit = Credit(advantages_BA.masked_fill(~mask_BA, 0), experience.returns)
         else:
-            credit = self.algorithm.assign_credit(self._credit_inputs(experience, mask_BA))
+            trajectories = Trajectories(experience)
+            of_trajectories = self.algorithm.assign_credit(self._credit_inputs(experience, mask_BA))
+            returns_NT = of_trajectories.returns_BT
+            credit = Credit(
+                trajectories.split(of_trajectories.advantages_BT),
+                None if returns_NT is None else trajectories.split(returns_NT),
+            )
         if self.values is not None and credit.returns_BT is None:  # advantages that came with the experience
             self.values.estimate(experience)
             assert experience.values is not None
             credit = Credit(credit.advantages_BT, credit.advantages_BT + experience.values)
         if experience.kl is not None:
-            self.kl_coefficient = self.algorithm.adapted_kl_coefficient(self.kl_coefficient, experience.kl.sum(-1))
+            self.kl_coefficient = self.algorithm.adapted_kl_coefficient(
+                self.kl_coefficient, Trajectories(experience).sum(experience.kl.sum(-1))
+            )
         return credit
 
     def _credit_inputs(self, experience: Experience, mask_BA: torch.Tensor) -> CreditInputs:
+        """What an algorithm is given: trajectories, each of one row."""
+        trajectories = Trajectories(experience)
         if experience.reward is None:
             raise SettingError(
                 "this experience brings neither rewards nor advantages: there is nothing to learn from it"
             )
         bootstrap_B = self.values.estimate(experience) if self.values is not None else None
-        rewards_B = self.algorithm.shape_rewards(
-            experience.reward, completion_lengths(experience), self.sampling.max_new_tokens
+        rewards_N = self.algorithm.shape_rewards(
+            trajectories.first(experience.reward),
+            trajectories.sum(sampled_lengths(experience)),
+            self.sampling.max_new_tokens,
         )
+        values_BA = experience.values if self.values is not None else None
         return CreditInputs(
-            rewards_B,
-            group_indices(experience),
-            mask_BA,
-            experience.kl,
+            rewards_N,
+            trajectories.first(group_indices(experience)),
+            trajectories.join(mask_BA),
+            None if experience.kl is None else trajectories.join(experience.kl),
             kl_reward_coefficient=self.kl_coefficient,
-            values_BT=experience.values if self.values is not None else None,
-            bootstrap_B=bootstrap_B,
+            values_BT=None if values_BA is None else trajectories.join(values_BA),
+            bootstrap_B=None if bootstrap_B is None else trajectories.last(bootstrap_B),
+            turn_rewards_BT=None if experience.turn_rewards is None else trajectories.join(experience.turn_rewards),
         )
 
     # -- one step ------------------------------------------------------------------------------------
@@ -316,19 +333,20 @@ class Learner:
             self.log_probs[rows, :actions] = statistics.log_probs_BA.detach().to(self.log_probs.dtype)
         assert micro.old_log_probs is not None
         assert micro.advantages is not None
+        join = Trajectories(micro).join
         token_loss = self.algorithm.token_loss(
             TokenLossInputs(
-                statistics.log_probs_BA,
-                micro.old_log_probs,
-                micro.advantages,
-                mask_BA,
-                statistics.entropy_BA,
-                micro.reference_log_probs,
-                micro.importance,
+                join(statistics.log_probs_BA),
+                join(micro.old_log_probs),
+                join(micro.advantages),
+                join(mask_BA),
+                None if statistics.entropy_BA is None else join(statistics.entropy_BA),
+                None if micro.reference_log_probs is None else join(micro.reference_log_probs),
+                None if micro.importance is None else join(micro.importance),
             )
         )
         own_weights_BA = weights_BA[rows, :actions]
-        loss = (own_weights_BA * token_loss.loss_BT).sum()
+        loss = (join(own_weights_BA) * token_loss.loss_BT).sum()
         for name, values in token_loss.statistics.items():
             totals.add(name, values)
         if self.values is not None:
@@ -355,14 +373,17 @@ class Learner:
     def _describe(self, experience: Experience) -> dict[str, float]:
         """What a user wants to see of a batch besides its loss."""
         described: dict[str, float] = {}
+        trajectories = Trajectories(experience)
         if experience.reward is not None:
-            described["reward"] = float(experience.reward.mean())
-            described["reward_std"] = float(experience.reward.std(correction=0))
-        described["completion_tokens"] = float(completion_lengths(experience).float().mean())
-        described["samples"] = float(len(experience))
+            rewards_N = trajectories.first(experience.reward)
+            described["reward"] = float(rewards_N.mean())
+            described["reward_std"] = float(rewards_N.std(correction=0))
+        described["completion_tokens"] = float(trajectories.sum(sampled_lengths(experience)).float().mean())
+        described["samples"] = float(len(trajectories))
         described |= reward_part_means(experience)
         if experience.kl is not None:
-            described["kl_to_reference"] = float(experience.kl.sum(-1).mean())  # per completion, not per token
+            # Per trajectory, not per token.
+            described["kl_to_reference"] = float(trajectories.sum(experience.kl.sum(-1)).mean())
             if self.algorithm.first_kl_coefficient:
                 described["kl_reward_coefficient"] = self._used_kl_coefficient
         if self.values is not None:
@@ -396,7 +417,7 @@ class Learner:
 def reward_part_means(experience: Experience) -> dict[str, float]:
     """The mean of each part of the reward over the samples that have it, before its weight; one part is the reward."""
     parts: dict[str, list[float]] = {}
-    for facts in experience.facts:
+    for facts in [experience.facts[rows[-1]] for rows in Trajectories(experience).rows] if experience.facts else []:
         for name, value in facts.reward_parts.items():
             if value is not None:
                 parts.setdefault(name, []).append(value)

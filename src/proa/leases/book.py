@@ -23,13 +23,14 @@ from ..actors.waiting import ClosedError, LeaseFailedError, StepInterrupted, Wai
 from ..data.experience import BufferItem
 from ..data.lease import Delivery, Lease, Prompt, sample_seed
 from ..data.saved_items import delivery_from, delivery_tree, items_from, items_tree
+from ..data.trajectories import count_samples
 from ..record.journal import JournalEntry
 from ..record.spans import Span
 from .decisions import Decisions
 from .ledger import Ledger, tokens_in
 from .making import Making
 from .open_leases import OpenLeases
-from .plan import GroupFilter, LeasePlan, keep_everything
+from .plan import GroupFilter, LeasePlan, group_by_id, keep_everything
 
 
 class LeaseBook:
@@ -99,7 +100,7 @@ class LeaseBook:
         """
         oldest = self._episode - self.plan.max_staleness
         for group in [group for version, group in self._groups if version < oldest]:
-            self.ledger.drop(len(group), "stale", tokens=tokens_in(group))
+            self.ledger.drop(count_samples(group), "stale", tokens=tokens_in(group))
         self._groups = deque(entry for entry in self._groups if entry[0] >= oldest)
         for lease_id in range(self._next, self._admitted):
             if not self._is_consumed(lease_id) and self._versions[lease_id] < oldest:
@@ -109,7 +110,7 @@ class LeaseBook:
         self._mark_consumed(lease_id)
         delivery = self._arrived.pop(lease_id, None)
         if delivery is not None:
-            self.ledger.drop(len(delivery.items), "stale", tokens=delivery.tokens)
+            self.ledger.drop(count_samples(delivery.items), "stale", tokens=delivery.tokens)
         elif lease_id not in self._open.handed_out:
             self._open.close(lease_id)
         elif lease_id in self._open.unassigned:
@@ -196,10 +197,10 @@ class LeaseBook:
                 return False
             self._open.check(delivery)
             self._open.close(lease_id)
-            self.ledger.deliver(len(delivery.items), tokens=delivery.tokens)
+            self.ledger.deliver(count_samples(delivery.items), tokens=delivery.tokens)
             if is_stale:
                 self._stale_in_flight.remove(lease_id)
-                self.ledger.drop(len(delivery.items), "stale", tokens=delivery.tokens)
+                self.ledger.drop(count_samples(delivery.items), "stale", tokens=delivery.tokens)
                 return False
             self._arrived[lease_id] = delivery
             room.announce()
@@ -316,7 +317,7 @@ class LeaseBook:
             self._steps_taken += 1
             self.made, self.logged = self._making.metrics(), self._making.logged()
             self._refilled, self._making = 0, Making()
-            self._in_training = (len(items), tokens_in(items))
+            self._in_training = (count_samples(items), tokens_in(items))
             return items
 
     def settle(self, items: Sequence[BufferItem], *, dropped: str | None = None) -> None:
@@ -324,9 +325,9 @@ class LeaseBook:
         with self.room as room:
             self._in_training = (0, 0)
             if dropped is None:
-                self.ledger.train(len(items), tokens=tokens_in(items))
+                self.ledger.train(count_samples(items), tokens=tokens_in(items))
             else:
-                self.ledger.drop(len(items), dropped, tokens=tokens_in(items))
+                self.ledger.drop(count_samples(items), dropped, tokens=tokens_in(items))
             room.announce()
 
     @property
@@ -373,13 +374,12 @@ class LeaseBook:
              "version": self._versions[lease_id]}
             for kind, start, seconds in delivery.spans
         ]  # fmt: skip
-        size = self.plan.group_size
-        for first in range(0, len(delivery.items), size):
-            group = tuple(map(self._decisions.as_scored, delivery.items[first : first + size]))
+        for delivered in group_by_id(delivery.items):
+            group = self._decisions.as_scored(delivered)
             self._making.add_group(group)
             filtered = self._filter_group(group)
             for reason, items in filtered.dropped.items():
-                self.ledger.drop(len(items), reason, tokens=tokens_in(items))
+                self.ledger.drop(count_samples(items), reason, tokens=tokens_in(items))
             if filtered.kept:
                 self._groups.append((self._versions[lease_id], filtered.kept))
 

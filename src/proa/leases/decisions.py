@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from ..data.experience import BufferItem
-from ..record.journal import JournalEntry
+from ..data.trajectories import split_samples
+from ..record.journal import JournalEntry, RewardFailure
 
 
 class Decisions:
@@ -17,11 +18,16 @@ class Decisions:
     def __init__(self) -> None:
         self._decisions: list[JournalEntry] = []
         self._script: deque[int] = deque()  # leases to be taken in this order
-        self._failed_rewards: Mapping[str, str] = {}  # errors by uid, of samples whose reward failed in that run
+        self._failures: Mapping[str, tuple[str, str]] = {}  # by uid, of samples without a reward in that run: the
+        # reason under which the ledger counts them, and the error
 
     def repeat(self, entries: Sequence[Mapping[str, Any]]) -> None:
         self._script = deque(entry["lease"] for entry in entries if entry["kind"] == "lease")
-        self._failed_rewards = {entry["uid"]: entry["error"] for entry in entries if entry["kind"] == "reward"}
+        self._failures = {
+            entry["uid"]: (entry.get("failure", "reward_failed"), entry["error"])
+            for entry in entries
+            if entry["kind"] == "reward"
+        }
 
     def take(self) -> list[JournalEntry]:
         """The decisions since the last call."""
@@ -46,11 +52,25 @@ class Decisions:
         self._decisions.append({"kind": "lease", "step": step, "lease": chosen})
         return chosen
 
-    def as_scored(self, item: BufferItem) -> BufferItem:
-        """The item, without its reward where a run is repeated in which that failed; a failure is a decision."""
-        if item.uid in self._failed_rewards:
-            facts = item.facts.with_failure("reward_failed", self._failed_rewards[item.uid])
-            item = replace(item, reward=None, facts=facts)
-        if item.reward is None and item.uid:
-            self._decisions.append({"kind": "reward", "uid": item.uid, "error": item.facts.reward_error or ""})
-        return item
+    def as_scored(self, group: Sequence[BufferItem]) -> tuple[BufferItem, ...]:
+        """A group, its samples without their rewards where a run is repeated in which these failed; a failure is a
+        decision."""
+        scored: list[BufferItem] = []
+        for rows in split_samples(group):
+            uid = rows[0].uid
+            if uid in self._failures:
+                rows = tuple(
+                    replace(item, reward=None, facts=item.facts.with_failure(*self._failures[uid])) for item in rows
+                )
+            if rows[0].reward is None and uid:
+                self._decisions.append(_failure(rows[-1]))
+            scored += rows
+        return tuple(scored)
+
+
+def _failure(item: BufferItem) -> RewardFailure:
+    entry: RewardFailure = {"kind": "reward", "uid": item.uid, "error": item.facts.reward_error or ""}
+    failure = item.facts.reward_failure
+    if failure is not None and failure != "reward_failed":
+        entry["failure"] = failure
+    return entry

@@ -74,7 +74,7 @@ class Ledger:
     @property
     def failed_rewards(self) -> int:
         """Samples that were dropped because they had no usable reward."""
-        return sum(self.dropped.get(reason, 0) for reason in ("reward_failed", "no_reward"))
+        return sum(self.dropped.get(reason, 0) for reason in ("reward_failed", "grader_failed", "no_reward"))
 
     @property
     def closes(self) -> bool:
@@ -100,5 +100,5 @@ class Ledger:
 
 
 def tokens_in(items: Iterable[BufferItem]) -> int:
-    """Completion tokens."""
-    return sum(item.action_length for item in items)
+    """Sampled tokens."""
+    return sum(item.sampled_length for item in items)

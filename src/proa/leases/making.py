@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..data.experience import BufferItem
+from ..data.facts import TrajectoryFacts
 from ..data.lease import Delivery
+from ..data.trajectories import split_samples
 
 _KINDS = ("generate", "score", "load", "switch", "wait")
 """Where a maker's time goes before it sends; `switch` is for how long its stream stood still for new weights."""
@@ -42,6 +44,7 @@ class Making:
     """What hooks of makers logged, by name."""
     reward_values: dict[str, list[float]] = field(default_factory=dict)
     """The numbers that rewards logged, by name, one for each sample."""
+    trajectories: TrajectoryTotals = field(default_factory=lambda: TrajectoryTotals())
     probe_gap: float | None = None
     """The widest between trainer and an engine; it is only told, and not saved."""
 
@@ -59,18 +62,22 @@ class Making:
 
     def add_group(self, group: Sequence[BufferItem]) -> None:
         """The samples of one prompt."""
-        rewards = [float(item.reward) for item in group if item.reward is not None]
-        self.samples += len(group)
-        self.without_reward += len(group) - len(rewards)
+        samples = [rows[-1] for rows in split_samples(group)]  # which knows how it ended
+        rewards = [float(item.reward) for item in samples if item.reward is not None]
+        self.samples += len(samples)
+        self.without_reward += len(samples) - len(rewards)
         if len(rewards) > 1:
             self.groups += 1
             self.groups_without_variance += min(rewards) == max(rewards)
-        for item in group:
+        for item in samples:
             self.ended += item.facts.finish_reason is not None
             self.truncated += item.facts.finish_reason == "length"
             for name, value in item.facts.reward_logged.items():
                 if not isinstance(value, str):
                     self.reward_values.setdefault(name, []).append(value)
+            if item.facts.trajectory is not None:
+                self.trajectories.add(item.facts.trajectory)
+                self.trajectories.sampled_tokens += sum(row.sampled_length for row in group if row.uid == item.uid)
 
     def metrics(self) -> dict[str, float]:
         """Only what is known; nothing if no lease was consumed."""
@@ -87,7 +94,7 @@ class Making:
             metrics["reward_zero_std_fraction"] = self.groups_without_variance / self.groups
         if self.ended:
             metrics["truncated_fraction"] = self.truncated / self.ended
-        return metrics
+        return metrics | self.trajectories.metrics()
 
     def logged(self) -> dict[str, float]:
         """What rewards and hooks of makers logged: means over the samples or the leases that have a value."""
@@ -107,6 +114,7 @@ class Making:
             "groups_without_variance": self.groups_without_variance,
             "values": {name: list(values) for name, values in self.values.items()},
             "reward_values": {name: list(values) for name, values in self.reward_values.items()},
+            "trajectories": asdict(self.trajectories),
         }
 
     @classmethod
@@ -114,4 +122,43 @@ class Making:
         known = {
             key: {name: list(own) for name, own in saved.get(key, {}).items()} for key in ("values", "reward_values")
         }
-        return cls(**{**saved, "seconds": dict(saved["seconds"]), "makers": set(saved["makers"]), **known})
+        totals = TrajectoryTotals(**saved.get("trajectories", {}))
+        own = {"seconds": dict(saved["seconds"]), "makers": set(saved["makers"]), "trajectories": totals}
+        return cls(**{**saved, **own, **known})
+
+
+@dataclass
+class TrajectoryTotals:
+    """Sums over the samples of a step that had an environment."""
+
+    count: int = 0
+    endings: dict[str, int] = field(default_factory=dict)
+    turns: int = 0
+    tool_calls: int = 0
+    tool_errors: int = 0
+    sampled_tokens: int = 0
+    environment_tokens: int = 0
+    environment_seconds: float = 0.0
+
+    def add(self, facts: TrajectoryFacts) -> None:
+        self.count += 1
+        self.endings[facts.ending] = self.endings.get(facts.ending, 0) + 1
+        self.turns += facts.turns
+        self.tool_calls += facts.tool_calls
+        self.tool_errors += facts.tool_errors
+        self.environment_tokens += facts.environment_tokens
+        self.environment_seconds += facts.environment_seconds
+
+    def metrics(self) -> dict[str, float]:
+        """Means over trajectories; each ending that occurred as a share of them."""
+        if not self.count:
+            return {}
+        return {
+            "trajectory.turns": self.turns / self.count,
+            **{f"trajectory.ending.{name}": count / self.count for name, count in sorted(self.endings.items())},
+            "trajectory.tool_calls": self.tool_calls / self.count,
+            "trajectory.tool_error_fraction": self.tool_errors / max(1, self.tool_calls),
+            "trajectory.policy_tokens": self.sampled_tokens / self.count,
+            "trajectory.environment_tokens": self.environment_tokens / self.count,
+            "trajectory.environment_seconds": self.environment_seconds / self.count,
+        }

@@ -73,6 +73,8 @@ class Registration:
     priority: int
     error_policy: ErrorPolicy
     thread_safe: bool
+    given: object = None
+    """The `ListeningFunction` of a function, so that it can be removed without the function's other registrations."""
     shared_lock: SharedLock = field(init=False)
     listeners: list[Listener] = field(default_factory=list)
     errors: int = 0
@@ -87,7 +89,7 @@ class Registration:
 
     def belongs_to(self, owner: object) -> bool:
         """Whether this registers the given object; two bound methods of one object and function are the same."""
-        return self.shared_lock is SharedLock.find(owner)
+        return self.given is owner or self.shared_lock is SharedLock.find(owner)
 
 
 @dataclass(slots=True)

@@ -14,6 +14,7 @@ from . import saved_state
 from .background import BackgroundTasks
 from .dispatch import Settle, compile_moment
 from .failures import Failures
+from .functions import ListeningFunction, listening_function
 from .hooks import BaseCallback, unknown_event
 from .listeners import (
     Function,
@@ -32,7 +33,9 @@ from .roles import CallbackFactory, Role, callback_list, check_placement, check_
 
 log = logging.getLogger("proa.lifecycle")
 
-Callbacks: TypeAlias = "CallbackManager | Iterable[BaseCallback | CallbackFactory | CallbackManager] | None"
+Listening: TypeAlias = BaseCallback | CallbackFactory | ListeningFunction
+"""An entry of `callbacks=` other than a manager, with functions resolved."""
+Callbacks: TypeAlias = "CallbackManager | Iterable[BaseCallback | CallbackFactory | Function | CallbackManager] | None"
 F = TypeVar("F", bound=Callable[..., object])
 AnyCallback = TypeVar("AnyCallback", bound=BaseCallback)
 
@@ -62,7 +65,7 @@ class CallbackManager:
 
     def __init__(
         self,
-        callbacks: Iterable[BaseCallback | CallbackFactory] = (),
+        callbacks: Iterable[BaseCallback | CallbackFactory | Function | ListeningFunction] = (),
         *,
         role: Role = Role.RUN,
         timing: bool = True,
@@ -88,34 +91,50 @@ class CallbackManager:
 
     @classmethod
     def create(cls, callbacks: Callbacks, *, role: Role = Role.RUN) -> CallbackManager:
-        """A manager from the value of `callbacks=`: a manager, a list of callbacks and factories, or None.
-
-        A manager in a list gets the other callbacks of the list.
-        """
+        """A manager from the value of `callbacks=`: a manager, None, or a list of callbacks, factories, functions and
+        managers, the first of which gets everything else."""
         manager, others = cls.split(callbacks)
         if manager is None:
             return cls(others, role=role)
         for registration in manager._registrations:
             check_placement(registration.owner, role)
         for other in others:
-            instance = make_callback(other)
-            check_placement(instance, role)
-            manager.add(instance)
+            if isinstance(other, ListeningFunction):
+                check_scope(other.moment, role)
+                manager.add(other)
+            else:
+                instance = make_callback(other)
+                check_placement(instance, role)
+                manager.add(instance)
         return manager
 
     @classmethod
-    def split(cls, callbacks: Callbacks) -> tuple[CallbackManager | None, list[BaseCallback | CallbackFactory]]:
-        """The manager in the value of `callbacks=`, if there is one, and the other callbacks."""
+    def split(cls, callbacks: Callbacks) -> tuple[CallbackManager | None, list[Listening]]:
+        """The first manager in the value of `callbacks=`, if there is one, and everything else in the list's order:
+        functions with their events, and what further managers hold."""
         if callbacks is None or isinstance(callbacks, CallbackManager):
             return callbacks, []
-        given: list[Any] = callback_list(callbacks)
-        managers = [one for one in given if isinstance(one, CallbackManager)]
-        if len(managers) > 1:
-            raise HookError(
-                f"callbacks= has {len(managers)} managers: give one, and register all other callbacks with it"
-            )
-        others = [one for one in given if not isinstance(one, CallbackManager)]
-        return managers[0] if managers else None, others
+        first: CallbackManager | None = None
+        others: list[Listening] = []
+        given: Any
+        for given in callback_list(callbacks):
+            if not isinstance(given, CallbackManager):
+                others.append(listening_function(given) or given)
+            elif first is None:
+                first = given
+            elif given is not first:
+                others += given._contents()
+        return first, others
+
+    def _contents(self) -> list[Listening]:
+        """What is registered here, for another manager."""
+        contents: list[Listening] = []
+        for registration in self._registrations:
+            if isinstance(registration.owner, BaseCallback):
+                contents.append(registration.owner)
+            else:
+                contents += map(ListeningFunction.of_listener, registration.listeners)
+        return contents
 
     # -- registering ---------------------------------------------------------------------------------
 
@@ -123,8 +142,15 @@ class CallbackManager:
     def add(self, callback: AnyCallback) -> AnyCallback: ...
     @overload
     def add(self, callback: Callable[[], AnyCallback]) -> AnyCallback: ...
-    def add(self, callback: BaseCallback | CallbackFactory) -> BaseCallback:
-        """Register a callback, or one made by a factory (a class, or a function without arguments)."""
+    @overload
+    def add(self, callback: ListeningFunction | Function) -> object: ...
+    def add(self, callback: Any) -> object:
+        """Register a callback, one made by a factory (a class, or a function without arguments), or a function whose
+        name says its event. Returns the callback, or the function."""
+        listening = callback if isinstance(callback, ListeningFunction) else listening_function(callback)
+        if listening is not None:
+            check_scope(listening.moment, self.role)
+            return self._add_function(listening)
         instance = make_callback(callback)
         check_placement(instance, self.role)
         with self._change:
@@ -166,18 +192,25 @@ class CallbackManager:
         check_scope(moment, self.role)
 
         def register(function: F) -> F:
-            with self._change:
-                name = self._unique_name(getattr(function, "__name__", type(function).__name__))
-                registration = Registration(function, name, priority, error_policy, thread_safe)
-                registration.listeners = [function_listener(registration, moment, every, uses_asyncio)]
-                others = self._join(registration)
-            _rebuild_managers(others)
+            self._add_function(
+                ListeningFunction(function, moment, every, priority, error_policy, thread_safe, uses_asyncio)
+            )
             return function
 
         return register
 
+    def _add_function(self, given: ListeningFunction) -> object:
+        function = given.function
+        with self._change:
+            name = self._unique_name(getattr(function, "__name__", type(function).__name__))
+            registration = Registration(function, name, given.priority, given.error_policy, given.thread_safe, given)
+            registration.listeners = [function_listener(registration, given.moment, given.every, given.uses_asyncio)]
+            others = self._join(registration)
+        _rebuild_managers(others)
+        return function
+
     def remove(self, callback: object) -> None:
-        """Remove a callback, or a function from every moment it was registered for."""
+        """Remove a callback, a function from every moment it was registered for, or one `ListeningFunction`."""
         with self._change:
             mine = [registration for registration in self._registrations if registration.belongs_to(callback)]
             if not mine:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from types import FunctionType
 from typing import Any
 
 from ..errors import NotPortableError
+from .functions import ListeningFunction
 from .hooks import BaseCallback, MakerCallback, TrainerCallback, callback_family
 from .roles import CallbackFactory, make_callback
 
@@ -16,30 +18,38 @@ from .roles import CallbackFactory, make_callback
 class Placement:
     """Callbacks by the process they live in. A factory goes where its callback belongs."""
 
-    driver: list[BaseCallback] = field(default_factory=list)
+    driver: list[BaseCallback | ListeningFunction] = field(default_factory=list)
     trainer: list[BaseCallback | CallbackFactory] = field(default_factory=list)
     """Trainer rank 0."""
     every_trainer: list[BaseCallback | CallbackFactory] = field(default_factory=list)
     makers: list[BaseCallback | CallbackFactory] = field(default_factory=list)
+    in_one_process: list[BaseCallback | CallbackFactory | ListeningFunction] = field(default_factory=list)
+    """Those of the driver and the trainers, in the order given, for a run that has both in one process."""
 
     @classmethod
-    def assign(cls, callbacks: Iterable[BaseCallback | CallbackFactory]) -> Placement:
+    def assign(cls, callbacks: Iterable[BaseCallback | CallbackFactory | ListeningFunction]) -> Placement:
         """Assign callbacks to processes.
 
-        A factory of a callback for every rank or every maker is called there: each process has its own callback.
+        A function stays in the driver. A factory of a callback for every rank or every maker is called there: each
+        process has its own callback.
         """
         placement = cls()
         for given in callbacks:
+            if isinstance(given, ListeningFunction):
+                placement.driver.append(given)
+                placement.in_one_process.append(given)
+                continue
             made = make_callback(given)
-            family = callback_family(type(made))
-            if family is MakerCallback:
+            if callback_family(type(made)) is MakerCallback:
                 placement.makers.append(given)
-            elif not isinstance(made, TrainerCallback):
+                continue
+            if not isinstance(made, TrainerCallback):
                 placement.driver.append(made)
             elif made.all_ranks:
                 placement.every_trainer.append(given)
             else:
                 placement.trainer.append(given)
+            placement.in_one_process.append(given if isinstance(made, TrainerCallback) else made)
         return placement
 
     @property
@@ -54,7 +64,7 @@ def check_portable(callbacks: Iterable[object], dumps: Callable[[Any], bytes] = 
     `dumps` is the pickler of the transport, e.g. cloudpickle's where the run is on Ray.
     """
     for callback in callbacks:
-        name = type(callback).__name__
+        name = _name(callback)
         check_portable_part(
             callback,
             dumps,
@@ -69,7 +79,7 @@ def check_portable_part(part: object, dumps: Callable[[Any], bytes], without_it:
     `otherwise` where it is the whole."""
     if (reason := _pickle_error(dumps, part)) is None:
         return
-    name = type(part).__name__
+    name = _name(part)
     for attribute, value in vars(part).items() if hasattr(part, "__dict__") else ():
         if (why := _pickle_error(dumps, value)) is not None:
             raise NotPortableError(
@@ -77,6 +87,11 @@ def check_portable_part(part: object, dumps: Callable[[Any], bytes], without_it:
                 f"({why}): {without_it}"
             )
     raise NotPortableError(f"{name} lives in another process and cannot be sent there ({reason}): {otherwise}")
+
+
+def _name(part: object) -> str:
+    """A function's own name; of anything else, the name of its class."""
+    return part.__name__ if isinstance(part, FunctionType) else type(part).__name__
 
 
 def _pickle_error(dumps: Callable[[Any], bytes], value: object) -> str | None:

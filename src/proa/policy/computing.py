@@ -8,10 +8,12 @@ the first one's kernels serve all.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -140,6 +142,7 @@ def _require_gradient(_embeddings: nn.Module, _inputs: Any, output: torch.Tensor
 @cache
 def check_compiler(device_type: str) -> None:
     """Raise unless torch can compile for this kind of device here."""
+    keep_triton_cache()
     try:
         torch.compile(_one_more)(torch.zeros(2, device=device_type))
     except Exception as error:  # of the compiler's many parts, each has errors of its own
@@ -147,6 +150,17 @@ def check_compiler(device_type: str) -> None:
         raise SettingError(
             f"torch cannot compile for {device_type} on this machine ({reason}): set model.compile to false"
         ) from error
+
+
+def keep_triton_cache() -> None:
+    """Have Triton keep kernels where it keeps them by itself. Torch's compiler moves its cache when it compiles
+    something, and not when it finds that compiled: the second run would compile the engine's kernels once more."""
+    folder = Path(os.environ.get("TRITON_HOME") or Path.home()) / ".triton" / "cache"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:  # a home that cannot be written to: then where torch's compiler puts it
+        return
+    os.environ.setdefault("TRITON_CACHE_DIR", str(folder))
 
 
 def _one_more(numbers: torch.Tensor) -> torch.Tensor:

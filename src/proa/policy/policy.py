@@ -18,7 +18,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..data.experience import Experience
-from ..data.masks import attention_mask_of, group_indices
+from ..data.masks import attention_mask_of, prompt_indices
 from .decoder_pass import find_decoder, takes_segments
 from .log_probs import ActionStatistics, action_statistics
 from .models import model_weights, save_model
@@ -170,7 +170,7 @@ def model_statistics(
             experience.sequences,
             mask_BS,
             actions,
-            groups_B=group_indices(experience),
+            groups_B=prompt_indices(experience),
             temperature=temperature,
             with_entropy=with_entropy,
             entropy_gradient=entropy_gradient,

@@ -280,6 +280,10 @@ class DetachedSamplingArguments(TypedDict, total=False):
     """sample from the likeliest tokens that make up this share; 1 is all"""
     top_k: int
     """0 keeps all tokens"""
+    min_p: float
+    """sample from tokens at least this many times as likely as the likeliest; 0 is all"""
+    repetition_penalty: float
+    """divides positive logits of tokens that the text already has, and multiplies negative ones; 1 is none"""
 
 
 class DetachedOptimizerArguments(TypedDict, total=False):

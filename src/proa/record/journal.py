@@ -13,7 +13,7 @@ import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal, TypeAlias, TypedDict
+from typing import Literal, NotRequired, TypeAlias, TypedDict
 
 from .durable import Disk, open_writable
 from .patient_writes import LineFile
@@ -32,6 +32,8 @@ class RewardFailure(TypedDict):
     kind: Literal["reward"]
     uid: str
     error: str
+    failure: NotRequired[str]
+    """The reason under which the ledger counts it, unless that is `reward_failed`."""
 
 
 class BudgetChoice(TypedDict):

@@ -145,12 +145,25 @@ def _sample(one: Rollout, largest: float, numbers: list[dict[str, Any]]) -> Mark
     return tag(
         "article",
         tag("p", ", ".join(filter(None, facts)), class_="note"),
-        tag("div", one.prompt, class_="text prompt", dir="auto"),
+        _prompt(one),
+        tag("span", "assistant", class_="role") if one.turns else None,
         tag("div", tokens or one.completion, class_="text tokens", dir="auto", data_sample=place, tabindex="0"),
         tag("p", more, class_="note") if more else None,
         tag("output", class_="readout"),
         class_="sample",
     )
+
+
+def _prompt(one: Rollout) -> Markup:
+    """A conversation turn by turn, or the prompt's text; and folded, what the model was given, with special tokens."""
+    turns = [
+        (tag("span", role, class_="role"), tag("div", text, class_="text", dir="auto")) for role, text in one.turns
+    ]
+    shown = tag("div", turns or tag("div", one.prompt, class_="text", dir="auto"), class_="prompt")
+    if not one.rendered:
+        return shown
+    rendered = tag("div", one.rendered.replace("\n", "↵\n"), class_="text rendered", dir="auto")
+    return tag("div", shown, folded("The prompt as the model was given it", rendered))
 
 
 def _token(token: str, advantage: float | None, mismatch: float | None, largest: float) -> Markup:

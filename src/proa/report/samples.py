@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..data.messages import in_words
+from ..data.messages import in_words, is_conversation, turns_of
 from ..record.evals import NOT_FINITE
 from .lines import lines_in, objects_in
 from .metrics import number_in
@@ -48,6 +48,10 @@ class Rollout:
     step: int
     """Steps done before it was trained on."""
     prompt: str
+    turns: list[tuple[str, str]]
+    """Of the conversation that the prompt was made of; none if it was text."""
+    rendered: str
+    """The prompt with its special tokens; empty where it has none."""
     completion: str
     reward: Any
     reward_parts: dict[str, Any]
@@ -150,6 +154,8 @@ def _rollout(row: dict[str, Any]) -> Rollout:
     return Rollout(
         step=step if isinstance(step, int) else 0,
         prompt=clipped(in_words(row.get("prompt", "")), MOST_CHARACTERS),
+        turns=[(clipped(role, 40), clipped(text, MOST_CHARACTERS)) for role, text in _turns(row.get("messages"))],
+        rendered=clipped(str(row.get("rendered") or ""), MOST_CHARACTERS),
         completion=clipped(in_words(row.get("completion", "")), MOST_CHARACTERS),
         reward=row.get("reward"),
         reward_parts=parts if isinstance(parts, dict) else {},
@@ -166,6 +172,10 @@ def _rollout(row: dict[str, Any]) -> Rollout:
         all_tokens=len(tokens),
         group=str(row.get("group_id", "")),
     )
+
+
+def _turns(messages: Any) -> list[tuple[str, str]]:
+    return turns_of(messages) if is_conversation(messages) else []
 
 
 def _difference(ours: float | None, theirs: float | None) -> float | None:

@@ -22,6 +22,7 @@ log = logging.getLogger("proa.resume")
 _FREE = (
     "name", "output_dir", "runtime", "makers", "ray", "wait_timeout", "lease_timeout", "buffer_limit", "checkpoint",
     "record", "progress", "eval", "callbacks", "reward.timeout", "reward.workers", "model.trust_remote_code",
+    "engine.sleep",
 )  # fmt: skip
 """What may change without changing what is learned."""
 _REORDERING_KEYS = (
@@ -124,7 +125,8 @@ def log_changes(changes: dict[str, tuple[Any, Any]]) -> None:
     for key, (before, now) in changes.items():
         if _is_in(key, ("name", "output_dir")) or redact({key: before}) == redact({key: now}):  # a secret, given again
             continue
-        bits = "; results may differ in their last bits from here on" if _is_in(key, _REORDERING_KEYS) else ""
+        reorders = _is_in(key, _REORDERING_KEYS) and not _is_in(key, _FREE)
+        bits = "; results may differ in their last bits from here on" if reorders else ""
         log.warning("%s%s", _describe_change(key, before, now), bits)
 
 

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 
 from ..actors.waiting import ClosedError, StepInterrupted, WaitingRoom
 from ..data.experience import BufferItem, Experience, merge, split
+from ..data.trajectories import split_samples
 
 
 class DetachedReplayBuffer:
-    """Holds what makers sent until the trainer takes it, in batches of exactly `sample_batch_size` items.
+    """Holds what makers sent until the trainer takes it, in batches of exactly `sample_batch_size` samples: items,
+    or the rows of a trajectory.
 
     A remainder waits for more. `limit` counts batches; 0 is unlimited. A full buffer holds the sender back:
     it never drops anything and never takes more.
@@ -23,7 +25,7 @@ class DetachedReplayBuffer:
         self.limit = limit
         self.wait_timeout = wait_timeout
         self.room = WaitingRoom()
-        self._items: deque[BufferItem] = deque()
+        self._samples: deque[tuple[BufferItem, ...]] = deque()
         self._closed = ""
         self._interrupted = False
         self._training_is_over = False
@@ -35,18 +37,18 @@ class DetachedReplayBuffer:
     def extend(self, items: Sequence[BufferItem], *, owner: str = "a maker") -> None:
         """Add items, waiting for room for each: a long list goes in as the trainer takes from the buffer."""
         most = self.limit * self.sample_batch_size
-        for item in items:
+        for rows in split_samples(items):
             with self.room as room:
                 room.wait_until(
-                    lambda: self._closed != "" or self._training_is_over or not self.limit or len(self._items) < most,
+                    lambda: self._closed != "" or self._training_is_over or not self.limit or len(self._samples) < most,
                     owner=owner,
                     reason="room in the replay buffer",
                     timeout=self.wait_timeout,
                 )
                 self._check_open()
-                if self.limit and len(self._items) >= most:
+                if self.limit and len(self._samples) >= most:
                     raise ClosedError("training is over, and the buffer is full: nobody takes what is sent")
-                self._items.append(item)
+                self._samples.append(rows)
                 room.announce()
 
     def sample(self, *, owner: str = "the trainer") -> Experience:
@@ -65,19 +67,19 @@ class DetachedReplayBuffer:
             if self.get_length() == 0:
                 self._check_open()
                 raise StepInterrupted("the trainer was interrupted while it waited for experience")
-            taken = [self._items.popleft() for _ in range(self.sample_batch_size)]
+            taken = [item for _ in range(self.sample_batch_size) for item in self._samples.popleft()]
             room.announce()
             return taken
 
     def get_length(self) -> int:
         """Whole batches."""
-        return len(self._items) // self.sample_batch_size
+        return len(self._samples) // self.sample_batch_size
 
     def clear(self) -> int:
-        """Drop everything; returns how many items there were."""
+        """Drop everything; returns how many samples there were."""
         with self.room as room:
-            count = len(self._items)
-            self._items.clear()
+            count = len(self._samples)
+            self._samples.clear()
             room.announce()
             return count
 
@@ -85,7 +87,7 @@ class DetachedReplayBuffer:
     def items(self) -> list[BufferItem]:
         """The items, in order of arrival."""
         with self.room:
-            return list(self._items)
+            return [item for rows in self._samples for item in rows]
 
     def interrupt(self) -> None:
         """Stop the trainer from waiting for a batch: `take` raises `StepInterrupted`."""

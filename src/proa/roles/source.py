@@ -10,6 +10,7 @@ from ..actors.waiting import StepInterrupted
 from ..data.experience import BufferItem, Experience, split
 from ..data.packed_items import PackedItems, pack_items, unpack_items
 from ..data.saved_items import items_from, items_tree
+from ..data.trajectories import count_samples
 from ..errors import SettingError
 from ..learning.replicas import Replicas
 from ..leases.ledger import Ledger, tokens_in
@@ -67,15 +68,16 @@ class PushedExperience:
     def extend(self, items: Sequence[BufferItem]) -> None:
         size = self.buffer.sample_batch_size
         for group in group_by_id(items):
-            if len(group) > 1 and size % len(group):
+            samples = count_samples(group)
+            if samples > 1 and size % samples:
                 raise SettingError(
-                    f"a group of {len(group)} samples came, and train_batch_size={size} is not a multiple of that: a "
+                    f"a group of {samples} samples came, and train_batch_size={size} is not a multiple of that: a "
                     f"group must not be divided between two batches"
                 )
         with self._sending:  # one sender at a time: what comes together stays together
             with self.buffer.room:
-                self.ledger.lease(len(items))
-                self.ledger.deliver(len(items), tokens=tokens_in(items))
+                self.ledger.lease(count_samples(items))
+                self.ledger.deliver(count_samples(items), tokens=tokens_in(items))
             self.buffer.extend(items)
 
     @property
@@ -103,15 +105,15 @@ class PushedExperience:
             kept += filtered.kept
             with self.buffer.room:
                 for reason, items in filtered.dropped.items():
-                    self.ledger.drop(len(items), reason, tokens=tokens_in(items))
+                    self.ledger.drop(count_samples(items), reason, tokens=tokens_in(items))
         return kept
 
     def settle(self, items: Sequence[BufferItem], *, dropped: str | None = None) -> None:
         with self.buffer.room:
             if dropped is None:
-                self.ledger.train(len(items), tokens=tokens_in(items))
+                self.ledger.train(count_samples(items), tokens=tokens_in(items))
             else:
-                self.ledger.drop(len(items), dropped, tokens=tokens_in(items))
+                self.ledger.drop(count_samples(items), dropped, tokens=tokens_in(items))
 
     def interrupt(self) -> None:
         self.buffer.interrupt()

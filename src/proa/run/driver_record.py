@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from ..callbacks import JsonlMetrics
+from ..callbacks import ConsoleProgress, JsonlMetrics
 from ..data.results import EvalResult, LogContext
 from ..lifecycle.manager import CallbackManager
 from ..record.evals import EvalRecord, rollouts_path, write_predictions
@@ -47,6 +47,9 @@ class DriverRecord:
             write(self._spans.path, lambda: self._spans.append(record.spans))
         if record.rollouts:
             write(rollouts, lambda: write_predictions(rollouts, record.rollouts))
+            for callback in self.manager.callbacks:
+                if isinstance(callback, ConsoleProgress):
+                    callback.take_sample(record.rollouts[0])
 
     def finish(self) -> None:
         """Write what the disk did not take before; raise if it still does not."""

@@ -15,6 +15,7 @@ from ..data.results import LogContext
 from ..data.state import LoopState
 from ..errors import CallbackConfigError, HookError
 from ..lifecycle.copies import PackedState, return_states
+from ..lifecycle.functions import ListeningFunction
 from ..lifecycle.hooks import (
     BaseCallback,
     Callback,
@@ -60,14 +61,14 @@ class Listeners:
     """What lives with trainer rank 0, where that is another process; else it is in the manager."""
     every_trainer: list[Any]
     """What lives with every trainer, where these are other processes; else it is in the manager."""
-    _added: list[BaseCallback]
+    _added: list[BaseCallback | ListeningFunction]
     ctx: LogContext
     """What loggers get to know of the run; `state.ctx` is the same object."""
     trainer_apart: bool = False
     """Whether the trainer is another process."""
 
-    def add(self, callback: BaseCallback) -> None:
-        """Have a callback listen for this run; the manager may be the user's, and outlive it."""
+    def add(self, callback: BaseCallback | ListeningFunction) -> None:
+        """Have a callback or a function listen for this run; the manager may be the user's, and outlive it."""
         self.manager.add(callback)
         self._added.append(callback)
 
@@ -136,7 +137,7 @@ def place_callbacks(config: RunConfig, callbacks: Callbacks, ctx: LogContext | N
     configured = [build_callback(section.model_dump()) for section in config.callbacks]
     given, others = CallbackManager.split(callbacks)
     placement = Placement.assign(others)
-    here = [*placement.driver, *([] if trainer_apart else [*placement.trainer, *placement.every_trainer])]
+    here = placement.driver if trainer_apart else placement.in_one_process
     for callback in [*(given.callbacks if given is not None else ()), *others, *configured]:
         if isinstance(callback, EarlyStopping):
             _check_watched(callback.metric, [section.name for section in config.eval])
@@ -156,6 +157,8 @@ def place_callbacks(config: RunConfig, callbacks: Callbacks, ctx: LogContext | N
         for callback in here:
             if given is None:
                 manager.add(callback)
+            elif isinstance(callback, ListeningFunction):
+                listeners.add(callback)
             else:
                 listeners.add(make_callback(callback))  # the manager is the user's, and outlives the run
         listeners.add(JsonlMetrics(required=True))

@@ -15,6 +15,7 @@ from ..data.experience import Experience
 from ..data.facts import SampleFacts
 from ..data.loop import LoopArtifacts
 from ..data.masks import attention_mask_of
+from ..data.messages import Messages
 from ..data.state import LoopState
 from ..leases.book import LeaseBook
 from ..lifecycle.hooks import Callback
@@ -23,6 +24,7 @@ from ..record.run_record import RunRecord, StepRecord
 from ..record.spans import Span
 from ..resume.checkpoints import Checkpoints
 from ..roles.policy_trainer import PolicyTrainer
+from ..tasks.prompts import PromptStream
 
 KEPT_STEPS = 50
 """Steps of a run whose completions are kept, where nothing else is said."""
@@ -43,8 +45,10 @@ class TakeStepRecord(Callback):
         record: RunRecord,
         tokenizer: PreTrainedTokenizerBase,
         config: RunConfig,
+        prompts: PromptStream | None = None,
     ) -> None:
         self._trainer = trainer
+        self._prompts = prompts
         self._book = book
         self._record = record
         self._tokenizer = tokenizer
@@ -103,12 +107,17 @@ class TakeStepRecord(Callback):
         tokens = experience.sequences[row, -actions:][mask_A].tolist()
         decode: Any = self._tokenizer.decode
         facts = experience.facts[row] if experience.facts else SampleFacts()
+        uid = experience.uids[row] if experience.uids else ""
+        text, rendered = decode(prompt, skip_special_tokens=True), decode(prompt)
+        messages = self._messages(uid)
         assert experience.advantages is not None
         return {
             "step": step_idx,
-            "uid": experience.uids[row] if experience.uids else "",
+            "uid": uid,
             "group_id": experience.group_ids[row] if experience.group_ids else "",
-            "prompt": decode(prompt, skip_special_tokens=True),
+            "prompt": text,
+            **({"rendered": rendered} if rendered != text else {}),
+            **({"messages": messages} if messages is not None else {}),
             "completion": decode(tokens, skip_special_tokens=True),
             "reward": None if experience.reward is None else float(experience.reward[row]),
             "reward_parts": facts.reward_parts,
@@ -120,6 +129,13 @@ class TakeStepRecord(Callback):
             "advantages": _listed(experience.advantages[row], mask_A),
             "versions": [] if experience.versions is None else experience.versions[row][mask_A].tolist(),
         }
+
+    def _messages(self, uid: str) -> Messages | None:
+        """The conversation that a sample's prompt was made of; None if it was text, or is not one of the run's own."""
+        ordinal, _, index = uid.partition("/")
+        if self._prompts is None or not (ordinal.isdecimal() and index.isdecimal()):
+            return None
+        return self._prompts.messages(int(ordinal))
 
 
 class TakeLoopSpans(Callback):

@@ -38,6 +38,7 @@ from ..roles.source import SharedSource
 from ..roles.weights import WeightStore
 from ..supervised.sft import fit_sft
 from ..tasks import PromptStream, Task
+from ..tasks.chat import warn_of_missing_turn
 from ..tasks.prompts import KEPT_ROWS
 from .given import Given
 from .job import state_summary
@@ -101,6 +102,7 @@ class TrainerSide:
         self._critic_start: PreTrainedModel | None = None
         critic = config.critic.path if config.critic is not None else None
         if not outline:
+            warn_of_missing_turn(self.task, self.policy.tokenizer)
             self._check_model()
             set_up_computing(self.policy.model, compute_settings(config))
         if critic is not None and outline:
@@ -182,7 +184,7 @@ class TrainerSide:
         book.repeat(around.journal)
         trainer.learner.repeat(around.journal)
         trainer.source = book if around.replicas.size == 1 else SharedSource(around.replicas, book)
-        around.listeners.add(TakeStepRecord(trainer, book, around.record, self.policy.tokenizer, config))
+        around.listeners.add(TakeStepRecord(trainer, book, around.record, self.policy.tokenizer, config, self.prompts))
         if resumption is None:
             published = self.policy.published()
             self._start_digest = start_digest(published)

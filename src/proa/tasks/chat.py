@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .prompts import template_text
 from .task import ChatRow, Task, TaskError, TaskRow
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+log = logging.getLogger("proa.tasks")
 
 _TAKEN = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
 """What a template is given anyhow."""
@@ -72,6 +76,24 @@ def check_is_chat(task: Task) -> None:
             f"{task.name!r} are text: give messages, [{{'role': 'user', 'content': ...}}], or leave them out; in runs "
             "that generate, task.system_prompt makes text the user's message, also an empty one"
         )
+
+
+def warn_of_missing_turn(task: Task, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Warn where a template does not begin the assistant's turn: the model would have to write that itself, and what
+    it was taught to expect there is missing."""
+    first = task.rows[0]
+    messages = first.messages if isinstance(first, ChatRow) else first.prompt
+    if isinstance(messages, str) or messages[-1].get("role") == "assistant":
+        return
+    with_turn, without = (
+        template_text(messages, tokenizer, {"add_generation_prompt": asked}, where=f"task {task.name!r}, row 0")
+        for asked in (True, False)
+    )
+    if with_turn == without:
+        log.warning(
+            "the chat template does not begin the assistant's turn (add_generation_prompt changes nothing): prompts "
+            "end with %r, and completions begin right there", with_turn[-40:],
+        )  # fmt: skip
 
 
 def _read_template(given: str) -> str:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..data.lease import Prompt
+from ..data.messages import Messages
 from .overlong import Overlong, OverlongError, cut_prompt, leave_out_overlong, say_cut
 from .task import ChatRow, Task, TaskError, TaskRow
 
@@ -59,18 +60,29 @@ class PromptStream:
         return self._task
 
     def __getitem__(self, ordinal: int) -> Prompt:
-        if ordinal < 0:
-            raise IndexError(f"ordinals count from 0, not from {ordinal}")
-        pass_number, place = divmod(ordinal, len(self._task.rows))
         with self._lock:
-            if pass_number not in self._orders:
-                if len(self._orders) == KEPT_PASSES:
-                    del self._orders[next(iter(self._orders))]  # the oldest
-                self._orders[pass_number] = _permutation(len(self._task.rows), self._seed, pass_number)
-            index = self._orders[pass_number][place]
+            index = self._row_at(ordinal)
             tokens = self._kept_tokens(index)
         row = self._task.rows[index]
         return Prompt(ordinal, tokens, row.prompt, row.columns)
+
+    def messages(self, ordinal: int) -> Messages | None:
+        """The conversation that the chat template was given for this prompt; None if the prompt is text."""
+        with self._lock:
+            row = self._task.rows[self._row_at(ordinal)]
+        given = row.messages if isinstance(row, ChatRow) else row.prompt
+        return None if isinstance(given, str) else given
+
+    def _row_at(self, ordinal: int) -> int:
+        """Which row stands there in the order of its pass."""
+        if ordinal < 0:
+            raise IndexError(f"ordinals count from 0, not from {ordinal}")
+        pass_number, place = divmod(ordinal, len(self._task.rows))
+        if pass_number not in self._orders:
+            if len(self._orders) == KEPT_PASSES:
+                del self._orders[next(iter(self._orders))]  # the oldest
+            self._orders[pass_number] = _permutation(len(self._task.rows), self._seed, pass_number)
+        return self._orders[pass_number][place]
 
     def row_tokens(self, index: int) -> tuple[int, ...]:
         """The prompt tokens of the task's row at this index."""

@@ -20,7 +20,9 @@ LIMIT: tl.constexpr = tl.constexpr(6)  # how many are chosen at the most
 TEMPERATURE: tl.constexpr = tl.constexpr(7)  # the bits of a float64; 0 is greedy
 TOP_K: tl.constexpr = tl.constexpr(8)  # 0 keeps all
 TOP_P: tl.constexpr = tl.constexpr(9)  # the bits of a float64; 1 keeps all
-FIELDS = 10
+LEAST: tl.constexpr = tl.constexpr(10)  # the bits of a float64: the logarithm of min-p; -inf keeps all
+PENALTY: tl.constexpr = tl.constexpr(11)  # the bits of a float64; 1 is none
+FIELDS = 12
 _FIELDS: tl.constexpr = tl.constexpr(FIELDS)
 
 GOLDEN: tl.constexpr = tl.constexpr(0x9E3779B97F4A7C15)
@@ -352,7 +354,29 @@ def _temperature(state, row):
 def _is_restricted(state, row):
     """Whether the row samples from less than the whole vocabulary."""
     top_p = tl.load(state + row * _FIELDS + TOP_P).to(tl.float64, bitcast=True)
-    return (tl.load(state + row * _FIELDS + TOP_K) > 0) | (top_p < 1.0)
+    least = tl.load(state + row * _FIELDS + LEAST).to(tl.float64, bitcast=True)
+    return (tl.load(state + row * _FIELDS + TOP_K) > 0) | (top_p < 1.0) | (least > float("-inf"))
+
+
+@triton.jit
+def penalise(logits, state, seen, penalised, vocabulary, SIZE: tl.constexpr):
+    """A part of the logits that a row samples from: if it has a penalty, those of tokens that it has seen are
+    divided by it, or multiplied if negative. The token that this step put into the cache is seen from now on."""
+    row = tl.program_id(0)
+    own = state + row * _FIELDS
+    if tl.load(own + POSITION) < 0:
+        return
+    v = tl.program_id(1) * SIZE + tl.arange(0, SIZE)
+    inside = v < vocabulary
+    at = row.to(tl.int64) * vocabulary + v
+    x = tl.load(logits + at, mask=inside, other=0.0)
+    penalty = tl.load(own + PENALTY).to(tl.float64, bitcast=True).to(tl.float32)
+    if penalty != 1.0:
+        is_newest = v == tl.load(own + TOKEN)
+        is_seen = is_newest | (tl.load(seen + at, mask=inside, other=0) != 0)
+        tl.store(seen + at, is_seen.to(tl.uint8), mask=inside & is_newest)
+        x = tl.where(is_seen, tl.where(x < 0, x * penalty, x / penalty), x)
+    tl.store(penalised + at, x, mask=inside)
 
 
 @triton.jit
@@ -412,9 +436,9 @@ def _highest_that_reaches(
 def restrict(
     logits, state, peaks, levels, kept, vocabulary, parts, PADDED_PARTS: tl.constexpr, SIZE: tl.constexpr
 ):  # fmt: skip
-    """Of rows with top-k or top-p: the level below which no token is sampled, and what each part of the vocabulary
-    weighs without those. Top-p counts among what top-k leaves, and the token that crosses it is in; of equal tokens
-    all are in or none."""
+    """Of rows with top-k, top-p or min-p: the level below which no token is sampled, and what each part of the
+    vocabulary weighs without those. Top-p counts among what top-k leaves, and the token that crosses it is in; of equal
+    tokens all are in or none."""
     row = tl.program_id(0)
     if tl.load(state + row * _FIELDS + POSITION) < 0:
         return
@@ -433,6 +457,8 @@ def restrict(
         goal = top_p * _reaches(logits, row, vocabulary, parts, temperature, peak, level, True, SIZE)
         crossed = _highest_that_reaches(logits, row, vocabulary, parts, temperature, peak, goal, True, SIZE)
         level = tl.maximum(level, crossed)
+    least = tl.load(state + row * _FIELDS + LEAST).to(tl.float64, bitcast=True).to(tl.float32)
+    level = tl.maximum(level, _ordered(peak + least).to(tl.int64))
     tl.store(levels + row, level)
     for part in range(parts):
         x = _scaled(logits, row, part, vocabulary, temperature, SIZE)
@@ -448,11 +474,13 @@ def _mixed(bits):
 
 @triton.jit
 def choose(
-    logits, state, forced, forced_columns, ends, end_count, peaks, sums, levels, kept, chosen, log_probs, reasons,
-    vocabulary, parts, PADDED_PARTS: tl.constexpr, SIZE: tl.constexpr, ENDS: tl.constexpr,
+    logits, peaks, sums, policy_logits, policy_peaks, policy_sums, state, forced, forced_columns, ends, end_count,
+    levels, kept, chosen, log_probs, reasons, vocabulary, parts,
+    PADDED_PARTS: tl.constexpr, SIZE: tl.constexpr, ENDS: tl.constexpr,
 ):  # fmt: skip
     """Every row's next token: the first whose cumulative weight exceeds the row's share of the total, a part first and
-    a token in it then; or the one that it is given. Then the row is ready for its next step, or has ended."""
+    a token in it then; or the one that it is given. Then the row is ready for its next step, or has ended. The
+    log-probability is that of the policy's logits, which are others than it samples from where a row has a penalty."""
     row = tl.program_id(0)
     own = state + row * _FIELDS
     position = tl.load(own + POSITION)
@@ -468,7 +496,11 @@ def choose(
     peak = tl.max(highest)
     weights = tl.load(sums + row * parts + p, mask=is_part, other=0.0) * tl.exp(highest - peak)
     weights = tl.where(is_part, weights, 0.0).to(tl.float64)
-    whole = tl.sum(weights)
+    policy_highest = tl.load(policy_peaks + row * parts + p, mask=is_part, other=float("-inf"))
+    policy_peak = tl.max(policy_highest)
+    policy_weights = tl.load(policy_sums + row * parts + p, mask=is_part, other=0.0)
+    policy_weights *= tl.exp(policy_highest - policy_peak)
+    whole = tl.sum(tl.where(is_part, policy_weights, 0.0).to(tl.float64))
     level = tl.full((), -2147483647, tl.int64)
     if _is_restricted(state, row):
         level = tl.load(levels + row)
@@ -489,9 +521,9 @@ def choose(
     sampled = part * SIZE + tl.where(temperature > 0, sampled, tl.argmax(x, 0))
     given = tl.load(forced + row * forced_columns + count, mask=count < forced_count, other=0)
     token = tl.where(count < forced_count, given, sampled)
-    logit = tl.load(logits + row.to(tl.int64) * vocabulary + token)
+    logit = tl.load(policy_logits + row.to(tl.int64) * vocabulary + token)
     logit = tl.where(temperature > 0, logit / temperature, logit)
-    log_prob = logit - peak - tl.log(whole).to(tl.float32)
+    log_prob = logit - policy_peak - tl.log(whole).to(tl.float32)
     e = tl.arange(0, ENDS)
     is_end = tl.sum((tl.load(ends + e, mask=e < end_count, other=-1) == token).to(tl.int32)) > 0
     is_end = is_end & (count >= forced_count)

@@ -78,6 +78,8 @@ class RowState:
         self.chosen = torch.zeros(count, dtype=torch.int32, device=device)
         self.log_probs = torch.zeros(count, dtype=torch.float32, device=device)
         self.reasons = torch.zeros(count, dtype=torch.int32, device=device)
+        self.seen: torch.Tensor | None = None
+        """Whether a row's sequence has a token, `(count, vocabulary)` of uint8; there once a request has a penalty."""
 
 
 class _Pass:
@@ -179,6 +181,15 @@ def _shared_memory(device: torch.device) -> int:
     return int(triton.runtime.driver.active.utils.get_device_properties(index)["max_shared_mem"])
 
 
+@dataclass(frozen=True)
+class _Weighed:
+    """Logits, and of each part of the vocabulary the highest one and the sum of weights relative to that."""
+
+    logits: torch.Tensor
+    peaks: torch.Tensor
+    sums: torch.Tensor
+
+
 class StepPass(_Pass):
     """One token of every row, from its state to its next token."""
 
@@ -190,9 +201,8 @@ class StepPass(_Pass):
         self._vocabulary = vocabulary
         self._vocabulary_parts = triton.cdiv(vocabulary, _PART)
         device = decoder.device
-        self.logits = torch.empty(rows.count, vocabulary, dtype=torch.float32, device=device)
-        self._peaks = torch.empty(rows.count, self._vocabulary_parts, device=device)
-        self._sums = torch.empty(rows.count, self._vocabulary_parts, device=device)
+        self._policy = self._memory_to_weigh()
+        self._penalised: _Weighed | None = None
         self._levels = torch.empty(rows.count, dtype=torch.int64, device=device)
         self._kept = torch.empty(rows.count, self._vocabulary_parts, device=device)
         parts = (rows.count, decoder.key_heads, _SPLITS, decoder.query_heads // decoder.key_heads)
@@ -200,12 +210,40 @@ class StepPass(_Pass):
         self._sums_of_splits = torch.empty(*parts, 2, device=device)
         self._arrived = torch.zeros(rows.count, decoder.key_heads, dtype=torch.int32, device=device)
 
+    def _memory_to_weigh(self) -> _Weighed:
+        rows, parts, device = self._state.count, self._vocabulary_parts, self._decoder.device
+        logits = torch.empty(rows, self._vocabulary, dtype=torch.float32, device=device)
+        return _Weighed(logits, torch.empty(rows, parts, device=device), torch.empty(rows, parts, device=device))
+
+    def allow_penalties(self) -> None:
+        """Have memory for `launch_penalised`: the logits that rows sample from, beside the policy's."""
+        self._penalised = self._penalised or self._memory_to_weigh()
+        if self._state.seen is None:
+            size = (self._state.count, self._vocabulary)
+            self._state.seen = torch.zeros(size, dtype=torch.uint8, device=self._decoder.device)
+
     def launch(self) -> None:
+        """A step of rows of which none has a repetition penalty."""
+        self._weigh_policy()
+        self._choose(self._policy)
+
+    def launch_penalised(self) -> None:
+        """A step of rows of which some have a repetition penalty; the others get the same bits as without."""
+        self._weigh_policy()
+        assert self._penalised is not None
+        kernels.penalise[(self._rows, self._vocabulary_parts)](
+            self._policy.logits, self._state.state, self._state.seen, self._penalised.logits, self._vocabulary,
+            SIZE=_PART, num_warps=8,
+        )  # fmt: skip
+        self._weigh(self._penalised)
+        self._choose(self._penalised)
+
+    def _weigh_policy(self) -> None:
         self._embed(self._state.state, kernels.FIELDS)
         for number in range(len(self._decoder.layers)):
             self._layer(number)
         self._logits()
-        self._choose()
+        self._weigh(self._policy)
 
     def _attend(self, number: int) -> None:
         cache, decoder, rows = self._cache, self._decoder, self._state
@@ -223,23 +261,28 @@ class StepPass(_Pass):
         tile = self._tiles.head
         depth = self._decoder.embeddings.shape[1]
         kernels.product[(triton.cdiv(self._vocabulary, tile.columns), triton.cdiv(self._rows, tile.rows), 1)](
-            self.normed, self._decoder.head.weight, self.normed, self.logits, self._rows, self._vocabulary, depth,
-            M=tile.rows, N=tile.columns, K=tile.depth, PARTS=1, BIASED=False, PRECISION=self._precision,
+            self.normed, self._decoder.head.weight, self.normed, self._policy.logits, self._rows, self._vocabulary,
+            depth, M=tile.rows, N=tile.columns, K=tile.depth, PARTS=1, BIASED=False, PRECISION=self._precision,
             num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
 
-    def _choose(self) -> None:
-        rows, parts = self._state, self._vocabulary_parts
+    def _weigh(self, weighed: _Weighed) -> None:
+        parts = self._vocabulary_parts
         kernels.weigh[(self._rows, parts)](
-            self.logits, rows.state, self._peaks, self._sums, self._vocabulary, parts, SIZE=_PART, num_warps=8
-        )
+            weighed.logits, self._state.state, weighed.peaks, weighed.sums, self._vocabulary, parts, SIZE=_PART,
+            num_warps=8,
+        )  # fmt: skip
+
+    def _choose(self, sampled: _Weighed) -> None:
+        rows, policy, parts = self._state, self._policy, self._vocabulary_parts
         sizes = {"PADDED_PARTS": triton.next_power_of_2(parts), "SIZE": _PART, "num_warps": 8}
         kernels.restrict[(self._rows,)](
-            self.logits, rows.state, self._peaks, self._levels, self._kept, self._vocabulary, parts, **sizes
+            sampled.logits, rows.state, sampled.peaks, self._levels, self._kept, self._vocabulary, parts, **sizes
         )
         kernels.choose[(self._rows,)](
-            self.logits, rows.state, rows.forced, rows.forced.shape[1], rows.ends, len(rows.ends), self._peaks,
-            self._sums, self._levels, self._kept, rows.chosen, rows.log_probs, rows.reasons, self._vocabulary, parts,
+            sampled.logits, sampled.peaks, sampled.sums, policy.logits, policy.peaks, policy.sums, rows.state,
+            rows.forced, rows.forced.shape[1], rows.ends, len(rows.ends), self._levels, self._kept, rows.chosen,
+            rows.log_probs, rows.reasons, self._vocabulary, parts,
             ENDS=triton.next_power_of_2(len(rows.ends)), **sizes,
         )  # fmt: skip
 

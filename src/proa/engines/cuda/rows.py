@@ -6,9 +6,10 @@ chose is known to the host one step later. Passes over prompts run beside the st
 
 from __future__ import annotations
 
+import math
 import struct
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
@@ -102,6 +103,8 @@ class _Recorded:
     prompts: dict[int, PromptPass]
     step_graph: torch.cuda.CUDAGraph
     prompt_graphs: dict[int, torch.cuda.CUDAGraph]
+    penalised_graph: torch.cuda.CUDAGraph | None = None
+    """A step in which rows may have a repetition penalty; recorded when a request first has one."""
 
 
 @dataclass
@@ -114,6 +117,8 @@ class _RowInput:
     blocks: Sequence[int]
     seed: int
     sampling: Sampling
+    seen: Collection[int] = ()
+    """Tokens that a repetition penalty counts; those that the row decodes from now on, the device adds."""
 
     @property
     def state(self) -> list[int]:
@@ -122,6 +127,7 @@ class _RowInput:
         return [
             self.steps.token, self.steps.position, self.prompt, self.seed, 0, forced, limit,
             _bits(sampling.temperature), sampling.top_k, _bits(sampling.top_p),
+            _bits(math.log(sampling.min_p) if sampling.min_p else -math.inf), _bits(sampling.repetition_penalty),
         ]  # fmt: skip
 
 
@@ -159,7 +165,7 @@ class CudaRows:
             step = StepPass(self.decoder, cache, self._state)
             torch.cuda.synchronize(self.decoder.device)
             prompt_graphs = {chunks: self._record(one.launch) for chunks, one in prompts.items()}
-            step_graph = self._record(lambda: self._launch_step(step))
+            step_graph = self._record(lambda: self._launch_step(step.launch))
             self._recorded = _Recorded(cache, step, prompts, step_graph, prompt_graphs)
         return self._recorded
 
@@ -173,9 +179,9 @@ class CudaRows:
             launch()
         return graph
 
-    def _launch_step(self, step: StepPass) -> None:
+    def _launch_step(self, launch: Callable[[], None]) -> None:
         state = self._state
-        step.launch()
+        launch()
         self._said[0].copy_(state.chosen)
         self._said[1].copy_(state.log_probs.view(torch.int32))
         self._said[2].copy_(state.reasons)
@@ -183,6 +189,25 @@ class CudaRows:
     def prepare(self) -> None:
         """Compile and record, if that was not done: before rows have a state, for recording runs a step."""
         _ = self._ready
+
+    def _prepare_penalties(self) -> None:
+        """Record the step with penalties, and have memory for it, if that was not done. Others may be decoded."""
+        recorded = self._ready
+        if recorded.penalised_graph is not None:
+            return
+        with torch.cuda.stream(self._pool.steps), self._rows_set_aside():  # recording runs a step
+            recorded.step.allow_penalties()
+            recorded.penalised_graph = self._record(lambda: self._launch_step(recorded.step.launch_penalised))
+
+    @contextmanager
+    def _rows_set_aside(self) -> Iterator[None]:
+        """No row is decoded inside; afterwards each is as it was. In the stream of steps."""
+        rows = (self._state.state, self._state.table, self._state.forced)
+        saved = [one.clone() for one in rows]
+        self._state.state[:, kernels.POSITION.value] = -1
+        yield
+        for one, before in zip(rows, saved, strict=True):
+            one.copy_(before)
 
     @contextmanager
     def changing(self) -> Iterator[None]:
@@ -221,6 +246,7 @@ class CudaRows:
         self._pool.release()
         if not self.live:
             self._recorded = None
+            self._state.seen = None
 
     # -- beginning -----------------------------------------------------------------------------------
 
@@ -230,6 +256,8 @@ class CudaRows:
         if not sequences:
             return
         self.prepare()
+        if any(sequence.is_penalised for sequence in sequences):
+            self._prepare_penalties()
         for sequence in sequences:
             self._placed[sequence] = self._place(sequence)
             self.live.append(sequence)
@@ -317,7 +345,8 @@ class CudaRows:
         assert placed.row is not None
         placed.forced = len(steps.forced)
         blocks = placed.prompt.blocks + placed.blocks
-        return _RowInput(placed.row, steps, placed.prompt.cached, blocks, request.seed, request.sampling)
+        seen = sequence.seen if steps.samples else ()
+        return _RowInput(placed.row, steps, placed.prompt.cached, blocks, request.seed, request.sampling, seen)
 
     def _write(self, rows: Sequence[_RowInput]) -> None:
         """Let rows begin."""
@@ -332,6 +361,10 @@ class CudaRows:
                 if one.steps.forced:
                     forced = torch.tensor(one.steps.forced, dtype=torch.int32)
                     self._state.forced[one.row, : len(forced)] = self._sent(forced)
+                if one.seen:
+                    assert self._state.seen is not None
+                    seen_V = self._state.seen[one.row].zero_()
+                    seen_V.index_fill_(0, self._sent(torch.tensor(list(one.seen))), 1)
 
     def _sent(self, values: torch.Tensor) -> torch.Tensor:
         return values.pin_memory().to(self.decoder.device, non_blocking=True)
@@ -351,11 +384,18 @@ class CudaRows:
         said = self._said_here[self._steps % 2]
         self._steps += 1
         with torch.cuda.stream(self._pool.steps):
-            self._ready.step_graph.replay()
+            self._step_graph.replay()
             said.copy_(self._said, non_blocking=True)
             done = _recorded_event(self._pool.steps)
         placed = [(self._placed[sequence].row, sequence) for sequence in self.live if sequence in self._decoding]
         self._launched.append(_Launched(said, done, [(row, sequence) for row, sequence in placed if row is not None]))
+
+    @property
+    def _step_graph(self) -> torch.cuda.CUDAGraph:
+        penalised = self._ready.penalised_graph
+        if penalised is not None and any(sequence.is_penalised for sequence in self._decoding):
+            return penalised
+        return self._ready.step_graph
 
     def _take(self, launched: _Launched) -> None:
         launched.done.synchronize()
@@ -466,15 +506,11 @@ class CudaRows:
         ]  # fmt: skip
         found = []
         with torch.cuda.stream(self._pool.steps):
-            rows = (self._state.state, self._state.table, self._state.forced)
-            saved = [one.clone() for one in rows]
-            self._state.state[:, kernels.POSITION.value] = -1
-            self._write(inputs)
-            for _ in range(max(map(len, sequences)) - 1):
-                self._ready.step_graph.replay()
-                found.append(self._state.log_probs.clone())
-            for one, before in zip(rows, saved, strict=True):
-                one.copy_(before)
+            with self._rows_set_aside():
+                self._write(inputs)
+                for _ in range(max(map(len, sequences)) - 1):
+                    self._ready.step_graph.replay()
+                    found.append(self._state.log_probs.clone())
             log_probs_BT = torch.stack(found, 1).cpu()
         return [log_probs_BT[row, : len(tokens) - 1].clone() for row, tokens in enumerate(sequences)]
 
