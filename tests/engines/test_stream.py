@@ -253,9 +253,22 @@ def test_what_is_continued_must_have_been_kept_with_these_weights() -> None:
     for name in ("a", "nobody"):
         with pytest.raises(SettingError, match=f"continues '{name}', which was not kept"):
             engine.submit(Request("c", (1,), 0, short, continues=name))
-    engine.load(tiny_model().state_dict(), 0)
+
+
+@pytest.mark.parametrize("kind", ["native", "hf"])
+def test_weights_stay_while_something_is_kept_that_was_decoded_with_them(kind: str) -> None:
+    engine = build_engine(kind, tiny_model(), end_ids=(), **({"versions": 1} if kind == "native" else {}))
+    short = Sampling(max_new_tokens=2)
+    generate(engine, [Request("a", (1,), 0, short, keep=True)])
+    with pytest.raises(EngineBusyError, match="while sequences of .* are decoded or kept"):
+        engine.load(tiny_model(seed=1).state_dict(), 1)
+    generate(engine, [Request("b", (1,), 0, short, continues="a", keep=True)])
+    with pytest.raises(EngineBusyError):
+        engine.load(tiny_model(seed=1).state_dict(), 1)
+    engine.cancel("b")
+    engine.load(tiny_model(seed=1).state_dict(), 1)
     with pytest.raises(SettingError, match="continues 'b', which was not kept"):
-        engine.submit(Request("c", (1,), 0, short, continues="b"))
+        engine.submit(Request("c", (1,), 0, short, version=1, continues="b"))
 
 
 def test_what_a_text_grows_to_is_checked_against_the_context() -> None:

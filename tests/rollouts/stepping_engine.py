@@ -20,6 +20,8 @@ class SteppingEngine(MadeUpEngine):
         self.together: list[set[str]] = []
         self.threads: set[str] = set()
         self.before_step: Callable[[set[str]], None] = lambda names: None
+        self.cancelled = threading.Event()
+        self.cancelled_ids: list[str] = []
         self._length = length
         self._made: dict[str, int] = {}
 
@@ -41,6 +43,11 @@ class SteppingEngine(MadeUpEngine):
             self._open.remove(request)
             del self._made[request.id]
         return Progress(request.id, (request.version + 4,), (-0.5,), request.version, "length" if is_last else None)
+
+    def cancel(self, request_id: str) -> None:
+        super().cancel(request_id)
+        self.cancelled_ids.append(request_id)
+        self.cancelled.set()
 
     def load(self, weights, version: int) -> None:
         used = {request.version for request in self._open}

@@ -1,5 +1,6 @@
 """An engine that many generate with: what they ask shares steps, what goes wrong reaches whom it concerns."""
 
+import asyncio
 import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -10,9 +11,9 @@ from tests.rollouts.stepping_engine import SteppingEngine
 
 from proa.actors.waiting import ClosedError
 from proa.data.sampling import Sampling
-from proa.engines import group_requests
+from proa.engines import Request, group_requests
 from proa.errors import SettingError
-from proa.rollouts import EngineStream, Progress, StreamUser
+from proa.rollouts import EngineStream, Progress, StreamUser, VersionedEngine, streaming
 
 SECONDS = 30.0
 FOR_EVER = 1 << 60
@@ -222,3 +223,56 @@ def test_unless_it_is_asked_to_an_engine_stays_awake(streams):
     engine = Sleeper()
     ask(user(streams(engine), "a"))
     assert engine.slept == []
+
+
+# -- one request at a time ---------------------------------------------------------------------------
+
+
+def request(name, seed=1, **more):
+    return Request(name, (1, 2), seed, Sampling(max_new_tokens=9), **more)
+
+
+def test_coroutines_share_steps_too_and_hear_of_each_token(streams):
+    engine = Held(3)
+    users = [user(stream := streams(engine), "a"), user(stream, "b"), user(stream, "c")]
+    heard = []
+
+    async def all_of_them():
+        return await asyncio.gather(*(one.complete(request("x"), listen=heard.append) for one in users))
+
+    found = asyncio.run(all_of_them())
+    assert [len(completion) for completion in found] == [3, 3, 3]
+    assert len(engine.together[0]) == 3
+    assert sorted(progress.id for progress in heard) == sorted(["a:x", "b:x", "c:x"] * 3)
+
+
+def test_a_request_whose_coroutine_is_cancelled_leaves_the_engine(streams):
+    engine = SteppingEngine(lambda request: FOR_EVER)
+    one = user(streams(engine), "a")
+
+    async def give_up():
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await one.complete(request("x"))
+
+    asyncio.run(give_up())
+    assert engine.cancelled.wait(SECONDS)
+    assert asyncio.run(user(streams(SteppingEngine()), "b").complete(request("x"))).finish_reason == "length"
+
+
+def test_what_is_kept_and_never_continued_is_dropped_when_the_stream_is_closed():
+    engine = SteppingEngine()
+    stream = EngineStream(engine, name="maker_0")
+    asyncio.run(user(stream, "a").complete(request("x", keep=True)))
+    stream.close("the test is over")
+    assert engine.cancelled_ids == ["a:x"]
+
+
+def test_an_engine_is_a_stream_for_as_long_as_a_rollout_takes():
+    engine = VersionedEngine(SteppingEngine())
+    engine.load({}, 3)
+    with streaming(engine) as one:
+        assert len(asyncio.run(one.complete(request("x")))) == 3
+        assert one.version == 3
+    with pytest.raises(ClosedError):
+        asyncio.run(one.complete(request("x")))

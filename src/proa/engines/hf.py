@@ -152,13 +152,12 @@ class HFEngine:
         return log_probs_TV.gather(-1, tokens_1T[0, 1:, None])[:, 0].cpu()
 
     def load(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
-        if self._waiting or any(sequence.finish_reason is None for sequence in self._batch):
+        if self._waiting or self._kept or any(sequence.finish_reason is None for sequence in self._batch):
             raise EngineBusyError(
-                f"version {version} cannot be loaded while sequences of version {self._version} are decoded"
+                f"version {version} cannot be loaded while sequences of version {self._version} are decoded or kept"
             )
         self._places.fill(weights)
         self._version = version
-        self._kept.clear()
 
     def sleep(self) -> None:
         if all(sequence.finish_reason is not None for sequence in self._batch):

@@ -287,7 +287,7 @@ class NativeEngine:
             if not idle and len(self._versions) == self._most_versions:
                 raise EngineBusyError(
                     f"version {version} cannot be loaded while sequences of {', '.join(map(str, self._versions))} are "
-                    "decoded"
+                    "decoded or kept"
                 )
             if not idle:
                 self._versions[version] = self._another(weights)
@@ -295,14 +295,15 @@ class NativeEngine:
             self._replace(min(idle), weights)
             self._versions[version] = self._versions.pop(min(idle))
         elif self._uses(version):
-            raise EngineBusyError(f"version {version} cannot be loaded again while sequences of it are decoded")
+            raise EngineBusyError(f"version {version} cannot be loaded again while sequences of it are decoded or kept")
         else:
             self._replace(version, weights)
 
     def _uses(self, version: int) -> bool:
-        """Whether something is decoded with it, or waits for it."""
+        """Whether something is decoded with it, or waits for it, or may be continued with it."""
         waits = any(sequence.request.version == version for sequence in self._waiting)
-        return waits or bool(self._versions[version].rows.live)
+        keeps = any(kept.version == version for kept in self._kept.values())
+        return waits or keeps or bool(self._versions[version].rows.live)
 
     def _replace(self, version: int, weights: Mapping[str, torch.Tensor]) -> None:
         """Other weights in the place of these, whose caches are worth nothing then."""
@@ -310,8 +311,6 @@ class NativeEngine:
         with held.rows.changing():
             held.places.fill(weights)
             held.rows.decoder.weights_changed()
-        for name in [name for name, kept in self._kept.items() if kept.version == version]:
-            self._drop(version, self._kept.pop(name).cache)
         held.rows.forget_prompts(lambda _: False)
 
     def _another(self, weights: Mapping[str, torch.Tensor]) -> _Version:

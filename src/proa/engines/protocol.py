@@ -43,7 +43,8 @@ class Request:
     continues: str = ""
     """The id of an ended request of the same version that was kept, and that this one goes on from."""
     keep: bool = False
-    """Whether another request may continue this one. It is kept until that comes, or until it is cancelled."""
+    """Whether another request may continue this one. It is kept until that comes, or until it is cancelled, and the
+    weights that sampled it are kept with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,7 @@ class Engine(Protocol):
 
         The names are those of the Hugging Face model; a tensor that is tied under several names may be given under any
         of them. The only cast is to the engine's own dtype. With an EngineBusyError it refuses what it has no room for
-        while it decodes with other weights.
+        while it decodes with other weights, or keeps what they sampled.
         """
         ...
 

@@ -1,6 +1,6 @@
 """From a prompt to scored samples: the one seam through which makers and evals generate."""
 
-from .engine_stream import EngineStream, StreamUser
+from .engine_stream import EngineStream, StreamUser, streaming
 from .progress import Progress
 from .rollout import Rollout
 from .sample import Sample, Turn
@@ -10,5 +10,5 @@ from .versioned_engine import VersionedEngine
 
 __all__ = [
     "EngineStream", "ModelReward", "Progress", "Rollout", "Sample", "SingleTurn", "StreamUser", "Turn",
-    "VersionedEngine",
+    "VersionedEngine", "streaming",
 ]  # fmt: skip

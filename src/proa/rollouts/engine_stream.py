@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field, replace
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
     from ..engines.protocol import Engine, Progress, Request
     from .progress import Progress as WorkProgress
+    from .versioned_engine import VersionedEngine
 
 
 class WeightsGoneError(ProaError):
@@ -55,19 +58,28 @@ class _Batch:
     requests: Sequence[Request]
     user: StreamUser
     open: dict[str, Collected]
+    listen: Callable[[Progress], None] | None = None
+    """Is told of every step, in the engine's thread."""
     done: dict[str, Completion] = field(default_factory=dict)
     answer: Future[list[Completion]] = field(default_factory=Future)
 
     def add(self, progress: Progress) -> bool:
         """Take in what a step added to a request; whether that was the last of it."""
         completion = self.open[progress.id].add(progress)
+        if self.listen is not None:
+            self.listen(progress)
         if completion is None:
             return False
         del self.open[progress.id]
         self.done[progress.id] = completion
         if not self.open:
-            self.answer.set_result([self.done[request.id] for request in self.requests])
+            with contextlib.suppress(InvalidStateError):  # nobody wants it any more
+                self.answer.set_result([self.done[request.id] for request in self.requests])
         return True
+
+    def fail(self, error: BaseException) -> None:
+        with contextlib.suppress(InvalidStateError):
+            self.answer.set_exception(error)
 
 
 class EngineStream:
@@ -88,6 +100,7 @@ class EngineStream:
         self._changed = threading.Condition()
         self._calls: deque[_Call] = deque()
         self._batches: dict[str, _Batch] = {}  # by the id of each request that is open
+        self._kept: set[str] = set()  # requests that may be continued, or will be
         self._over: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=f"{name} engine", daemon=True)
         self._thread.start()
@@ -96,19 +109,19 @@ class EngineStream:
         """Whoever waits for something is told so; the engine is left with nothing."""
         self._end(ClosedError(reason))
         self._thread.join()
-        for request_id in list(self._batches):
+        for request_id in {*self._batches, *self._kept}:
             self._engine.cancel(request_id)
 
     def _end(self, why: BaseException) -> None:
         with self._changed:
             self._over = self._over or why
-            waiting = [call.answer for call in self._calls]
-            waiting += [batch.answer for batch in set(self._batches.values())]
+            calls, batches = list(self._calls), set(self._batches.values())
             self._calls.clear()
             self._changed.notify_all()
-        for answer in waiting:
-            if not answer.done():
-                answer.set_exception(self._over)
+        for call in calls:
+            call.answer.set_exception(self._over)
+        for batch in batches:
+            batch.fail(self._over)
 
     # -- from any thread -----------------------------------------------------------------------------
 
@@ -140,11 +153,35 @@ class EngineStream:
 
     def generate(self, requests: Sequence[Request], user: StreamUser) -> list[Completion]:
         """A completion for each request, in order; other threads generate meanwhile."""
-        if not requests:
-            return []
-        batch = _Batch(requests, user, {request.id: Collected(request.stop_strings) for request in requests})
-        self._ask(lambda: self._submit(batch)).result()
-        return batch.answer.result()
+        return self.begin(requests, user).result() if requests else []
+
+    def begin(
+        self, requests: Sequence[Request], user: StreamUser, listen: Callable[[Progress], None] | None = None
+    ) -> Future[list[Completion]]:
+        """The same without waiting for it; who cancels the answer cancels the requests. `listen` is told of each
+        token, in the engine's thread: it must be quick, and not raise."""
+        batch = _Batch(requests, user, {request.id: Collected(request.stop_strings) for request in requests}, listen)
+        batch.answer.add_done_callback(lambda answer: self._drop(requests) if answer.cancelled() else None)
+        asked = self._ask(lambda: self._submit(batch))
+        asked.add_done_callback(lambda call: batch.fail(error) if (error := call.exception()) is not None else None)
+        return batch.answer
+
+    def _drop(self, requests: Sequence[Request]) -> None:
+        for request in requests:
+            self.cancel(request.id)
+
+    def cancel(self, request_id: str) -> None:
+        """Drop a request, or what is kept of one; harmless if there is none, or the stream is closed."""
+
+        def drop() -> None:
+            self._batches.pop(request_id, None)
+            self._kept.discard(request_id)
+            self._engine.cancel(request_id)
+
+        with self._changed:
+            if self._over is None:
+                self._calls.append(_Call(drop))
+                self._changed.notify_all()
 
     def _ask(self, act: Callable[[], Any]) -> Future[Any]:
         call = _Call(act)
@@ -183,6 +220,8 @@ class EngineStream:
             self._calls = deque(call for call in self._calls if call not in done)
 
     def _submit(self, batch: _Batch) -> None:
+        if batch.answer.done():
+            return  # it was cancelled while it waited
         if any(not self.has(request.version) for request in batch.requests):
             raise WeightsGoneError("the weights that these requests name made room for others")
         self._restore_numerics()
@@ -196,6 +235,8 @@ class EngineStream:
                 self._engine.cancel(request_id)
             raise
         self._batches |= dict.fromkeys(submitted, batch)
+        self._kept -= {request.continues for request in batch.requests}
+        self._kept |= {request.id for request in batch.requests if request.keep}
         batch.user.has_begun = True
 
     def _step(self) -> None:
@@ -236,9 +277,9 @@ class StreamUser:
         """Whether the engine has got something from it."""
         self.moved_at = monotonic()
         """When it last got a token."""
+        self.version = version
         self._stream = stream
         self._name = name
-        self._version = version
         self._ensure = ensure
 
     def generate(self, requests: Sequence[Request], progress: WorkProgress) -> Generated:
@@ -248,13 +289,51 @@ class StreamUser:
             self._ensure()
             try:
                 with progress.generating():
-                    return Generated(self._stream.generate(own, self), self._version)
+                    return Generated(self._stream.generate(own, self), self.version)
             except WeightsGoneError:
                 continue
+
+    async def complete(
+        self, request: Request, *, listen: Callable[[Progress], None] | None = None
+    ) -> Completion:
+        """One completion, while others are under way. Who cancels this cancels the request.
+
+        Weights are not loaded for a request that continues another: the engine keeps those of what it keeps.
+        """
+        own = self._own(request)
+        while True:
+            if not request.continues:
+                await asyncio.to_thread(self._ensure)
+            try:
+                [completion] = await asyncio.wrap_future(self._stream.begin([own], self, listen))
+            except WeightsGoneError:
+                if request.continues:
+                    raise
+            else:
+                return completion
+
+    def forget(self, request_id: str) -> None:
+        """What is kept of a request of its own is not continued."""
+        self._stream.cancel(f"{self._name}:{request_id}")
+
+    def touch(self) -> None:
+        """It moves on, though the engine has nothing to do for it."""
+        self.moved_at = monotonic()
 
     def _own(self, request: Request) -> Request:
         """With names that no other user has, and the version that it generates with."""
         group, continues = (name and f"{self._name}:{name}" for name in (request.group, request.continues))
         return replace(
-            request, id=f"{self._name}:{request.id}", version=self._version, group=group, continues=continues
+            request, id=f"{self._name}:{request.id}", version=self.version, group=group, continues=continues
         )
+
+
+@contextlib.contextmanager
+def streaming(engine: VersionedEngine) -> Iterator[StreamUser]:
+    """An engine as a stream for one rollout: requests come and go. Weights are switched before it or after it."""
+    with engine.in_use:
+        stream = EngineStream(engine.engine, name="rollout")
+        try:
+            yield StreamUser(stream, "", max(0, engine.version), lambda: None)
+        finally:
+            stream.close("the rollout is over")

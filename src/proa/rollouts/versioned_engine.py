@@ -38,14 +38,14 @@ class VersionedEngine:
         self.version = NO_VERSION
         """Of its weights, once some are loaded."""
         self.in_use = threading.RLock()
-        self._engine = engine
+        self.engine = engine
         self._guarded_from = guarded_from
         self._numerics: Numerics | None = None
 
     def load(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
         """Replace all weights, or none."""
         with self.in_use:
-            self._engine.load(weights, version)
+            self.engine.load(weights, version)
             self.version = version
 
     def generate(self, requests: Sequence[Request], progress: Progress) -> Generated:
@@ -54,7 +54,7 @@ class VersionedEngine:
             self._numerics.restore(self._guarded_from)
         with self.in_use, progress.generating():
             stamped = [replace(request, version=max(0, self.version)) for request in requests]
-            completions = generate(self._engine, stamped)
+            completions = generate(self.engine, stamped)
             if self._guarded_from is not None:
                 self._numerics = Numerics()  # what was set before the first call, or by the engine itself, is meant
             return Generated(completions, self.version)
