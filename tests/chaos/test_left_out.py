@@ -14,7 +14,7 @@ from tests.leases.honest_makers import fulfil, plan, prompt, with_item
 
 from proa import Callback
 from proa.actors.waiting import LeaseFailedError, StepInterrupted, WaitTimeoutError
-from proa.data.facts import SampleFacts
+from proa.data.facts import SampleFacts, TrajectoryFacts
 from proa.leases.book import LeaseBook
 from proa.leases.plan import FilteredGroup
 from proa.recipes import dapo, dr_grpo, grpo, ppo, reward_model, sft
@@ -361,8 +361,13 @@ def an_interrupted_book():
 
 
 def unlike(delivery, place):
-    """Its first reward failed; or, every other time, all rewards are the same, and completions were cut off."""
-    facts = SampleFacts(finish_reason="length" if place % 2 else "stop", reward_logged={"y": float(place)})
+    """Its first reward failed; or, every other time, all rewards are the same, and completions were cut off. All had an
+    environment."""
+    turns = TrajectoryFacts(
+        "finished", turns=2, tool_calls=3, tool_errors=1, environment_tokens=5, environment_seconds=0.5
+    )
+    reason = "length" if place % 2 else "stop"
+    facts = SampleFacts(finish_reason=reason, reward_logged={"y": float(place)}, trajectory=turns)
     items = [replace(item, facts=facts, reward=torch.tensor(1.0)) for item in delivery.items]
     delivery = replace(delivery, items=tuple(items))
     return delivery if place % 2 else with_item(delivery, 0, reward=None)
@@ -416,6 +421,8 @@ BOOK_PARTS = [
     "refilled", "journal", "spans",
     *(f"making.{part}" for part in ("seconds", "tokens", "makers", "samples", "without_reward", "values")),
     *(f"making.{part}" for part in ("ended", "truncated", "groups", "groups_without_variance", "reward_values")),
+    *(f"making.trajectories.{part}" for part in ("count", "endings", "turns", "tool_calls", "tool_errors")),
+    *(f"making.trajectories.{part}" for part in ("sampled_tokens", "environment_tokens", "environment_seconds")),
 ]  # fmt: skip
 
 
@@ -428,6 +435,7 @@ def test_without_any_part_a_lease_book_does_something_else(part):
         dropped = {f"ledger.dropped.{reason}" for reason in ("unlucky", "stale")}
         assert set(paths_in(book.state_dict())) <= {
             *BOOK_PARTS, *dropped, *kinds, "making.values.x", "making.reward_values.y",
+            "making.trajectories.endings.finished",
         }  # fmt: skip
         outcomes = []
         for change in (lambda saved: saved, emptied):
