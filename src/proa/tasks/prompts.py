@@ -185,13 +185,15 @@ def template_text(
     options: Mapping[str, bool],
     *,
     where: str,
+    tools: Sequence[Mapping[str, Any]] = (),
 ) -> str:
-    """Messages as text, through the tokenizer's chat template."""
-    return str(_apply_template(messages, tokenizer, where, "messages", tokenize=False, **options))
+    """Messages as text, through the tokenizer's chat template, which is told of the tools that there are."""
+    more = {"tools": [dict(tool) for tool in tools]} if tools else {}
+    return str(_apply_template(messages, tokenizer, where, "messages", tokenize=False, **options, **more))
 
 
 def _apply_template(
-    messages: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase, where: str, what: str, **options: bool
+    messages: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase, where: str, what: str, **options: Any
 ) -> Any:
     if not getattr(tokenizer, "chat_template", None):
         raise TaskError(
