@@ -23,7 +23,6 @@ from tests.rollouts.talking import (
 from proa.data.lease import Prompt
 from proa.data.sampling import Sampling
 from proa.engines import build_engine
-from proa.engines.stop_strings import StopStrings
 from proa.environments import Start, Step
 from proa.environments.failures import EnvironmentFailed, WorkerLostError
 from proa.rewards import InlineRewards
@@ -182,10 +181,9 @@ LONGER = Limits(max_turns=4, max_tokens=400)
 
 def test_nobodys_slowness_changes_a_bit_nor_what_else_is_decoded():
     stops = Sampling(group_size=2, max_new_tokens=40, stop=tuple("aeiou "))
-    strings = StopStrings(stops.stop, byte_tokenizer())
 
     def make(environment, **among):
-        made = run(engine_of(), InProcess(environment), sampling=stops, stop_strings=strings, limits=LONGER, **among)
+        made = run(engine_of(), InProcess(environment), sampling=stops, limits=LONGER, **among)
         return {sample.uid: said(sample) for sample in made}
 
     alone = {}

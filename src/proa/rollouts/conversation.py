@@ -6,6 +6,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..engines.stop_strings import StopStrings
 from ..environments.tool_calls import parse_message
 from ..tasks.prompts import template_options, template_text, text_tokens
 
@@ -32,6 +33,9 @@ class Conversations:
         self._ends = {token: self._decode([token]) for token in end_ids}
         self._system_prompt = system_prompt
         self._lock = threading.Lock()  # fast tokenizers are not thread-safe
+
+    def stop_strings(self, texts: Sequence[str]) -> StopStrings | None:
+        return StopStrings(texts, self._tokenizer) if texts else None
 
     def begin(self, messages: Sequence[Message]) -> list[Message]:
         """The messages of a trajectory, with the run's system prompt before them where they have none."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ..data.facts import Ending, TrajectoryFacts
 from ..data.reward_limits import fault_of
 from ..engines.protocol import Request
-from ..engines.stop_strings import StopStrings
+from ..environments import Start, Step
 from ..environments.failures import EnvironmentFailed, WorkerLostError
 from ..rewards.calling import await_result
 from .sample import Sample, Turn
@@ -22,7 +22,7 @@ from .turn_taking import TurnEngine, turns_of
 if TYPE_CHECKING:
     from ..data.lease import Prompt
     from ..data.sampling import Completion, Sampling
-    from ..environments import Message, Start, Step
+    from ..environments import Message
     from ..rewards.score import Scorer
     from .conversation import Conversations
     from .progress import Progress
@@ -52,6 +52,25 @@ class Environments(Protocol):
     @property
     def deterministic(self) -> bool: ...
     async def begin(self, row: Mapping[str, Any], *, seed: int, alone: bool = False) -> Surroundings: ...
+
+
+class Recorded:
+    """An environment of which it is known what it answered: another run's, which is repeated."""
+
+    seconds = 0.0
+
+    def __init__(self, answers: Sequence[Any]) -> None:
+        self.start = Start(**answers[0])
+        self._answers = iter(answers[1:])
+
+    async def step(self, message: Message) -> Step:
+        answer = next(self._answers, None)
+        if answer is None:
+            raise EnvironmentFailed("the journal has no more answers: the environment failed here")
+        return Step(**answer)
+
+    async def close(self) -> None:
+        """There is nothing to close."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +104,10 @@ class _Trajectory:
     tries: int = 1
     is_answered: bool = False
     """Whether its environment is at work."""
+
+    @property
+    def uid(self) -> str:
+        return f"{self.prompt.ordinal}/{self.index}"
 
     def begin_again(self) -> None:
         """As if there had been nothing yet."""
@@ -136,7 +159,7 @@ class EnvironmentRollout:
         environments: Environments,
         *,
         limits: Limits,
-        stop_strings: StopStrings | None = None,
+        recorded: Mapping[str, Sequence[Any]] | None = None,
         scorer: Scorer | None = None,
         model_reward: ModelReward | None = None,
     ) -> None:
@@ -144,7 +167,8 @@ class EnvironmentRollout:
         self._conversations = conversations
         self._environments = environments
         self._limits = limits
-        self._stop_strings = stop_strings
+        self._recorded = recorded or {}
+        self._stop_strings = conversations.stop_strings(sampling.stop)
         self._scorer = scorer
         self._model_reward = model_reward
 
@@ -197,7 +221,10 @@ class EnvironmentRollout:
                 row = {"prompt": trajectory.prompt.text, **trajectory.prompt.columns}
                 seed = _environment_seed(group_seed)
                 with trajectory.answering():
-                    surroundings = await self._environments.begin(row, seed=seed, alone=alone)
+                    if (recorded := self._recorded.get(trajectory.uid)) is not None:
+                        surroundings = Recorded(recorded)
+                    else:
+                        surroundings = await self._environments.begin(row, seed=seed, alone=alone)
                 await self._converse(turns, trajectory, surroundings)
         except EnvironmentFailed as failure:
             trajectory.ending, trajectory.error = failure.ending, str(failure)

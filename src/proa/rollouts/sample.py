@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..data.experience import BufferItem
-from ..data.facts import OWN_ENDINGS, SampleFacts, TrajectoryFacts
+from ..data.facts import OWN_ENDINGS, SampleFacts, TrajectoryFacts, TurnFacts
 from ..data.versions import NO_VERSION
 from ..rewards.score import Score
 
@@ -77,6 +77,11 @@ class Sample:
         return sum(len(turn.completion) for turn in self.turns)
 
     @property
+    def failure(self) -> str | None:
+        """Why it has no score; None if it has one, or nobody was asked."""
+        return self.error or self.score.error
+
+    @property
     def is_own_ending(self) -> bool:
         """Whether the policy itself ended it, or ran out of room: only then it is scored."""
         return self.facts is None or self.facts.ending in OWN_ENDINGS
@@ -88,6 +93,15 @@ class Sample:
             first = next((place for place, one in enumerate(messages) if one.get("role") == "assistant"), len(messages))
             return messages[first:]
         return self.text if isinstance(self.prompt.text, str) else [{"role": "assistant", "content": self.text}]
+
+    def turn_facts(self) -> list[TurnFacts]:
+        """Its turns for hooks, where there was an environment."""
+        messages = [one for one in (self.facts.messages if self.facts else ()) if one.get("role") == "assistant"]
+        said = messages[len(messages) - len(self.turns) :]  # before them there may be some of the prompt
+        return [
+            TurnFacts(number, message, turn.reward, len(turn.completion), turn.completion.finish_reason, turn.version)
+            for number, (turn, message) in enumerate(zip(self.turns, said, strict=True))
+        ]
 
     def rows(self, sampling: Sampling) -> list[BufferItem]:
         """The sample as experience: exactly the tokens that were sampled, in as few rows as they go on from each
