@@ -97,6 +97,25 @@ class Channel:
             self._arrived.extend(self._reader.feed(piece))
         return self._arrived.popleft()
 
+    def arrived(self) -> list[Message]:
+        """What has arrived, without waiting."""
+        try:
+            piece = self._endpoint.recv(PIECE, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            piece = None
+        except OSError as error:
+            raise EOFError from error
+        if piece == b"":
+            raise EOFError
+        if piece:
+            self._arrived.extend(self._reader.feed(piece))
+        whole = list(self._arrived)
+        self._arrived.clear()
+        return whole
+
+    def fileno(self) -> int:
+        return self._endpoint.fileno()
+
     def close_on_fork(self) -> None:
         """Keep child processes from inheriting this end, and close it in forks."""
         self._endpoint.set_inheritable(False)

@@ -24,9 +24,13 @@ class Child:
         self.endpoint, theirs = socket.socketpair()
         with theirs:
             command = [sys.executable, "-c", _BOOTSTRAP.format(module=module), str(theirs.fileno()), *sys.path]
-            self._process = subprocess.Popen(  # noqa: S603 - our own interpreter
-                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
-            )
+            try:
+                self._process = subprocess.Popen(  # noqa: S603 - our own interpreter
+                    command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
+                )
+            except OSError:
+                self.endpoint.close()
+                raise
 
     @property
     def pid(self) -> int:
