@@ -33,12 +33,12 @@ class GivenSurroundings:
     def source(self, config: DetachedConfig) -> EnvironmentSource:
         """The environments that are given, or named."""
         if config.tools:
-            return EnvironmentSource.of_tools(self.tools or config.tools)
+            return EnvironmentSource.load(tools=self.tools or config.tools)
         if config.agent is not None:
-            return EnvironmentSource.of_agent(self.agent or config.agent)
+            return EnvironmentSource.load(agent=self.agent or config.agent)
         section = config.environment
         given = section.path if self.environment is None else self.environment
-        return EnvironmentSource.of_environment(given, section.params)
+        return EnvironmentSource.load(environment=given, params=section.params)
 
 
 NOTHING_GIVEN = GivenSurroundings()
