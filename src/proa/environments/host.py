@@ -274,10 +274,11 @@ class Host:
             self._check_memory(failure.error)
             raise EnvironmentFailed(f"{what} raised {raised(failure.error)}") from None
         except TimeoutError:
-            setting, ending = (
-                ("step_timeout", "tool_failed") if agent_seconds is None else ("its deadline", "timed_out")
-            )
-            raise EnvironmentFailed(f"{what} did not answer within {seconds:g} s ({setting})", ending) from None
+            if agent_seconds is not None:
+                raise EnvironmentFailed(
+                    f"{what} did not end within {seconds:g} s (its deadline)", "timed_out"
+                ) from None
+            raise EnvironmentFailed(f"{what} did not answer within {seconds:g} s (step_timeout)") from None
 
     async def call_tool(self, opened: _Opened, function: Callable[..., Any], **arguments: Any) -> Any:
         """What a tool returns, or `Raised`; EnvironmentFailed if it passes its deadline."""
