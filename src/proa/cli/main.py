@@ -89,8 +89,8 @@ def _add_train(verbs: Verbs) -> None:
         usage="proa train FILE [--overwrite] [--key value ...]",
         epilog="Every key of the configuration is a flag, e.g. --total_steps 100 --sampling.group_size 16. Sections: "
         "model, task, algorithm, sampling, reward, environment, optimizer, engine, lora, critic, warm_start, eval, "
-        "checkpoint, record, callbacks, ray. proa config lists every key, and proa config --template grpo writes a file to begin "
-        "with.",
+        "checkpoint, record, callbacks, ray. proa config lists every key, and proa config --template grpo writes a "
+        "file to begin with.",
     )
     parser.add_argument("file", help="a YAML file")
     parser.add_argument("--overwrite", action="store_true", help="replace a run that is in the folder")
