@@ -100,6 +100,7 @@ def _add_train(verbs: Verbs) -> None:
         from ..errors import ProaError
         from ..record.run_folder import check_unused
         from ..record.run_lock import is_locked, lock
+        from ..run.foreseen import announce
         from ..run.naming import settle_name
 
         if _file_kind(options.file) == "experiment":
@@ -113,15 +114,14 @@ def _add_train(verbs: Verbs) -> None:
                     with lock(outline.folder):  # which raises, and names the process that has it
                         pass
                 check_unused(outline.folder)
-            # What follows imports torch and transformers, and that takes seconds.
-            print_visible(f"loading torch, the model and the data for {outline.folder}")
+            announced = announce(outline)  # what follows imports torch and transformers, and that takes seconds
             config = load_run_config(options.file, options.flags, name=outline.name)
         except ProaError as error:
             print_visible(error, file=sys.stderr)
             return 2
-        from .train import train
+        from .train import run_to_end
 
-        return train(config, overwrite=options.overwrite)
+        return run_to_end(config, overwrite=options.overwrite, announced=announced)
 
     parser.set_defaults(run=run, takes_flags=True)
 
