@@ -208,6 +208,14 @@ def _add_eval(verbs: Verbs) -> None:
     parser = verbs.add_parser("eval", help="score a model, or a run's weights, on a task")
     parser.add_argument("source", metavar="MODEL_OR_RUN", help="the folder of a run, a model or an adapter")
     parser.add_argument("--task", help="a built-in task, a file, hf:NAME of the Hub, or package.module:name")
+    parser.add_argument("--split", help="of a dataset that has several")
+    parser.add_argument(
+        "--column",
+        action="append",
+        type=_renamed,
+        metavar="WHAT=NAME",
+        help="what a column is called there, e.g. prompt=question",
+    )
     parser.add_argument("--name", help="an eval of the run, which gives the other settings")
     parser.add_argument("--metric", help="package.module:name of a scoring function; by default the task's own")
     parser.add_argument("--evaluator", help="package.module:name of a function that is called with the policy")
@@ -223,9 +231,10 @@ def _add_eval(verbs: Verbs) -> None:
     def run(options: argparse.Namespace) -> int:
         from .evaluate import EvalFlags, evaluate
 
+        columns = None if options.column is None else dict(options.column)
         flags = EvalFlags(
-            source=options.task, name=options.name, metric=options.metric, evaluator=options.evaluator,
-            count=options.count, samples=options.samples, temperature=options.temperature,
+            source=options.task, split=options.split, columns=columns, name=options.name, metric=options.metric,
+            evaluator=options.evaluator, count=options.count, samples=options.samples, temperature=options.temperature,
             max_new_tokens=options.max_new_tokens, breakdown=options.breakdown,
         )  # fmt: skip
         return evaluate(
@@ -233,6 +242,13 @@ def _add_eval(verbs: Verbs) -> None:
         )  # fmt: skip
 
     parser.set_defaults(run=run)
+
+
+def _renamed(said: str) -> tuple[str, str]:
+    what, _, name = said.partition("=")
+    if not (what and name):
+        raise argparse.ArgumentTypeError(f"write WHAT=NAME, e.g. prompt=question, not {said!r}")
+    return what, name
 
 
 def _add_replay(verbs: Verbs) -> None:
