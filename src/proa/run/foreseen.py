@@ -22,7 +22,7 @@ _DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 def announce(config: RunConfig) -> str:
     """Print the first line before torch is loaded; it is for `start`, which prints it again if it was not true."""
     announced = first_line(with_device(config, lambda: choose_device(config, may_have_gpu)))
-    print_visible(f"{announced}\nloading torch, the model and the data")
+    print_visible(f"{announced}\nloading torch, the model and the data", flush=True)
     return announced
 
 

@@ -33,7 +33,8 @@ from ..resume.resuming import (
     warn_changed_libraries,
 )
 from ..tasks.template_date import pinned, pinned_to
-from ..terminal import JobConsole, tolerate_lost_output
+from ..terminal import tolerate_lost_output
+from ..visible import print_visible
 from .automatic import resolve_automatic, resolve_device
 from .foreseen import first_line
 from .given import Given, configured
@@ -79,7 +80,8 @@ def start(
     settled = settle_name(settled, resumed=resume is not None, overwrite=overwrite)
     settled = resolve_device(settled, given, resumed=resume is not None)
     if settled.progress and first_line(settled) != announced:
-        JobConsole().print(first_line(settled), soft_wrap=True)
+        with tolerate_lost_output():
+            print_visible(first_line(settled), flush=True)
     settled = resolve_automatic(settled, given, resumed=resume is not None)
     if resume == AUTO and (done := _complete(settled)) is not None:
         return done
