@@ -174,6 +174,18 @@ def notebook(monkeypatch):
     return shown
 
 
+def test_an_interrupted_run_says_so_without_names_of_classes():
+    out = io.StringIO()
+
+    def step(batch):
+        raise KeyboardInterrupt
+
+    shows = ConsoleProgress(console=Console(file=out, width=80))
+    with pytest.raises(KeyboardInterrupt):
+        SupervisedLoop(step, callbacks=[shows]).fit(lambda epoch: [TrainingBatch(0)], max_steps=1)
+    assert out.getvalue().splitlines()[-1] == "interrupted after 0 steps, 0.0 s"
+
+
 def test_a_notebook_has_one_output_that_is_replaced_and_lines_are_printed_which_it_joins(notebook, capsys):
     console = ConsoleProgress(console=Console(force_jupyter=True))
     loop = SupervisedLoop(

@@ -332,6 +332,8 @@ def _ending(state: LoopState, seconds: float) -> str:
     done = f"{state.global_step} step{'' if state.global_step == 1 else 's'}, {seconds:.1f} s"
     if isinstance(state.exception, Exception):
         return f"failed after {done}: {type(state.exception).__name__}: {state.exception}"
+    if state.exception is not None:
+        return f"interrupted after {done}"
     if state.should_stop:
         return f"stopped after {done}: {state.stop_reason} (by {state.stopped_by})"
     return f"done: {done}"
