@@ -174,6 +174,20 @@ def notebook(monkeypatch):
     return shown
 
 
+def test_a_long_error_does_not_wrap_for_it_is_shown_whole_where_it_is_caught():
+    out = io.StringIO()
+
+    def step(batch):
+        raise RuntimeError("lost the GPU " * 20)
+
+    shows = ConsoleProgress(console=Console(file=out, width=60))
+    with pytest.raises(RuntimeError):
+        SupervisedLoop(step, callbacks=[shows]).fit(lambda epoch: [TrainingBatch(0)], max_steps=1)
+    last = out.getvalue().splitlines()[-1]
+    assert last.startswith("failed after 0 steps, 0.0 s: RuntimeError: lost the GPU")
+    assert (len(last), last[-1]) == (60, "…")
+
+
 def test_an_interrupted_run_says_so_without_names_of_classes():
     out = io.StringIO()
 

@@ -137,7 +137,8 @@ class ConsoleProgress(Callback):
             self._live = None
         elif self._last_line:
             self._say(self._last_line)
-        self._say(_ending(state, perf_counter() - self._begun))
+        ending = single_line(_ending(state, perf_counter() - self._begun))
+        self._say(self._line([ending]) if state.exception is not None else ending)  # an error is raised and shown whole
 
     def _update(self, state: LoopState, metrics: dict[str, Any]) -> None:
         if isinstance(self._live, NotebookOutput):

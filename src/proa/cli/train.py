@@ -110,7 +110,8 @@ def _show_result(console: Console, config: RunConfig) -> None:
         weights += f", version {header['policy_version']}"
     lines += [weights, f"record: {folder}", f"model: {folder / 'model'}"]
     for line in lines:
-        console.print(line, soft_wrap=True)
+        is_path = line.startswith(("record", "model"))
+        console.print(line, soft_wrap=is_path or not console.is_terminal)
 
 
 def show_samples(console: Console, run: Path, name: str, most: int = 6) -> None:

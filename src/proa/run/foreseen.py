@@ -9,6 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from ..config import DetachedConfig, RunConfig
@@ -22,7 +23,8 @@ _DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 def announce(config: RunConfig) -> str:
     """Print the first line before torch is loaded; it is for `start`, which prints it again if it was not true."""
     announced = first_line(with_device(config, lambda: choose_device(config, may_have_gpu)))
-    print_visible(f"{announced}\nloading torch, the model and the data", flush=True)
+    with suppress(OSError):  # the reader of a pipe has left: the run continues
+        print_visible(f"{announced}\nloading torch, the model and the data", flush=True)
     return announced
 
 
