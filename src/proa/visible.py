@@ -44,9 +44,9 @@ def single_line(text: str) -> str:
     return visible(text).replace("\n", "↵").replace("\t", " ")
 
 
-def print_visible(text: object, *, file: TextIO | None = None) -> None:
-    """Print untrusted text."""
-    print(visible(str(text)), file=file)
+def print_visible(text: object, *, file: TextIO | None = None, flush: bool = False) -> None:
+    """Print untrusted text; `flush` what something slow follows."""
+    print(visible(str(text)), file=file, flush=flush)
 
 
 def make_logs_visible() -> None:

@@ -458,6 +458,10 @@ class BenchmarkSection(Section):
 
     name: FolderName = Field(description="its name, in metrics as <name>.<metric>")
     source: str | None = Field(None, description="data to evaluate on; by default the test split of the task")
+    split: str | None = Field(None, description="of a dataset that has several, e.g. test")
+    columns: dict[str, str] | None = Field(
+        None, description="what columns are called in the data; by default what task.columns says, {} for none"
+    )
     count: int = Field(512, ge=1, description="prompts to evaluate on")
     metric: str | None = Field(
         None, description="dotted path of a scoring function; by default that of its task, or the run's reward"

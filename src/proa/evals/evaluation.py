@@ -75,7 +75,7 @@ def eval_task(section: BenchmarkSection, config: RunConfig, given: GivenEval | N
     if isinstance(source, str) and source in BUILTIN:
         task = builtin_task(source, "test", section.count)  # the same for every seed: repeats are compared on it
     else:
-        task = load_task(source, columns=config.task.named_columns)
+        task = load_task(source, columns=eval_columns(section, config), split=section.split)
     return with_system_prompt(task, system_prompt_of(config))
 
 
@@ -87,3 +87,8 @@ def eval_source(section: BenchmarkSection, config: RunConfig, given: GivenEval |
     if section.source is None and source not in BUILTIN:
         raise ConfigError(f"eval {section.name} has no data of its own: give source, what is held out of training")
     return source
+
+
+def eval_columns(section: BenchmarkSection, config: RunConfig) -> dict[str, str]:
+    """What the columns of an eval's data are called: what it says itself, or else what the task says."""
+    return config.task.named_columns if section.columns is None else section.columns

@@ -33,8 +33,10 @@ from ..resume.resuming import (
     warn_changed_libraries,
 )
 from ..tasks.template_date import pinned, pinned_to
-from ..terminal import JobConsole, tolerate_lost_output
-from .automatic import resolve_automatic
+from ..terminal import tolerate_lost_output
+from ..visible import print_visible
+from .automatic import resolve_automatic, resolve_device
+from .foreseen import first_line
 from .given import Given, configured
 from .job import Job
 from .local import DetachedRun
@@ -55,6 +57,7 @@ def start(
     resume: str | Path | None = None,
     allow_changes: bool = False,
     overwrite: bool = False,
+    announced: str = "",
     **changes: Any,
 ) -> LoopState:
     """Run as configured (a `RunConfig`, a YAML file, or keywords alone) and return the final state.
@@ -63,7 +66,7 @@ def start(
     that is there continues from its newest checkpoint, and with a checkpoint's name from that one. With an address that
     checkpoints were uploaded to (a URL or a path), the run is first fetched from there. It is refused if its data,
     rewards or models have changed since, unless `allow_changes`. With `overwrite` a run that is in the folder is
-    removed, once this one is known to be able to start.
+    removed, once this one is known to be able to start. A first line that was `announced` already is not repeated.
     """
     if overwrite and resume is not None:
         raise ConfigError("overwrite removes the run that resume would continue: give one of them")
@@ -75,11 +78,13 @@ def start(
         remote.fetch(settled.folder)
         resume = AUTO
     settled = settle_name(settled, resumed=resume is not None, overwrite=overwrite)
+    settled = resolve_device(settled, given, resumed=resume is not None)
+    if settled.progress and first_line(settled) != announced:
+        with tolerate_lost_output():
+            print_visible(first_line(settled), flush=True)
     settled = resolve_automatic(settled, given, resumed=resume is not None)
     if resume == AUTO and (done := _complete(settled)) is not None:
         return done
-    if settled.progress:
-        JobConsole().print(_first_line(settled), soft_wrap=True)
     with place_callbacks(settled, callbacks) as listeners:
         if settled.progress and not any(isinstance(one, ConsoleProgress) for one in listeners.manager.callbacks):
             listeners.add(ConsoleProgress(every=None))
@@ -91,11 +96,6 @@ def start(
             allow_changes=allow_changes,
             overwrite=overwrite,
         )
-
-
-def _first_line(config: RunConfig) -> str:
-    """What was chosen, before the model and the data are loaded."""
-    return f"{config.folder}: {config.algorithm.name} on {config.model.device} in {config.model.dtype}"
 
 
 def build_run(config: RunConfig, given: Given, listeners: Listeners, journal: Sequence[Mapping[str, Any]] = ()) -> Job:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,6 +37,7 @@ from ..roles.policy_trainer import PolicyTrainer
 from ..roles.probe import SEQUENCES
 from ..roles.source import SharedSource
 from ..roles.weights import WeightStore
+from ..slow_work import saying_if_slow
 from ..supervised.sft import fit_sft
 from ..tasks import PromptStream, Task
 from ..tasks.chat import warn_of_missing_turn
@@ -56,6 +58,8 @@ from .loading import (
 from .maker_side import select_rewards
 from .placing import TrainerListeners
 from .step_record import TakeStepRecord
+
+log = logging.getLogger("proa.run")
 
 
 @dataclass(frozen=True)
@@ -135,15 +139,16 @@ class TrainerSide:
         is_first = replicas.rank == 0
         warm_start = self.config.warm_start
         if warm_start is not None and is_first and not resumed:
-            fit_sft(
-                self.policy.model,
-                self.policy.tokenizer,
-                self.task,
-                steps=warm_start.steps,
-                batch_size=warm_start.batch_size,
-                optimizer=OptimizerSettings(learning_rate=warm_start.learning_rate),
-                seed=self.config.seed,
-            )
+            with saying_if_slow(f"the warm start is under way: {warm_start.steps} supervised steps", log):
+                fit_sft(
+                    self.policy.model,
+                    self.policy.tokenizer,
+                    self.task,
+                    steps=warm_start.steps,
+                    batch_size=warm_start.batch_size,
+                    optimizer=OptimizerSettings(learning_rate=warm_start.learning_rate),
+                    seed=self.config.seed,
+                )
         needed_again = warm_start is not None and self.algorithm.needs_reference
         begin_training(self.policy, folder, resumed=resumed, saves=is_first, keep_start=needed_again)
         replicas.copy_first_([*self.policy.model.parameters()])

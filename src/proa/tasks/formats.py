@@ -120,11 +120,12 @@ def rename(row: Any, columns: Columns, where: str) -> Any:
     """The row with its columns renamed; another column that had such a name is not read."""
     if not columns or not isinstance(row, Mapping):
         return row
-    for name in columns.values():
+    for what, name in columns.items():
         if name not in row:
             names = [str(one) for one in row]
             raise TaskError(
-                f"{where} has no column {name!r}{did_you_mean(name, names)} (it has: {', '.join(names) or 'none'})"
+                f"{where} has no column {name!r}{did_you_mean(name, names)}, which columns names as {what!r} (it has: "
+                f"{', '.join(names) or 'none'})"
             )
     others = {name: value for name, value in row.items() if name not in columns.values() and name not in columns}
     return {**{name: row[column] for name, column in columns.items()}, **others}
