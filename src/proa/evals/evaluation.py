@@ -8,6 +8,7 @@ from typing import Any
 from ..config import ConfigError, DetachedConfig, RunConfig
 from ..config.sections import GIVEN, BenchmarkSection
 from ..policy.trainable import Trainable
+from ..rollouts.surroundings import Surroundings, surroundings_of
 from ..tasks import Task, load_task
 from ..tasks.builtin import BUILTIN, builtin_task
 from ..tasks.chat import with_system_prompt
@@ -45,7 +46,15 @@ def build_eval(
         seed=config.seed,
         stop=config.sampling.stop,
         given=with_named_reward(given, config),
+        surroundings=_surroundings(config, policy, given),
     )
+
+
+def _surroundings(config: RunConfig, policy: Trainable, given: GivenEval) -> Surroundings | None:
+    """Those of training, in processes of the eval's own."""
+    if not isinstance(config, DetachedConfig):
+        return None
+    return surroundings_of(config, policy, replace(given.surroundings, recorded={}))
 
 
 def with_named_reward(given: GivenEval, config: RunConfig) -> GivenEval:

@@ -6,8 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ..config.sections import GIVEN
 from ..environments.given import EnvironmentSource
 from ..environments.pool import EnvironmentPool
+from ..errors import SettingError
 from ..model_shape import context_length
 from .conversation import Conversations
 from .environment_rollout import EnvironmentRollout, Limits
@@ -32,6 +34,16 @@ class GivenSurroundings:
 
     def source(self, config: DetachedConfig) -> EnvironmentSource:
         """The environments that are given, or named."""
+        for key, here, named in (
+            ("tools", self.tools, config.tools),
+            ("environment.path", self.environment, [config.environment.path]),
+            ("agent", self.agent, [config.agent]),
+        ):
+            missing = [name for name in named if name is not None and GIVEN in name]
+            if missing and here is None:
+                raise SettingError(
+                    f"{key}: {', '.join(missing)} is not here: name it by its dotted path, --{key} package.module:name"
+                )
         if config.tools:
             return EnvironmentSource.load(tools=self.tools or config.tools)
         if config.agent is not None:

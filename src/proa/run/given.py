@@ -34,7 +34,8 @@ class Given:
 
     def eval_of(self, name: str, reward: Any = None, weights: Sequence[float] | None = None) -> GivenEval:
         """What was given for an eval; `reward` is the run's own, which it may be scored by."""
-        return replace(self.evals.get(name, GivenEval()), reward=reward, weights=weights)
+        own = self.evals.get(name, GivenEval())
+        return replace(own, reward=reward, weights=weights, surroundings=self.surroundings)
 
 
 def configured(
