@@ -16,7 +16,7 @@ def sample_lines(rollout: Mapping[str, Any], columns: int) -> list[str]:
     """What a row of `rollouts/` says, in lines of at most so many columns.
 
     A wrong chat template shows here: `template` is the end of what the model was given, and the last line is what it
-    wrote, up to the token that ended it.
+    wrote, up to the token that ended it. Of a conversation with an environment, `template` is how it began.
 
     >>> print(*sample_lines({"prompt": "2+2=", "tokens": ["4", "<end>"], "reward": 1.0, "step": 0}, 40), sep="\\n")
     a sample of step 1: reward 1
@@ -26,7 +26,10 @@ def sample_lines(rollout: Mapping[str, Any], columns: int) -> list[str]:
     messages: Any = rollout.get("messages")
     prompt = str(rollout.get("rendered") or rollout.get("prompt", ""))
     written = "".join(map(str, rollout.get("tokens", ()))) or str(rollout.get("completion", ""))
-    if is_conversation(messages):
+    if rollout.get("trajectory") and is_conversation(messages):
+        rows = [("template", prompt, _end_of)]
+        rows += [(role, text, _around_middle) for role, text in turns_of(messages)[-MOST_TURNS:]]
+    elif is_conversation(messages):
         turns = turns_of(messages)[-MOST_TURNS:]
         rows = [*((role, text, _around_middle) for role, text in turns), ("template", prompt, _end_of)]
         rows.append(("assistant", written, _around_middle))
@@ -42,6 +45,10 @@ def _heading(rollout: Mapping[str, Any]) -> str:
     reward, reason = rollout.get("reward"), rollout.get("finish_reason")
     facts = ["no reward" if reward is None else f"reward {reward:.4g}"]
     facts += ["truncated"] if reason == "length" else []
+    trajectory = rollout.get("trajectory")
+    if isinstance(trajectory, Mapping):
+        turns = trajectory.get("turns", 0)
+        facts.append(f"{trajectory.get('ending')} after {turns} turn{'' if turns == 1 else 's'}")
     return f"a sample of step {rollout.get('step', 0) + 1}: {', '.join(facts)}"
 
 

@@ -12,6 +12,7 @@ from pydantic import Field, ModelWrapValidatorHandler, ValidationInfo, model_val
 from ..errors import ProaError, SettingError, UnknownNameError
 from ..settings import WrongSettingError
 from ..spelling import did_you_mean
+from .environment_section import EnvironmentSection
 from .sections import (
     AUTO,
     TRAINING_PREFIXES,
@@ -41,7 +42,14 @@ from .sections import (
 )
 from .supervised_settings import SUPERVISED
 
-SHORT_FORMS = {"model": "path", "task": "source", "algorithm": "name", "engine": "kind", "critic": "kind"}
+SHORT_FORMS = {
+    "model": "path",
+    "task": "source",
+    "algorithm": "name",
+    "engine": "kind",
+    "critic": "kind",
+    "environment": "path",
+}
 """Sections that may be written as one value, and the key that it stands for."""
 RESTORED = {"restored": True}
 """The validation context of a saved configuration. Its algorithm was checked when it was saved, and is not imported
@@ -205,6 +213,15 @@ class DetachedConfig(RunConfig):
     task: DetachedTaskSection = Field(description="the prompts, or the data")
     sampling: DetachedSamplingSection = Field(DetachedSamplingSection(), description="how completions are generated")
     reward: RewardSection = Field(RewardSection(), description="what scores completions")
+    tools: list[str] = Field(
+        default_factory=list, description="functions that the model may call between its turns, as dotted paths"
+    )
+    environment: EnvironmentSection = Field(
+        EnvironmentSection(), description="what answers the model between its turns, and how long conversations may be"
+    )
+    agent: str | None = Field(
+        None, description="dotted path of a function that talks to the model through an endpoint, as it likes"
+    )
     algorithm: DetachedAlgorithmSection = Field(DetachedAlgorithmSection(), description="how it learns")
     critic: CriticSection | None = Field(
         None, description="for algorithms that need one; by default a head on the policy"
@@ -228,6 +245,7 @@ class DetachedConfig(RunConfig):
                 "holds whole groups"
             )
         self._check_trainers()
+        self._check_environment()
         if self.lease_timeout is not None and self.lease_timeout >= self.wait_timeout:
             raise ValueError(
                 f"lease_timeout={self.lease_timeout:g} must be less than wait_timeout={self.wait_timeout:g}: "
@@ -251,6 +269,27 @@ class DetachedConfig(RunConfig):
                 f"the {self.prompts_per_step} groups of a batch do not divide among trainers={self.trainers}: "
                 f"make train_batch_size a multiple of {self.trainers * self.sampling.group_size}"
             )
+
+    def _check_environment(self) -> None:
+        given = {"tools": self.tools, "environment.path": self.environment.path, "agent": self.agent}
+        doors = [name for name, value in given.items() if value]
+        if len(doors) > 1:
+            raise ValueError(f"{' and '.join(doors)} cannot be used together: give one of them")
+        if (
+            not doors
+            and (set_ := sorted(self.environment.model_fields_set))
+            and self.environment != EnvironmentSection()
+        ):
+            raise ValueError(
+                f"environment.{set_[0]} is set, and there is no environment: give tools, environment.path or agent"
+            )
+        if doors and self.warm_start is not None:
+            raise ValueError("warm_start learns single completions: leave it out, or train with algorithm sft first")
+
+    @property
+    def has_environment(self) -> bool:
+        """Whether something answers the model between its turns."""
+        return bool(self.tools or self.environment.path or self.agent)
 
     def _check_algorithm(self) -> None:
         from ..algorithms import find_algorithm

@@ -43,6 +43,9 @@ _OBJECTS = {
     (_RUN, "engine"): ("str", "EngineFactory"),
     (_RUN, "critic"): ("str",),
     (_RUN, "reward"): ("str", "Callable[..., Any]", "Sequence[Callable[..., Any] | str]"),
+    (_RUN, "tools"): ("Sequence[Callable[..., Any] | str]",),
+    (_RUN, "environment"): ("str", "Callable[..., Any]", "Any"),  # a class, or an object
+    (_RUN, "agent"): ("Callable[..., Any]",),
     ("RewardArguments", "functions"): ("Callable[..., Any]", "Sequence[Callable[..., Any]]"),
     ("RewardArguments", "model"): ("str",),
     ("EvalArguments", "evaluator"): ("Callable[..., Any]",),

@@ -19,6 +19,22 @@ OWN_ENDINGS: tuple[Ending, ...] = ("finished", "max_turns", "token_limit")
 
 
 @dataclass(frozen=True, slots=True)
+class TurnFacts:
+    """One turn of a conversation, for hooks."""
+
+    number: int
+    message: Mapping[str, Any]
+    """What the model said, with its calls of tools."""
+    reward: float | None
+    """What the environment gave for it."""
+    tokens: int
+    """How many were sampled."""
+    finish_reason: FinishReason
+    version: int
+    """Of the weights."""
+
+
+@dataclass(frozen=True, slots=True)
 class TrajectoryFacts:
     """What became of a sample that had an environment. Its messages are plain values, as JSON has them."""
 

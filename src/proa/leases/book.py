@@ -26,6 +26,7 @@ from ..data.saved_items import delivery_from, delivery_tree, items_from, items_t
 from ..data.trajectories import count_samples
 from ..record.journal import JournalEntry
 from ..record.spans import Span
+from .answers import Answers
 from .decisions import Decisions
 from .ledger import Ledger, tokens_in
 from .making import Making
@@ -69,6 +70,7 @@ class LeaseBook:
         self._making = Making()  # of the leases consumed for it
         self._in_training = (0, 0)  # samples and tokens of the step being computed
         self._decisions = Decisions()
+        self._answers = Answers()
         self._spans: list[Span] = []
         self._episode = 0
         self._steps_taken = 0
@@ -194,6 +196,7 @@ class LeaseBook:
             self._check_open()
             is_stale = lease_id in self._stale_in_flight
             if self._known(lease_id) and not is_stale:
+                self._answers.compare(delivery, maker)
                 return False
             self._open.check(delivery)
             self._open.close(lease_id)
@@ -203,6 +206,7 @@ class LeaseBook:
                 self.ledger.drop(count_samples(delivery.items), "stale", tokens=delivery.tokens)
                 return False
             self._arrived[lease_id] = delivery
+            self._answers.note(delivery, maker)
             room.announce()
             return True
 

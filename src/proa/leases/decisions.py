@@ -53,8 +53,8 @@ class Decisions:
         return chosen
 
     def as_scored(self, group: Sequence[BufferItem]) -> tuple[BufferItem, ...]:
-        """A group, its samples without their rewards where a run is repeated in which these failed; a failure is a
-        decision."""
+        """A group, its samples without their rewards where a run is repeated in which these failed. A failure is a
+        decision, and so is what an environment answered that may answer otherwise."""
         scored: list[BufferItem] = []
         for rows in split_samples(group):
             uid = rows[0].uid
@@ -64,6 +64,9 @@ class Decisions:
                 )
             if rows[0].reward is None and uid:
                 self._decisions.append(_failure(rows[-1]))
+            trajectory = rows[-1].facts.trajectory
+            if trajectory is not None and trajectory.answers:
+                self._decisions.append({"kind": "environment", "uid": uid, "answers": list(trajectory.answers)})
             scored += rows
         return tuple(scored)
 

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, NoReturn, Self, TypeVar
 
 # Not for type checkers alone: `typing.get_type_hints` finds these names here.
 from ..data.experience import Experience
+from ..data.facts import TrajectoryFacts, TurnFacts
 from ..data.gradients import Gradients
 from ..data.loop import LoopArtifacts, ManifestRow, TrainingBatch
 from ..data.results import ArmResult, EvalResult, ExperimentResult, LogContext, RunResult
@@ -168,6 +169,12 @@ class MakerCallback(BaseCallback, family=True):
     def on_batch_end(self) -> None: ...
     @_hears("maker.make_experience_start")
     def on_make_experience_start(self) -> None: ...
+    @_hears("maker.trajectory_start")
+    def on_trajectory_start(self, uid: str) -> None: ...
+    @_hears("maker.turn_end")
+    def on_turn_end(self, uid: str, turn: TurnFacts) -> None: ...
+    @_hears("maker.trajectory_end")
+    def on_trajectory_end(self, uid: str, trajectory: TrajectoryFacts) -> None: ...
     @_hears("maker.make_experience_end")
     def on_make_experience_end(self, experience: Experience) -> None: ...
     @_hears("maker.send_start")

@@ -35,6 +35,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 # Not for type checkers alone: `typing.get_type_hints` finds these names here.
 from ..data.experience import Experience
+from ..data.facts import TrajectoryFacts, TurnFacts
 from ..data.gradients import Gradients
 from ..data.loop import LoopArtifacts, ManifestRow, TrainingBatch
 from ..data.results import ArmResult, EvalResult, ExperimentResult, LogContext, RunResult
@@ -46,7 +47,8 @@ EventName = Literal[
     "step_start", "gradients_ready", "step_end", "metrics_logged", "update_start", "update_end", "checkpoint_saved",
     "eval_start", "eval_end", "error", "wait_start", "wait_end",
     "maker.loop_start", "maker.loop_end", "maker.batch_start", "maker.batch_end",
-    "maker.make_experience_start", "maker.make_experience_end", "maker.send_start", "maker.send_end",
+    "maker.make_experience_start", "maker.trajectory_start", "maker.turn_end", "maker.trajectory_end",
+    "maker.make_experience_end", "maker.send_start", "maker.send_end",
     "maker.weights_loaded", "maker.lost", "maker.recreated",
     "experiment_start", "experiment_end", "group_start", "run_start", "run_end", "benchmark_eval",
 ]  # fmt: skip
@@ -118,6 +120,7 @@ ITEMS = {
     "eval_name": "the name of the eval",
     "exception": "what was raised",
     "maker": "the name of the maker, such as `maker_0`",
+    "uid": "which sample it is, such as `12/3`: the third of prompt 12, from 0",
     "reason": "why, in words",
     "ctx": "what is known of the experiment and of its current run; `ctx.ids` is for loggers",
     "result": "the results of all arms, and the conclusion",
@@ -268,6 +271,27 @@ class Moments:
     def maker_make_experience_start(self, state: LoopState) -> None:
         """Generation and scoring of a batch begin; not in evals.
 
+        state: the maker's own state; `state.global_step` counts its batches"""
+
+    @_moment(Scope.MAKER)
+    def maker_trajectory_start(self, state: LoopState, uid: str) -> None:
+        """A conversation with an environment began. It is over by now: trajectories overlap, and their hooks fire one
+        after the other when the batch that they belong to is made; not in evals.
+
+        state: the maker's own state; `state.global_step` counts its batches"""
+
+    @_moment(Scope.MAKER)
+    def maker_turn_end(self, state: LoopState, uid: str, turn: TurnFacts) -> None:
+        """The model has spoken in a conversation, and its environment has answered or ended it.
+
+        turn: its number from 0, the model's message, what the environment gave for it, and its tokens
+        state: the maker's own state; `state.global_step` counts its batches"""
+
+    @_moment(Scope.MAKER)
+    def maker_trajectory_end(self, state: LoopState, uid: str, trajectory: TrajectoryFacts | None) -> None:
+        """A conversation with an environment has ended, in one way or another.
+
+        trajectory: how it ended, its messages, rewards and counts; None after a hook of one of its turns raised
         state: the maker's own state; `state.global_step` counts its batches"""
 
     @_moment(Scope.MAKER)

@@ -334,6 +334,27 @@ class RewardArguments(TypedDict, total=False):
     """processes; 0 scores in the makers, without a deadline"""
 
 
+class EnvironmentArguments(TypedDict, total=False):
+    path: str | None
+    """dotted path of an environment: a class, an object, or a function that makes one"""
+    params: Mapping[str, Any]
+    """what the class or the function is called with"""
+    max_turns: int
+    """turns of the model in one conversation"""
+    max_trajectory_tokens: int | None
+    """tokens of a conversation, answers included; by default the model's context"""
+    call_timeout: float
+    """seconds for one call of a tool"""
+    step_timeout: float
+    """seconds for one answer of an environment"""
+    trajectory_timeout: float
+    """seconds for a whole conversation"""
+    workers: int
+    """processes of each maker that environments live in"""
+    memory_gib: float | None
+    """the most memory of such a process; by default 8 GiB"""
+
+
 class CriticArguments(TypedDict, total=False):
     kind: Literal["shared", "separate"]
     """a head on the policy, or a separate model"""
@@ -434,6 +455,12 @@ class DetachedArguments(TypedDict, total=False):
     """seconds a maker may hold a lease before another gets it; by default half of wait_timeout"""
     reward: RewardArguments | str | Callable[..., Any] | Sequence[Callable[..., Any] | str]
     """what scores completions"""
+    tools: Sequence[str] | Sequence[Callable[..., Any] | str]
+    """functions that the model may call between its turns, as dotted paths"""
+    environment: EnvironmentArguments | str | Callable[..., Any] | Any
+    """what answers the model between its turns, and how long conversations may be"""
+    agent: str | Callable[..., Any] | None
+    """dotted path of a function that talks to the model through an endpoint, as it likes"""
     critic: CriticArguments | str | None
     """for algorithms that need one; by default a head on the policy"""
     ray: RayArguments

@@ -2,6 +2,7 @@
 
     {"kind": "lease", "step": 3, "lease": 17}     the schedule `windowed` took this lease next, for this step
     {"kind": "reward", "uid": "68/2", "error": "…"}     this sample got no reward, because of a timeout for example
+    {"kind": "environment", "uid": "68/2", "answers": […]}     what an environment that may answer otherwise said to it
     {"kind": "token_budget", "step": 5, "tokens": 4096}     memory was short: so many tokens at once from this step on
 
 The journal and the seed are enough to repeat a run.
@@ -13,7 +14,7 @@ import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal, NotRequired, TypeAlias, TypedDict
+from typing import Any, Literal, NotRequired, TypeAlias, TypedDict
 
 from .durable import Disk, open_writable
 from .patient_writes import LineFile
@@ -36,13 +37,20 @@ class RewardFailure(TypedDict):
     """The reason under which the ledger counts it, unless that is `reward_failed`."""
 
 
+class EnvironmentAnswers(TypedDict):
+    kind: Literal["environment"]
+    uid: str
+    answers: list[Any]
+    """Its first messages and its tools, then what came of each turn."""
+
+
 class BudgetChoice(TypedDict):
     kind: Literal["token_budget"]
     step: int
     tokens: int
 
 
-JournalEntry: TypeAlias = LeaseChoice | RewardFailure | BudgetChoice
+JournalEntry: TypeAlias = LeaseChoice | RewardFailure | EnvironmentAnswers | BudgetChoice
 
 
 class Journal:
@@ -77,6 +85,8 @@ def _entry(line: str, number: int, path: Path) -> JournalEntry:
             is_valid = type(entry["lease"]) is int
         elif entry["kind"] == "token_budget":
             is_valid = type(entry["step"]) is int and type(entry["tokens"]) is int
+        elif entry["kind"] == "environment":
+            is_valid = type(entry["uid"]) is str and type(entry["answers"]) is list
         else:
             is_valid = entry["kind"] == "reward" and type(entry["uid"]) is str
     except (ValueError, KeyError, TypeError, RecursionError) as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from .html import Markup, plain, tag
@@ -34,7 +34,7 @@ def samples(subject: Subject) -> tuple[Section | None, list[dict[str, Any]]]:
                 default=0.0,
             )
             shown = [
-                _legends(largest),
+                _legends(largest, any(one.given for one in run.rollouts)),
                 _told(run.rollouts, run.rollout_steps),
                 *_moments(run.rollouts, largest, numbers),
             ]
@@ -82,7 +82,7 @@ def _with_texts(subject: Subject) -> Iterator[RunData]:
 # -- samples -----------------------------------------------------------------------------------------
 
 
-def _legends(largest: float) -> Markup:
+def _legends(largest: float, has_environment: bool) -> Markup:
     edges = [number(sign * largest) for sign in (-1, 1)]
     advantage = [tag("span", class_=f"swatch t a{shade}") for shade in range(2 * SHADES + 1)]
     mismatch = [tag("span", class_=f"swatch t m{shade}") for shade in range(2 * SHADES + 1)]
@@ -97,6 +97,14 @@ def _legends(largest: float) -> Markup:
             f" trainer more likely; shades begin at ±{steps} nats",
             class_="for-mismatch",
         ),
+        tag(
+            "span",
+            " ",
+            tag("span", "in italics", class_="t given"),
+            " what the environment wrote, which is not trained",
+        )
+        if has_environment
+        else None,
         class_="legend",
     )
 
@@ -131,6 +139,7 @@ def _sample(one: Rollout, largest: float, numbers: list[dict[str, Any]]) -> Mark
     ]
     facts += [
         one.finish_reason,
+        *_facts_of_trajectory(one.trajectory),
         f"group {one.group}" if one.group else "",
         count(one.all_tokens, "token") if one.all_tokens else "",
     ]
@@ -138,20 +147,37 @@ def _sample(one: Rollout, largest: float, numbers: list[dict[str, Any]]) -> Mark
     numbers.append(
         {"advantage": one.advantages, "mismatch": one.mismatches, "sampler": one.sampler, "version": one.versions}
     )
+    given = one.given + [False] * (len(one.tokens) - len(one.given))
     tokens = [
-        _token(token, a, m, largest) for token, a, m in zip(one.tokens, one.advantages, one.mismatches, strict=True)
+        tag("span", _shown(token), class_="t given") if is_given else _token(token, a, m, largest)
+        for token, a, m, is_given in zip(one.tokens, one.advantages, one.mismatches, given, strict=True)
     ]
     more = f"… {one.all_tokens - len(one.tokens):,} more tokens" if one.all_tokens > len(one.tokens) else None
     return tag(
         "article",
         tag("p", ", ".join(filter(None, facts)), class_="note"),
         _prompt(one),
-        tag("span", "assistant", class_="role") if one.turns else None,
+        tag("span", "tokens" if one.given else "assistant", class_="role") if one.turns else None,
         tag("div", tokens or one.completion, class_="text tokens", dir="auto", data_sample=place, tabindex="0"),
         tag("p", more, class_="note") if more else None,
         tag("output", class_="readout"),
         class_="sample",
     )
+
+
+def _facts_of_trajectory(trajectory: Mapping[str, Any]) -> Iterator[str]:
+    """How a conversation ended, what its turns were given, and what became of its calls."""
+    if not trajectory:
+        return
+    yield str(trajectory.get("ending", ""))
+    turns = trajectory.get("turns")
+    yield count(turns, "turn") if isinstance(turns, int) else ""
+    rewards = trajectory.get("turn_rewards")
+    if isinstance(rewards, list) and any(reward is not None for reward in rewards):
+        yield f"rewards of turns: {', '.join('–' if reward is None else number(reward) for reward in rewards)}"
+    calls, errors = trajectory.get("tool_calls"), trajectory.get("tool_errors")
+    if isinstance(calls, int) and calls:
+        yield count(calls, "tool call") + (f", {errors:,} with an error" if isinstance(errors, int) and errors else "")
 
 
 def _prompt(one: Rollout) -> Markup:
@@ -166,11 +192,14 @@ def _prompt(one: Rollout) -> Markup:
     return tag("div", shown, folded("The prompt as the model was given it", rendered))
 
 
+def _shown(token: str) -> str:
+    return token.replace("\n", "↵\n")
+
+
 def _token(token: str, advantage: float | None, mismatch: float | None, largest: float) -> Markup:
-    shown = token.replace("\n", "↵\n")
     edges = [share * largest for share in (0.05, 1 / 3, 2 / 3)]
     classes = f"t {_shade('a', advantage, edges)}{_shade('m', mismatch, MISMATCHES)}".strip()
-    return tag("span", shown, class_=classes)
+    return tag("span", _shown(token), class_=classes)
 
 
 def _shade(letter: str, value: float | None, edges: Sequence[float]) -> str:

@@ -63,8 +63,12 @@ class Rollout:
     """The trainer's log-probability less the sampler's."""
     sampler: list[float | None]
     versions: list[Any]
+    given: list[bool]
+    """Whether an environment wrote the token; empty where there was none."""
     all_tokens: int
     group: str
+    trajectory: dict[str, Any] = field(default_factory=dict)
+    """How a conversation with an environment went; of several rows, the last has it, with all turns."""
 
 
 @dataclass(slots=True)
@@ -169,8 +173,10 @@ def _rollout(row: dict[str, Any]) -> Rollout:
         mismatches=[_difference(ours, theirs) for ours, theirs in zip(trainer, sampler, strict=True)],
         sampler=sampler,
         versions=(_list(row.get("versions")) + [None] * len(shown))[: len(shown)],
+        given=[value == 0 for value in _list(row.get("sampled"))[: len(shown)]],
         all_tokens=len(tokens),
         group=str(row.get("group_id", "")),
+        trajectory=trajectory if isinstance(trajectory := row.get("trajectory"), dict) else {},
     )
 
 

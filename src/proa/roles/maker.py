@@ -32,6 +32,7 @@ from ..leases.plan import group_by_id
 from ..lifecycle.current import with_own_state
 from ..lifecycle.failures import note_failure
 from ..lifecycle.manager import CallbackManager, Callbacks
+from ..lifecycle.moments import EventName
 from ..lifecycle.roles import Role
 from ..policy.opening import Lora, ModelSource, TokenizerSource
 from ..policy.policy import Receiver
@@ -47,6 +48,8 @@ from .prompt_batches import read_batch, task_batches
 from .weights import Weights
 
 log = logging.getLogger("proa.maker")
+
+_TRAJECTORY_EVENTS: tuple[EventName, ...] = ("maker.trajectory_start", "maker.turn_end", "maker.trajectory_end")
 
 Spent: TypeAlias = tuple[dict[str, float], tuple[Span, ...]]
 """On a lease: seconds by kind, and the spans of what was done for it elsewhere."""
@@ -443,6 +446,7 @@ class ExperienceMakerHolder:
         try:
             samples = make()
             self._report_failed_reward(samples)
+            self._fire_trajectories(samples)
             self.tokens_made += sum(sample.tokens for sample in samples)
             items = [row for sample in samples for row in sample.rows(self.rollout.sampling)]
         except BaseException as error:
@@ -458,14 +462,31 @@ class ExperienceMakerHolder:
         moments.maker_make_experience_end(state, experience)
         return as_delivered(experience)
 
+    def _fire_trajectories(self, samples: Sequence[Sample]) -> None:
+        """The hooks of conversations with environments, one conversation after the other."""
+        moments, state = self.manager.moments, self.state
+        if not any(self.manager.wants(event) for event in _TRAJECTORY_EVENTS):
+            return
+        for sample in samples:
+            if sample.facts is None:
+                continue
+            ended = None
+            moments.maker_trajectory_start(state, sample.uid)
+            try:
+                for turn in sample.turn_facts():
+                    moments.maker_turn_end(state, sample.uid, turn)
+                ended = sample.facts
+            finally:
+                moments.maker_trajectory_end(state, sample.uid, ended)
+
     def _report_failed_reward(self, samples: Sequence[Sample]) -> None:
         """Show the first sample without a reward at once, with the reason."""
-        failed = next((one for one in samples if one.score.value is None and one.score.error is not None), None)
+        failed = next((one for one in samples if one.score.value is None and one.failure is not None), None)
         if failed is None or self._has_reported_failure:
             return
         self._has_reported_failure = True
         log.warning(
             "%s: a sample has no reward and is left out: %s. Its prompt: %.200r, its completion: %.200r. More "
             "like it are counted in reward_failed_fraction, and each is in journal.jsonl",
-            self.name, failed.score.error, failed.prompt.text, failed.text,
+            self.name, failed.failure, failed.prompt.text, failed.text,
         )  # fmt: skip

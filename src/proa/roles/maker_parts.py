@@ -20,7 +20,7 @@ from ..rewards.function import GivenReward
 from ..rollouts import ModelReward, Rollout, SingleTurn
 from ..spelling import did_you_mean
 from ..tasks import Task
-from ..tasks.builtin import BUILTIN
+from ..tasks.builtin import BUILTIN, builtin_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -82,11 +82,9 @@ class MakerSource:
         return MakerParts(engine, rollout, self.receiver or policy.receiver(), policy.tokenizer)
 
     def _tokenizer(self) -> TokenizerSource | None:
-        is_builtin = self.task is not None and self.task.name in BUILTIN
-        if self.tokenizer is None and isinstance(self.model, Mapping) and is_builtin:
-            from ..tasks.builtin.characters import tokenizer
-
-            return tokenizer()
+        task_name = "" if self.task is None else self.task.name
+        if self.tokenizer is None and isinstance(self.model, Mapping) and task_name in BUILTIN:
+            return builtin_tokenizer(task_name)
         return self.tokenizer
 
     def _scorer(self) -> Scorer | None:

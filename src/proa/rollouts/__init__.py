@@ -1,6 +1,8 @@
 """From a prompt to scored samples: the one seam through which makers and evals generate."""
 
+from .conversation import Conversations
 from .engine_stream import EngineStream, StreamUser, streaming
+from .environment_rollout import EnvironmentRollout, Limits
 from .progress import Progress
 from .rollout import Rollout
 from .sample import Sample, Turn
@@ -9,6 +11,6 @@ from .single_turn import SingleTurn
 from .versioned_engine import VersionedEngine
 
 __all__ = [
-    "EngineStream", "ModelReward", "Progress", "Rollout", "Sample", "SingleTurn", "StreamUser", "Turn",
-    "VersionedEngine", "streaming",
+    "Conversations", "EngineStream", "EnvironmentRollout", "Limits", "ModelReward", "Progress", "Rollout", "Sample",
+    "SingleTurn", "StreamUser", "Turn", "VersionedEngine", "streaming",
 ]  # fmt: skip

@@ -293,9 +293,7 @@ class StreamUser:
             except WeightsGoneError:
                 continue
 
-    async def complete(
-        self, request: Request, *, listen: Callable[[Progress], None] | None = None
-    ) -> Completion:
+    async def complete(self, request: Request, *, listen: Callable[[Progress], None] | None = None) -> Completion:
         """One completion, while others are under way. Who cancels this cancels the request.
 
         Weights are not loaded for a request that continues another: the engine keeps those of what it keeps.
@@ -323,9 +321,7 @@ class StreamUser:
     def _own(self, request: Request) -> Request:
         """With names that no other user has, and the version that it generates with."""
         group, continues = (name and f"{self._name}:{name}" for name in (request.group, request.continues))
-        return replace(
-            request, id=f"{self._name}:{request.id}", version=self.version, group=group, continues=continues
-        )
+        return replace(request, id=f"{self._name}:{request.id}", version=self.version, group=group, continues=continues)
 
 
 @contextlib.contextmanager

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..data.experience import BufferItem
-from ..data.facts import SampleFacts
+from ..data.facts import OWN_ENDINGS, SampleFacts, TrajectoryFacts, TurnFacts
+from ..data.versions import NO_VERSION
 from ..rewards.score import Score
 
 if TYPE_CHECKING:
@@ -26,6 +28,13 @@ class Turn:
     """Of the weights that said it."""
     text: str
     """The completion without special tokens."""
+    reward: float | None = None
+    """What an environment gave for it."""
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """The prompt and what was said."""
+        return (*self.prompt, *self.completion.tokens.tolist())
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,51 +46,135 @@ class Sample:
     """Its place among the samples of its prompt."""
     seed: int
     turns: tuple[Turn, ...]
+    """None where an environment failed before the first."""
     score: Score = field(default_factory=lambda: Score(None, applies=False))
+    facts: TrajectoryFacts | None = None
+    """Where there was an environment."""
+    error: str | None = None
+    """Why it has no score, where it ended in a way that is not the policy's own."""
+
+    @property
+    def uid(self) -> str:
+        return f"{self.prompt.ordinal}/{self.index}"
 
     @property
     def text(self) -> str:
         """What was said last."""
-        return self.turns[-1].text
+        return self.turns[-1].text if self.turns else ""
 
     @property
-    def finish_reason(self) -> FinishReason:
-        return self.turns[-1].completion.finish_reason
+    def finish_reason(self) -> FinishReason | None:
+        return self.turns[-1].completion.finish_reason if self.turns else None
 
     @property
     def version(self) -> int:
-        """Of the weights that said it."""
-        return self.turns[-1].version
+        """Of the weights that said the last of it."""
+        return self.turns[-1].version if self.turns else NO_VERSION
 
     @property
     def tokens(self) -> int:
         """How many were sampled."""
         return sum(len(turn.completion) for turn in self.turns)
 
-    def rows(self, sampling: Sampling) -> list[BufferItem]:
-        """The sample as experience: exactly the tokens that were sampled, one row for each turn."""
-        has_failed = self.score.value is None and self.score.error is not None
-        facts = SampleFacts(
-            self.finish_reason,
-            self.score.parts,
-            self.score.error if has_failed else None,
-            "reward_failed" if has_failed else None,
-            self.score.logged,
-        )
-        return [self._row(turn, facts, sampling) for turn in self.turns]
+    @property
+    def failure(self) -> str | None:
+        """Why it has no score; None if it has one, or nobody was asked."""
+        return self.error or self.score.error
 
-    def _row(self, turn: Turn, facts: SampleFacts, sampling: Sampling) -> BufferItem:
-        completion, value = turn.completion, self.score.value
-        tokens = torch.cat([torch.tensor(turn.prompt, dtype=torch.long), completion.tokens.long()])
+    @property
+    def is_own_ending(self) -> bool:
+        """Whether the policy itself ended it, or ran out of room: only then it is scored."""
+        return self.facts is None or self.facts.ending in OWN_ENDINGS
+
+    def answer(self) -> Any:
+        """What rewards read: text, or the assistant's message; with an environment, all messages after the prompt."""
+        if self.facts is not None:
+            messages = [dict(message) for message in self.facts.messages]
+            first = next((place for place, one in enumerate(messages) if one.get("role") == "assistant"), len(messages))
+            return messages[first:]
+        return self.text if isinstance(self.prompt.text, str) else [{"role": "assistant", "content": self.text}]
+
+    def turn_facts(self) -> list[TurnFacts]:
+        """Its turns for hooks, where there was an environment."""
+        messages = [one for one in (self.facts.messages if self.facts else ()) if one.get("role") == "assistant"]
+        said = messages[len(messages) - len(self.turns) :]  # before them there may be some of the prompt
+        return [
+            TurnFacts(number, message, turn.reward, len(turn.completion), turn.completion.finish_reason, turn.version)
+            for number, (turn, message) in enumerate(zip(self.turns, said, strict=True))
+        ]
+
+    def rows(self, sampling: Sampling) -> list[BufferItem]:
+        """The sample as experience: exactly the tokens that were sampled, in as few rows as they go on from each
+        other."""
+        failure, error = self._failure()
+        facts = SampleFacts(self.finish_reason, self.score.parts, error, failure, self.score.logged)
+        made = [self._row(turns, facts, sampling) for turns in join_turns(self.turns)] or [self._empty(facts, sampling)]
+        made[-1] = replace(made[-1], facts=replace(facts, trajectory=self.facts))
+        return made
+
+    def _failure(self) -> tuple[str | None, str | None]:
+        """Under which reason the ledger counts it if it has no reward, and the error."""
+        if self.facts is not None and not self.is_own_ending:
+            return self.facts.ending, self.error or self.score.error
+        if self.error is not None:
+            return "no_reward", self.error
+        has_failed = self.score.value is None and self.score.error is not None
+        return ("reward_failed", self.score.error) if has_failed else (None, None)
+
+    def _row(self, turns: Sequence[Turn], facts: SampleFacts, sampling: Sampling) -> BufferItem:
+        first, tokens = len(turns[0].prompt), turns[-1].tokens
+        log_probs = torch.zeros(len(tokens) - first)
+        versions = torch.full((len(tokens) - first,), NO_VERSION, dtype=torch.int32)
+        is_sampled = torch.zeros(len(tokens) - first, dtype=torch.bool)
+        rewards = torch.zeros(len(tokens) - first)
+        for turn in turns:
+            start = len(turn.prompt) - first
+            end = start + len(turn.completion)
+            log_probs[start:end] = turn.completion.log_probs
+            versions[start:end] = turn.version
+            is_sampled[start:end] = True
+            rewards[end - 1] = turn.reward or 0.0
+        value = self.score.value
         return BufferItem(
-            tokens,
-            completion.log_probs,
+            torch.tensor(tokens, dtype=torch.long),
+            log_probs,
             reward=None if value is None else torch.tensor(value, dtype=torch.float32),
             attention_mask=torch.ones(len(tokens), dtype=torch.bool),
-            action_mask=torch.ones(len(completion), dtype=torch.bool),
-            versions=torch.full((len(completion),), turn.version, dtype=torch.int32),
-            uid=f"{self.prompt.ordinal}/{self.index}",
+            action_mask=is_sampled,
+            versions=versions,
+            turn_rewards=None if self.facts is None else rewards,
+            uid=self.uid,
             group_id=str(self.prompt.ordinal),
             sampling=sampling,
             facts=facts,
         )
+
+    def _empty(self, facts: SampleFacts, sampling: Sampling) -> BufferItem:
+        """A row for a trajectory in which nothing was sampled: it is counted, and not trained."""
+        tokens = torch.tensor(self.prompt.tokens, dtype=torch.long)
+        nothing = torch.zeros(0)
+        return BufferItem(
+            tokens,
+            nothing,
+            attention_mask=torch.ones(len(tokens), dtype=torch.bool),
+            action_mask=nothing.bool(),
+            versions=nothing.int(),
+            turn_rewards=nothing,
+            uid=self.uid,
+            group_id=str(self.prompt.ordinal),
+            sampling=sampling,
+            facts=facts,
+        )
+
+
+def join_turns(turns: Sequence[Turn]) -> list[list[Turn]]:
+    """The rows of a trajectory: a turn extends the longest row with whose tokens its prompt begins, all of them; where
+    there is none it begins another."""
+    rows: list[list[Turn]] = []
+    for turn in turns:
+        fitting = [row for row in rows if turn.prompt[: len(row[-1].tokens)] == row[-1].tokens]
+        if fitting:
+            max(fitting, key=lambda row: len(row[-1].tokens)).append(turn)
+        else:
+            rows.append([turn])
+    return rows

@@ -50,11 +50,15 @@ class VersionedEngine:
 
     def generate(self, requests: Sequence[Request], progress: Progress) -> Generated:
         """A completion for each request, in order, with the weights that it has now."""
+        with self.in_use, progress.generating():
+            return Generated(self.decode(requests), self.version)
+
+    def decode(self, requests: Sequence[Request]) -> list[Completion]:
+        """The same for whoever has it in use already, in any thread."""
         if self._guarded_from is not None and self._numerics is not None:
             self._numerics.restore(self._guarded_from)
-        with self.in_use, progress.generating():
-            stamped = [replace(request, version=max(0, self.version)) for request in requests]
-            completions = generate(self.engine, stamped)
-            if self._guarded_from is not None:
-                self._numerics = Numerics()  # what was set before the first call, or by the engine itself, is meant
-            return Generated(completions, self.version)
+        stamped = [replace(request, version=max(0, self.version)) for request in requests]
+        completions = generate(self.engine, stamped)
+        if self._guarded_from is not None:
+            self._numerics = Numerics()  # what was set before the first call, or by the engine itself, is meant
+        return completions

@@ -49,7 +49,9 @@ class DriverRecord:
             write(rollouts, lambda: write_predictions(rollouts, record.rollouts))
             for callback in self.manager.callbacks:
                 if isinstance(callback, ConsoleProgress):
-                    callback.take_sample(record.rollouts[0])
+                    callback.take_sample(
+                        next((one for one in record.rollouts if "trajectory" in one), record.rollouts[0])
+                    )
 
     def finish(self) -> None:
         """Write what the disk did not take before; raise if it still does not."""

@@ -13,6 +13,7 @@ from ..config import ConfigError, DetachedConfig, RunConfig, SupervisedConfig, c
 from ..config.sections import GIVEN
 from ..dotted import name_of
 from ..evals.given_eval import GivenEval
+from ..rollouts.surroundings import NOTHING_GIVEN, GivenSurroundings
 from ..spelling import did_you_mean, nearest
 
 RUN_ARGUMENTS = ("callbacks", "resume", "allow_changes", "overwrite")
@@ -27,6 +28,7 @@ class Given:
     tokenizer: PreTrainedTokenizerBase | None = None
     data: Any = None
     rewards: tuple[Callable[..., Any], ...] | None = None
+    surroundings: GivenSurroundings = NOTHING_GIVEN
     evals: Mapping[str, GivenEval] = field(default_factory=dict)
     """Parts of evals, by their names."""
 
@@ -41,7 +43,8 @@ def configured(
     """A recipe's arguments as a configuration, and the objects among them.
 
     `model=` may be a folder, a configuration or a model; `task=` a name, a file or data, or a section whose `source` is
-    one of these; `reward=` a function or several; in `eval=`, `source`, `metric` and `evaluator` may be objects. (An
+    one of these; `reward=` and `tools=` a function or several; `environment=` a class, an object, or a section whose
+    `path` is one of these; `agent=` a function; in `eval=`, `source`, `metric` and `evaluator` may be objects. (An
     algorithm that is an object stays in the configuration, which knows what it needs.) `recipe` is the algorithm where
     the configuration names none.
     """
@@ -79,7 +82,43 @@ def _take_objects(changes: Mapping[str, Any]) -> tuple[Given, dict[str, Any]]:
         rest["eval"], evals = _take_evals(rest["eval"])
     else:
         evals = {}
-    return Given(model, tokenizer, data, rewards, evals), rest
+    surroundings = GivenSurroundings(_take_tools(rest), _take_environment(rest), _take_agent(rest))
+    return Given(model, tokenizer, data, rewards, surroundings, evals), rest
+
+
+def _take_tools(rest: dict[str, Any]) -> tuple[Callable[..., Any] | str, ...] | None:
+    tools = rest.get("tools")
+    tools = [tools] if callable(tools) or isinstance(tools, str) else tools
+    if not isinstance(tools, Sequence):
+        return None
+    rest["tools"] = [_described(tool) for tool in tools]
+    return tuple(tools) if any(map(callable, tools)) else None
+
+
+def _take_environment(rest: dict[str, Any]) -> Any:
+    given: Any = rest.get("environment")
+    section = dict(given) if isinstance(given, Mapping) else {"path": given}
+    environment = section.get("path")
+    if isinstance(environment, str | None):
+        return None
+    rest["environment"] = {**section, "path": _described(environment)}
+    return environment
+
+
+def _take_agent(rest: dict[str, Any]) -> Callable[..., Any] | None:
+    agent: Any = rest.get("agent")
+    if not callable(agent):
+        return None
+    rest["agent"] = _described(agent)
+    given: Callable[..., Any] = agent
+    return given
+
+
+def _described(given: Any) -> str:
+    """What the record has of an object."""
+    if isinstance(given, str):
+        return given
+    return f"{name_of(given) if callable(given) else type(given).__name__} {GIVEN}"
 
 
 def _take_data(task: Any) -> tuple[Any, Any]:
@@ -130,5 +169,5 @@ def _take_functions(reward: Any) -> tuple[dict[str, Any], tuple[Callable[..., An
     functions = [functions] if callable(functions) or isinstance(functions, str) else functions
     if not any(callable(function) for function in functions):
         return section | ({"functions": list(functions)} if functions else {}), None
-    section["functions"] = [f"{name_of(function)} {GIVEN}" for function in functions]
+    section["functions"] = [_described(function) for function in functions]
     return section, tuple(functions)

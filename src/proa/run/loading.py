@@ -30,7 +30,7 @@ from ..record.checkpoint_files import seal
 from ..record.durable import Disk, explain_failures
 from ..record.run_folder import START_NAME
 from ..tasks import Task, load_examples, load_task
-from ..tasks.builtin import BUILTIN, builtin_task
+from ..tasks.builtin import BUILTIN, builtin_task, builtin_tokenizer
 from ..tasks.chat import check_is_chat, with_system_prompt, with_template
 from ..tasks.task import check_columns
 from .given import Given
@@ -225,9 +225,7 @@ def check_device(name: str, key: str = "model.device") -> None:
 def _tokenizer(config: RunConfig) -> PreTrainedTokenizerBase:
     folder = config.model.tokenizer or (None if config.model.path == GIVEN else config.model.path)
     if folder is None and config.task.source in BUILTIN:
-        from ..tasks.builtin.characters import tokenizer
-
-        return tokenizer()
+        return builtin_tokenizer(config.task.source)
     if folder is None:
         raise ModelError(
             "a model made from configuration has no tokenizer: give model.tokenizer, a folder or a name of the Hub, or "

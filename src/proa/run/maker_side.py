@@ -22,7 +22,8 @@ from ..rewards import InlineRewards, RewardWorkers
 from ..rewards.function import load_rewards
 from ..rewards.identity import identity
 from ..roles.maker import ExperienceMakerHolder
-from ..rollouts import ModelReward, SingleTurn
+from ..rollouts import ModelReward, Rollout, SingleTurn
+from ..rollouts.surroundings import surroundings_of
 from ..tasks import Task
 from .given import Given
 from .loading import check_device, load_matching_reward_model, make_sampling
@@ -44,6 +45,7 @@ class MakerSide:
             check_device(config.engine.device, "engine.device")
         self._rewards = select_rewards(config, given, task)
         self._scorer = None if self._rewards is None else _scorer(config, self._rewards, task)
+        self._surroundings = surroundings_of(config, policy, given.surroundings)
         self.reward_model = _reward_model(config, policy, longest_prompt)
 
     def __enter__(self) -> MakerSide:
@@ -52,6 +54,8 @@ class MakerSide:
     def __exit__(self, *_: object) -> None:
         if isinstance(self._scorer, RewardWorkers):
             self._scorer.close()
+        if self._surroundings is not None:
+            self._surroundings.close()
 
     def complete_inputs(self, inputs: Inputs) -> Inputs:
         """What a run works on, with its rewards."""
@@ -64,14 +68,10 @@ class MakerSide:
 
     def make(self, name: str, callbacks: Sequence[BaseCallback], receiver: Receiver) -> ExperienceMakerHolder:
         """A maker with an engine of its own."""
-        config, policy, section = self.config, self.policy, self.config.reward.model
-        model_reward = None
-        if section is not None and self.reward_model is not None:
-            model_reward = ModelReward(self.reward_model, section.weight, section.token_budget)
-        rollout = SingleTurn(policy.tokenizer, make_sampling(config), scorer=self._scorer, model_reward=model_reward)
+        config, policy = self.config, self.policy
         maker = ExperienceMakerHolder(
             engine=self._engine_section().make(policy.model, policy.end_ids, self._device),
-            rollout=rollout,
+            rollout=self._rollout(),
             receiver=receiver,
             callbacks=callbacks,
             name=name,
@@ -79,6 +79,14 @@ class MakerSide:
         )
         maker.engine_sleeps = config.engine.sleep is True
         return maker
+
+    def _rollout(self) -> Rollout:
+        config, tokenizer, section, model_reward = self.config, self.policy.tokenizer, self.config.reward.model, None
+        if section is not None and self.reward_model is not None:
+            model_reward = ModelReward(self.reward_model, section.weight, section.token_budget)
+        if self._surroundings is not None:
+            return self._surroundings.rollout(make_sampling(config), scorer=self._scorer, model_reward=model_reward)
+        return SingleTurn(tokenizer, make_sampling(config), scorer=self._scorer, model_reward=model_reward)
 
     def _engine_section(self) -> EngineSection:
         section = self.config.engine
@@ -117,11 +125,14 @@ def _reward_model(config: DetachedConfig, policy: Policy, longest_prompt: int) -
 
 
 def select_rewards(config: DetachedConfig, given: Given, task: Task) -> Any:
-    """The functions that score: those given, or the task's own; None if it is the reward model alone."""
+    """The functions that score: those given, or the task's own; None if the reward model does it alone, or an
+    environment, which is then asked by itself whatever the task brings."""
     rewards: Any = given.rewards or config.reward.functions
     if not rewards and config.reward.model is not None:
         return None
-    rewards = rewards or task.reward
+    rewards = rewards or (None if config.environment.path or config.agent else task.reward)
+    if not rewards and config.has_environment:
+        return None  # it brings its own
     if not rewards:
         raise ConfigError(f"the task {task.name} brings no reward: give reward.functions, or a reward.model")
     return list(rewards) if isinstance(rewards, tuple) else rewards

@@ -21,6 +21,7 @@ from ..record.run_folder import libraries, read_json
 from ..record.secrets import redact
 from ..resume.configuration import config_changes, load_complete_config, saved_config
 from ..resume.resuming import Resumption
+from ..rollouts.surroundings import GivenSurroundings
 from .given import Given
 from .placing import place_callbacks
 from .run_moments import StandaloneMoments
@@ -109,7 +110,9 @@ def replay(
         raise ConfigError(f"until {until}: the record of {original} has steps 1 to {last}")
     entries = Journal(original).read()
     with place_callbacks(config, [*show, _StopAfter(until or last)]) as listeners:
-        build = partial(build_run, config, Given(), listeners, entries)
+        recorded = {entry["uid"]: entry["answers"] for entry in entries if entry["kind"] == "environment"}
+        given = Given(surroundings=GivenSurroundings(recorded=recorded))
+        build = partial(build_run, config, given, listeners, entries)
         state = carry_out(config, build, StandaloneMoments(listeners, config), now=template_start(original))
     compared, missing = _compared(original, config.folder, state)
     unchanged = _written(original, changed) if flags else changed.model_dump(mode="json")

@@ -12,11 +12,13 @@ from transformers import PreTrainedTokenizerBase
 
 from ..config import RunConfig
 from ..data.experience import Experience
-from ..data.facts import SampleFacts
+from ..data.facts import SampleFacts, TrajectoryFacts
 from ..data.loop import LoopArtifacts
 from ..data.masks import attention_mask_of
 from ..data.messages import Messages
 from ..data.state import LoopState
+from ..data.trajectories import Trajectories
+from ..data.versions import NO_VERSION
 from ..leases.book import LeaseBook
 from ..lifecycle.hooks import Callback
 from ..lifecycle.policy import Priority
@@ -94,10 +96,13 @@ class TakeStepRecord(Callback):
         experience, own_BA = self._trainer.batch_in_step, self._trainer.learner.log_probs
         if experience is None or own_BA is None or experience.advantages is None:
             return []
+        samples = Trajectories(experience).rows
         # Another group each time, so that the record shows more than the first prompt.
-        first = (step_idx // self._every * self._settings.rollouts) % len(experience)
-        rows = [(first + place) % len(experience) for place in range(min(self._settings.rollouts, len(experience)))]
-        return [self._rollout(experience, own_BA, row, step_idx) for row in rows]
+        first = (step_idx // self._every * self._settings.rollouts) % len(samples)
+        chosen = [
+            samples[(first + place) % len(samples)] for place in range(min(self._settings.rollouts, len(samples)))
+        ]
+        return [self._rollout(experience, own_BA, row, step_idx) for rows in chosen for row in rows]
 
     def _rollout(self, experience: Experience, own_BA: torch.Tensor, row: int, step_idx: int) -> dict[str, Any]:
         actions = experience.action_log_probs.shape[1]
@@ -109,7 +114,11 @@ class TakeStepRecord(Callback):
         facts = experience.facts[row] if experience.facts else SampleFacts()
         uid = experience.uids[row] if experience.uids else ""
         text, rendered = decode(prompt, skip_special_tokens=True), decode(prompt)
-        messages = self._messages(uid)
+        trajectory = facts.trajectory
+        messages = self._messages(uid) if trajectory is None else list(trajectory.messages)
+        was_sampled = None
+        if experience.turn_rewards is not None and experience.versions is not None:
+            was_sampled = (experience.versions[row] != NO_VERSION)[mask_A]
         assert experience.advantages is not None
         return {
             "step": step_idx,
@@ -123,10 +132,12 @@ class TakeStepRecord(Callback):
             "reward_parts": facts.reward_parts,
             **({"reward_logged": facts.reward_logged} if facts.reward_logged else {}),
             "finish_reason": facts.finish_reason,
+            **({} if trajectory is None else {"trajectory": _trajectory(trajectory)}),
             "tokens": _pieces(prompt, tokens, self._tokenizer),
-            "log_probs": _listed(experience.action_log_probs[row], mask_A),
-            "trainer_log_probs": _listed(own_BA[row], mask_A),
-            "advantages": _listed(experience.advantages[row], mask_A),
+            **({} if was_sampled is None else {"sampled": was_sampled.int().tolist()}),
+            "log_probs": _listed(experience.action_log_probs[row], mask_A, was_sampled),
+            "trainer_log_probs": _listed(own_BA[row], mask_A, was_sampled),
+            "advantages": _listed(experience.advantages[row], mask_A, was_sampled),
             "versions": [] if experience.versions is None else experience.versions[row][mask_A].tolist(),
         }
 
@@ -183,7 +194,20 @@ def _span(kind: str, start: float, seconds: float, step: int) -> Span:
     return {"actor": "trainer_0", "kind": kind, "start": start, "seconds": seconds, "step": step}
 
 
-def _listed(values_A: torch.Tensor, mask_A: torch.Tensor) -> list[float | None]:
-    """Numbers as JSON has them; a token that another trainer computed has none here."""
-    values = values_A[mask_A].float().tolist()
-    return [round(value, 6) if math.isfinite(value) else None for value in values]
+def _listed(
+    values_A: torch.Tensor, mask_A: torch.Tensor, was_sampled: torch.Tensor | None = None
+) -> list[float | None]:
+    """Numbers as JSON has them; a token that another trainer computed has none here, nor one that was not sampled."""
+    values = values_A[mask_A].float()
+    if was_sampled is not None:
+        values = values.masked_fill(~was_sampled, math.nan)
+    return [round(value, 6) if math.isfinite(value) else None for value in values.tolist()]
+
+
+def _trajectory(facts: TrajectoryFacts) -> dict[str, Any]:
+    """How a conversation with an environment went, without its messages, which stand beside it."""
+    return {
+        "ending": facts.ending, "turns": facts.turns, "turn_rewards": list(facts.turn_rewards),
+        "tool_calls": facts.tool_calls, "tool_errors": facts.tool_errors,
+        "environment_tokens": facts.environment_tokens, "environment_seconds": round(facts.environment_seconds, 6),
+    }  # fmt: skip

@@ -180,7 +180,7 @@ class TrainerSide:
             wait_timeout=config.wait_timeout,
         )
         book.makers = config.makers
-        trainer.probed_tokens = [self.prompts[ordinal].tokens for ordinal in range(SEQUENCES)]
+        trainer.probed_tokens = [self.prompts.tokens(ordinal) for ordinal in range(SEQUENCES)]
         book.repeat(around.journal)
         trainer.learner.repeat(around.journal)
         trainer.source = book if around.replicas.size == 1 else SharedSource(around.replicas, book)
@@ -314,8 +314,13 @@ def _prompts(config: DetachedConfig, task: Task, policy: Policy) -> PromptStream
         )
     most = None if context is None else context - new_tokens
     prompts = PromptStream(
-        task, policy.tokenizer, seed=config.seed, max_prompt_tokens=most, overlong=config.task.overlong
-    )  # fmt: skip
+        task,
+        policy.tokenizer,
+        seed=config.seed,
+        max_prompt_tokens=most,
+        overlong=config.task.overlong,
+        begins_conversations=config.has_environment,
+    )
     prompts.check()
     return prompts
 

@@ -27,6 +27,9 @@ class PromptStream:
 
     Pass `k` over `n` rows has the ordinals `k*n` to `k*n + n - 1`, in an order drawn from the seed and `k`. A prompt of
     more than `max_prompt_tokens` is refused, or cut at its beginning; `overlong="drop"` leaves its row out at once.
+
+    With `begins_conversations` prompts are handed out without tokens: what a model is given first is an environment's
+    to say, with the row at hand.
     """
 
     def __init__(
@@ -37,6 +40,7 @@ class PromptStream:
         seed: int,
         max_prompt_tokens: int | None = None,
         overlong: Overlong = "error",
+        begins_conversations: bool = False,
     ) -> None:
         if not len(task.rows):
             raise TaskError(f"task {task.name!r} has no rows")
@@ -45,6 +49,7 @@ class PromptStream:
         self._seed = seed
         self._max_prompt_tokens = max_prompt_tokens
         self._cuts = overlong == "truncate_left"
+        self._begins_conversations = begins_conversations
         self._cut: set[int] = set()
         self._tokens: dict[int, tuple[int, ...]] = {}
         self._longest = 0
@@ -62,9 +67,14 @@ class PromptStream:
     def __getitem__(self, ordinal: int) -> Prompt:
         with self._lock:
             index = self._row_at(ordinal)
-            tokens = self._kept_tokens(index)
+            tokens = () if self._begins_conversations else self._kept_tokens(index)
         row = self._task.rows[index]
         return Prompt(ordinal, tokens, row.prompt, row.columns)
+
+    def tokens(self, ordinal: int) -> tuple[int, ...]:
+        """The row's own prompt as tokens, whatever becomes of it."""
+        with self._lock:
+            return self._kept_tokens(self._row_at(ordinal))
 
     def messages(self, ordinal: int) -> Messages | None:
         """The conversation that the chat template was given for this prompt; None if the prompt is text."""
@@ -185,13 +195,15 @@ def template_text(
     options: Mapping[str, bool],
     *,
     where: str,
+    tools: Sequence[Mapping[str, Any]] = (),
 ) -> str:
-    """Messages as text, through the tokenizer's chat template."""
-    return str(_apply_template(messages, tokenizer, where, "messages", tokenize=False, **options))
+    """Messages as text, through the tokenizer's chat template, which is told of the tools that there are."""
+    more = {"tools": [dict(tool) for tool in tools]} if tools else {}
+    return str(_apply_template(messages, tokenizer, where, "messages", tokenize=False, **options, **more))
 
 
 def _apply_template(
-    messages: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase, where: str, what: str, **options: bool
+    messages: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase, where: str, what: str, **options: Any
 ) -> Any:
     if not getattr(tokenizer, "chat_template", None):
         raise TaskError(

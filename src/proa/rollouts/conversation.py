@@ -1,0 +1,115 @@
+"""Conversations as tokens: what a model is given for its next turn, and whether that goes on exactly where it ended."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..engines.stop_strings import StopStrings
+from ..environments.tool_calls import parse_message
+from ..tasks.prompts import template_options, template_text, text_tokens
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from ..environments import Message
+
+WHERE = "a conversation with an environment"
+
+
+class Conversations:
+    """Renders conversations through a tokenizer's chat template; where it has none, contents follow one another.
+
+    A turn goes on from the tokens before it only where the template leaves all that was said as it was. What the model
+    said is never rendered: its tokens stay those that were sampled, and only what comes after them is made of text.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, end_ids: Sequence[int], *, system_prompt: str | None = None
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._has_template = bool(getattr(tokenizer, "chat_template", None))
+        self._ends = {token: self._decode([token]) for token in end_ids}
+        self._system_prompt = system_prompt
+        self._lock = threading.Lock()  # fast tokenizers are not thread-safe
+
+    def stop_strings(self, texts: Sequence[str]) -> StopStrings | None:
+        return StopStrings(texts, self._tokenizer) if texts else None
+
+    def begin(self, messages: Sequence[Message]) -> list[Message]:
+        """The messages of a trajectory, with the run's system prompt before them where they have none."""
+        has_one = bool(messages) and messages[0].get("role") in ("system", "developer")
+        first = [] if has_one or not self._system_prompt else [{"role": "system", "content": self._system_prompt}]
+        return [*first, *messages]
+
+    def prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
+        """All tokens that a model is given for these messages."""
+        with self._lock:
+            text = self._render(messages, tools)
+            if not self._has_template:
+                return text_tokens(text, self._tokenizer)
+            return tuple(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def message(self, tokens: Sequence[int], tools: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+        """What the model said, as the assistant's message."""
+        with self._lock:
+            return parse_message(tokens, self._tokenizer, tools)
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """Tokens without special ones, for people and rewards."""
+        with self._lock:
+            return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
+
+    def after(
+        self,
+        before: Sequence[Message],
+        answer: Message,
+        sampled: Sequence[int],
+        new: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> tuple[int, ...] | None:
+        """The tokens that come between what the model sampled and its next turn: the rest of its own message, as the
+        template ends one, the new messages, and the beginning of its next.
+
+        None where the template says of what came before something else now, as those do that take out old thoughts:
+        then the next turn's prompt is rendered whole, and begins a row of its own.
+        """
+        with self._lock:
+            if not self._has_template:
+                return self._encode_after(sampled, self._render(new, tools))
+            prompted = self._render(before, tools)
+            said = self._render([*before, answer], tools, begins_turn=False)
+            whole = self._render([*before, answer, *new], tools)
+            if not (said.startswith(prompted) and whole.startswith(said)):
+                return None
+            rest = self._after_the_words(said[len(prompted) :], sampled[-1])
+            return None if rest is None else self._encode_after(sampled, rest + whole[len(said) :])
+
+    def _after_the_words(self, message: str, last: int) -> str | None:
+        """What a template writes after the model's last token, in a message of the model's."""
+        end = self._ends.get(last)
+        if end is not None:  # the model ended the message itself
+            _, found, rest = message.rpartition(end)
+            return rest if found else None
+        places = [place for end in self._ends.values() if (place := message.rfind(end)) >= 0]
+        return message[max(places) :] if places else None
+
+    def _encode_after(self, sampled: Sequence[int], text: str) -> tuple[int, ...]:
+        """A text that follows a token. Tokenizers that begin every text with a space must not do so here."""
+        end = self._ends.get(sampled[-1], "")
+        tokens = tuple(self._tokenizer.encode(end + text, add_special_tokens=False))
+        if end and tokens[:1] == (sampled[-1],):
+            return tokens[1:]
+        return tuple(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def _render(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], *, begins_turn: bool = True
+    ) -> str:
+        if not self._has_template:
+            return "".join(str(message.get("content") or "") for message in messages)
+        options = template_options(messages) if begins_turn else {}
+        return template_text(messages, self._tokenizer, options, where=WHERE, tools=tools)
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False))
