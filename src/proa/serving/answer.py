@@ -14,6 +14,7 @@ from .texts import TextStream
 
 if TYPE_CHECKING:
     from ..data.sampling import Completion
+    from ..engines.protocol import Request
     from .callers import Caller, Plan
     from .served_model import ServedModel
 
@@ -44,7 +45,7 @@ class Answer:
         begun = [choice for index in range(len(self._requests)) if (choice := self._asked.first(index)) is not None]
         if begun:
             yield self._chunk(begun)
-        growing = [_Growing(index, self._asked, self._model) for index in range(len(self._requests))]
+        growing = [_Growing(*pair, self._asked, self._model) for pair in enumerate(self._requests)]
         finished: dict[int, Finished] = {}
         async with contextlib.aclosing(events_of(self._requests, self._caller)) as happening:
             async for events in happening:
@@ -113,8 +114,10 @@ class Answer:
 class _Growing:
     """One completion while it is streamed."""
 
-    def __init__(self, index: int, asked: Asked, model: ServedModel) -> None:
+    def __init__(self, index: int, request: Request, asked: Asked, model: ServedModel) -> None:
         self._index = index
+        # What came last may reach beyond a stop text: it waits for what comes next.
+        self._waiting = 0 if request.stop_strings is None else 1
         self._asked = asked
         self._text = TextStream(model.tokenizer, asked.stop)
         self._holds = asked.holds_text or model.writes_own_format
@@ -127,8 +130,7 @@ class _Growing:
 
     def take(self) -> Piece | None:
         """What can be said by now; None if that is nothing."""
-        # What came last may reach beyond a stop text: it waits for what comes next.
-        certain = len(self._new) - (1 if self._asked.stop else 0)
+        certain = len(self._new) - self._waiting
         if self._is_over or self._holds or certain < 1:
             return None
         tokens = [token for grown in self._new[:certain] for token in grown.tokens]

@@ -80,6 +80,11 @@ class Caller:
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], model: ServedModel
     ) -> tuple[int, ...]:
         """The tokens that the model is given to answer a conversation."""
+        if not model.has_template:
+            raise Refusal(
+                400, "this model has no chat template, so it cannot be asked as a chat: use /v1/completions, or set "
+                "chat_template in its tokenizer_config.json", "no_chat_template", "messages",
+            )  # fmt: skip
         return model.render(messages, tools)
 
     @contextmanager

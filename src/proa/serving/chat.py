@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from ..environments.tool_calls import parse_message
 from .asked import Asked, Finished, Piece, PromptGiven
 from .refusals import Refusal
 from .served_model import read_messages
@@ -68,7 +67,7 @@ class ChatAsked(Asked):
         if not self._reads_calls and not model.writes_own_format:
             return {"role": "assistant", "content": visible_text(finished.tokens, model.tokenizer, self.stop)}
         tools = self.tools if self._reads_calls else []
-        return wire_message(parse_message(finished.tokens, model.tokenizer, tools), finished.seed, self.stop)
+        return wire_message(model.message(finished.tokens, tools), finished.seed, self.stop)
 
     # -- answers -------------------------------------------------------------------------------------
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from ..rollouts.conversation import WHERE, Conversations
 from ..spelling import did_you_mean
-from ..tasks.prompts import template_options, template_text, template_tokens, text_tokens
+from ..tasks.prompts import template_text, text_tokens
+from ..tasks.task import TaskError
 from .refusals import Refusal
 
 if TYPE_CHECKING:
@@ -39,6 +42,7 @@ class ServedModel:
         name: str,
         tokenizer: PreTrainedTokenizerBase,
         *,
+        end_ids: Sequence[int],
         context_length: int,
         vocabulary: int,
         max_new_tokens: int = MAX_NEW_TOKENS,
@@ -50,6 +54,7 @@ class ServedModel:
         """How many tokens there are."""
         self.max_new_tokens = max_new_tokens
         self.created = int(time.time())
+        self._words = Conversations(tokenizer, end_ids)
         self.tokenising = ThreadPoolExecutor(1, thread_name_prefix="proa tokens")
 
     def check_name(self, name: str | None) -> None:
@@ -88,22 +93,49 @@ class ServedModel:
     def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
         """A conversation as the chat template writes it, ready for the model's next message. Where the last one is the
         assistant's, it is continued."""
-        if tools and not self._takes_tools:
+        self._check_tools(tools)
+        with _blaming_the_request():
+            return self._words.prompt([template_message(message) for message in messages], tools)
+
+    def after(
+        self,
+        before: Sequence[Message],
+        answer: Message,
+        sampled: Sequence[int],
+        new: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]],
+    ) -> tuple[int, ...] | None:
+        """What comes between the tokens of an answer and the model's next message, if a conversation goes on from
+        exactly these; None where the template writes what was before differently now."""
+        with _blaming_the_request():
+            shown = [template_message(message) for message in before]
+            later = [template_message(message) for message in new]
+            return self._words.after(shown, template_message(answer), sampled, later, tools)
+
+    def message(self, tokens: Sequence[int], tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """What the model said, as a message of the assistant, with the calls of tools in it."""
+        return self._words.message(tokens, tools)
+
+    @property
+    def has_template(self) -> bool:
+        """Whether it is known how conversations are written."""
+        return bool(getattr(self.tokenizer, "chat_template", None))
+
+    def _check_tools(self, tools: Sequence[Mapping[str, Any]]) -> None:
+        if tools and self.has_template and not self._writes_tools:
             raise Refusal(
-                400, "the model's chat template does not write tools, so the model would not know of them: describe "
-                "them in a message instead", "unsupported_parameter", "tools",
-            )  # fmt: skip
-        options: Any = template_options(messages) | ({"tools": list(tools)} if tools else {})
-        shown = [template_message(message) for message in messages]
-        return template_tokens(shown, self.tokenizer, options, where="the request")
+                400,
+                "the model's chat template does not write tools, so the model would not know of them: describe them "
+                "in a message instead",
+                "unsupported_parameter",
+                "tools",
+            )
 
     @cached_property
-    def _takes_tools(self) -> bool:
+    def _writes_tools(self) -> bool:
         asked = [{"role": "user", "content": "?"}]
-        with_tools: Any = {"tools": [_SOME_TOOL]}
-        nothing: Any = {}
         with_tool, without = (
-            template_text(asked, self.tokenizer, options, where="the request") for options in (with_tools, nothing)
+            template_text(asked, self.tokenizer, {}, where=WHERE, tools=tools) for tools in ([_SOME_TOOL], [])
         )
         return with_tool != without
 
@@ -114,6 +146,15 @@ class ServedModel:
 
     def token_text(self, token: int) -> str:
         return str(self.tokenizer.decode([token]))
+
+
+@contextmanager
+def _blaming_the_request() -> Iterator[None]:
+    """What a template refuses is the client's to change."""
+    try:
+        yield
+    except TaskError as error:
+        raise Refusal(400, str(error).removeprefix(f"{WHERE}: "), "invalid_value", "messages") from None
 
 
 def read_messages(messages: Sequence[Any]) -> tuple[Mapping[str, Any], ...]:

@@ -10,11 +10,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ..data.sampling import Completion, Sampling
 from .callers import Caller, Plan, User, digest_seed, new_tokens, wrong_key
 from .refusals import Refusal
+from .texts import visible_text
 
 if TYPE_CHECKING:
     from ..environments.protocol import Message
@@ -63,40 +64,37 @@ class RecordedTurn:
         return (*self.prompt, *self.completion.tokens.tolist())
 
 
-class Extend(Protocol):
-    """Decides how a conversation goes on after a turn."""
-
-    def __call__(
-        self, turn: RecordedTurn, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
-    ) -> tuple[int, ...] | None:
-        """The tokens of a prompt that begins with exactly those of the turn, followed by these messages; None where
-        the template would write the history differently."""
-        ...
-
-
 def next_prompt(
     turns: Sequence[RecordedTurn],
     messages: Sequence[Message],
     tools: Sequence[Mapping[str, Any]],
     model: ServedModel,
-    extend: Extend | None = None,
 ) -> tuple[int, ...]:
     """The tokens of a session's next prompt: what was sampled stays as it was sampled where the conversation goes on
     from an earlier turn and the template allows it. Otherwise all of it is rendered."""
-    if extend is not None:
-        for turn in sorted(turns, key=lambda turn: len(turn.messages), reverse=True):
-            if turn.answer is not None and _goes_on(turn, messages, tools):
-                tokens = extend(turn, messages[len(turn.messages) + 1 :], tools)
-                if tokens is not None:
-                    return tokens
+    for turn in sorted(turns, key=lambda turn: len(turn.messages), reverse=True):
+        if not _goes_on(turn, messages, tools, model):
+            continue
+        end = len(turn.messages)
+        sampled = turn.completion.tokens.tolist()
+        more = model.after(messages[:end], messages[end], sampled, messages[end + 1 :], tools)
+        if more is not None:
+            return (*turn.prompt, *sampled, *more)
     return model.render(messages, tools)
 
 
-def _goes_on(turn: RecordedTurn, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> bool:
-    before = [*turn.messages, turn.answer]
-    if len(messages) <= len(before) or list(tools) != list(turn.tools):
+def _goes_on(
+    turn: RecordedTurn, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], model: ServedModel
+) -> bool:
+    """Whether a conversation begins with that of a turn and the answer to it, as these were sent."""
+    if turn.answer is None or len(messages) < len(turn.messages) + 2 or list(tools) != list(turn.tools):
         return False
-    return all(_plain(one) == _plain(other) for one, other in zip(before, messages, strict=False) if one is not None)
+    before = [*turn.messages, turn.answer]
+    if any(_plain(one) != _plain(other) for one, other in zip(before, messages, strict=False)):
+        return False
+    stops = turn.asked.get("stop", ())
+    sampled = visible_text(turn.completion.tokens.tolist(), model.tokenizer) if stops else ""
+    return not any(stop in sampled for stop in stops)  # else the client got less than was sampled
 
 
 def _plain(message: Message) -> dict[str, Any]:
@@ -122,6 +120,7 @@ class Session(Caller):
         seed: int,
         sampling: Sampling,
         enforce: bool,
+        keeps: bool,
         most_turns: int,
     ) -> None:
         super().__init__(user)
@@ -132,6 +131,7 @@ class Session(Caller):
         self._seed = seed
         self._sampling = sampling
         self._enforce = enforce
+        self._keeps = keeps
         self._most_turns = most_turns
         self._lock = threading.Lock()
         self._asked: Counter[tuple[int, ...]] = Counter()
@@ -163,7 +163,7 @@ class Session(Caller):
     def chat_prompt(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], model: ServedModel
     ) -> tuple[int, ...]:
-        return next_prompt(self.turns, messages, tools, model, self._sessions.extend)
+        return next_prompt(self.turns, messages, tools, model)
 
     @contextmanager
     def planned(self, prompts: Sequence[PromptGiven], asked: Asked, model: ServedModel) -> Iterator[Sequence[Plan]]:
@@ -190,12 +190,13 @@ class Session(Caller):
             prompt.tokens[cached:], [digest_seed(base, choice) for choice in range(asked.n)], sampling, asked, model,
             continues=continues,
             # A request that a stop text ends is cancelled, and nothing is kept of it.
-            keep=asked.n == 1 and not sampling.stop,
+            keep=self._keeps and asked.n == 1 and not sampling.stop,
         )  # fmt: skip
         with self._lock:
             self._pending |= {request.id for request in requests}
         enforced = {name: used for name in given if (used := getattr(sampling, name)) != given[name]}
-        return Plan(prompt, requests, sampling, base, given, enforced, cached, continues, count)
+        said = dict(given) | ({"stop": asked.stop} if asked.stop else {})
+        return Plan(prompt, requests, sampling, base, said, enforced, cached, continues, count)
 
     def _settle(self, prompt: PromptGiven, asked: Asked, model: ServedModel) -> tuple[Sampling, Mapping[str, Any]]:
         """How it is sampled, and what the client gave."""
@@ -253,25 +254,32 @@ class Sessions:
     """The open sessions of an endpoint. A key that was given out is known for ever; those of closed sessions cost
     nothing."""
 
-    def __init__(self, extend: Extend | None = None) -> None:
-        self.extend = extend
+    def __init__(self) -> None:
         self._secret = secrets.token_bytes(32)
         self._numbers = itertools.count()
         self._open: dict[int, Session] = {}
         self._lock = threading.Lock()
 
     def open(
-        self, user: User, *, seed: int, sampling: Sampling, enforce: bool = True, most_turns: int = MOST_TURNS
+        self,
+        user: User,
+        *,
+        seed: int,
+        sampling: Sampling,
+        enforce: bool = True,
+        keeps: bool = True,
+        most_turns: int = MOST_TURNS,
     ) -> Session:
         """A session whose completions `user` generates, with its version of the weights.
 
         What clients ask of temperature, top_p, top_k, min_p and repetition_penalty is replaced by that of `sampling`;
         without `enforce` it is used, and the turns say so. Its `max_new_tokens` is the most that they may ask for.
+        Unless it `keeps`, every turn is computed from its beginning.
         """
         with self._lock:
             number = next(self._numbers)
             session = Session(
-                self, number, self._key(number), user, seed=seed, sampling=sampling, enforce=enforce,
+                self, number, self._key(number), user, seed=seed, sampling=sampling, enforce=enforce, keeps=keeps,
                 most_turns=most_turns,
             )  # fmt: skip
             self._open[number] = session
