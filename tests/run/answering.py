@@ -7,6 +7,7 @@ import os
 import random
 from pathlib import Path
 
+import httpx
 from tests.small import DETACHED, MODEL
 
 from proa.environments import Start, Step
@@ -87,3 +88,46 @@ class OtherEachTime(Counts):
     def step(self, message):
         step = super().step(message)
         return Step([{"role": "user", "content": random.choice("0123456789")}], random.random(), step.done)
+
+
+async def agent(base_url, api_key, row):
+    """Asks twice, the second time on top of the first; what it is worth is how many digits it got."""
+    async with httpx.AsyncClient(base_url=base_url, headers={"Authorization": f"Bearer {api_key}"}) as client:
+        first = await _ask(client, row["prompt"])
+        second = await _ask(client, first["prompt_token_ids"] + first["choices"][0]["token_ids"] + [9])
+    return sum(map(str.isdigit, first["choices"][0]["text"] + second["choices"][0]["text"])) / 10
+
+
+async def concurrent_agent(base_url, api_key, row):
+    """Asks several things at once, whichever comes first."""
+    async with httpx.AsyncClient(base_url=base_url, headers={"Authorization": f"Bearer {api_key}"}) as client:
+
+        async def ask(text):
+            await asyncio.sleep(random.random() / 50)
+            return await _ask(client, text)
+
+        found = await asyncio.gather(*(ask(row["prompt"] + word) for word in ("1", "22", "1", "333")))
+    return sum(sum(map(str.isdigit, one["choices"][0]["text"])) for one in found) / 10
+
+
+concurrent_agent.deterministic = True
+
+
+async def _ask(client, prompt):
+    answer = await client.post(
+        "/completions", json={"prompt": prompt, "return_token_ids": True, "logprobs": 0}, timeout=60.0
+    )
+    answer.raise_for_status()
+    return answer.json()
+
+
+def lazy_agent(base_url, api_key, row):
+    """Never asks."""
+    return 1.0
+
+
+async def greedy_agent(base_url, api_key, row):
+    """Does not know when to stop."""
+    async with httpx.AsyncClient(base_url=base_url, headers={"Authorization": f"Bearer {api_key}"}) as client:
+        while True:
+            await _ask(client, row["prompt"])

@@ -19,8 +19,8 @@ from ..data.sampling import Sampling
 from ..model_shape import context_length
 from ..policy.trainable import Trainable
 from ..rewards import InlineRewards, load_rewards
+from ..roles.surroundings import Surroundings
 from ..rollouts import Progress, Rollout, Sample, SingleTurn, VersionedEngine
-from ..rollouts.surroundings import Surroundings
 from ..spelling import did_you_mean
 from ..statistics import summarise
 from ..tasks import Task

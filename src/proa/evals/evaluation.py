@@ -8,7 +8,7 @@ from typing import Any
 from ..config import ConfigError, DetachedConfig, RunConfig
 from ..config.sections import GIVEN, BenchmarkSection
 from ..policy.trainable import Trainable
-from ..rollouts.surroundings import Surroundings, surroundings_of
+from ..roles.surroundings import Surroundings, surroundings_of
 from ..tasks import Task, load_task
 from ..tasks.builtin import BUILTIN, builtin_task
 from ..tasks.chat import with_system_prompt

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -205,7 +205,8 @@ class EnvironmentRollout:
         for _ in trajectories:
             turns.join()
         try:
-            async with _touching(turns, [trajectory for trajectory, _ in trajectories]), asyncio.TaskGroup() as group:
+            is_at_work = lambda: any(trajectory.is_answered for trajectory, _ in trajectories)  # noqa: E731
+            async with touching(turns.touch, is_at_work), asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._trajectory(turns, *one)) for one in trajectories]
         except BaseExceptionGroup as errors:
             raise _first(errors) from None
@@ -346,14 +347,15 @@ def check_reward(reward: float | None) -> None:
 
 
 @asynccontextmanager
-async def _touching(turns: TurnEngine, trajectories: Sequence[_Trajectory]) -> AsyncIterator[None]:
-    """Inside, say now and then that something moves on, while environments are at work."""
+async def touching(touch: Callable[[], None], is_at_work: Callable[[], bool]) -> AsyncIterator[None]:
+    """Inside, say now and then that something moves on, while environments are at work: they have deadlines of their
+    own."""
 
     async def touch_often() -> None:
         while True:
             await asyncio.sleep(HEARTBEAT_SECONDS)
-            if any(trajectory.is_answered for trajectory in trajectories):
-                turns.touch()
+            if is_at_work():
+                touch()
 
     heartbeat = asyncio.create_task(touch_often())
     try:

@@ -13,7 +13,7 @@ from ..config import ConfigError, DetachedConfig, RunConfig, SupervisedConfig, c
 from ..config.sections import GIVEN
 from ..dotted import name_of
 from ..evals.given_eval import GivenEval
-from ..rollouts.surroundings import NOTHING_GIVEN, GivenSurroundings
+from ..roles.surroundings import NOTHING_GIVEN, GivenSurroundings
 from ..spelling import did_you_mean, nearest
 
 RUN_ARGUMENTS = ("callbacks", "resume", "allow_changes", "overwrite")

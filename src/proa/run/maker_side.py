@@ -22,8 +22,8 @@ from ..rewards import InlineRewards, RewardWorkers
 from ..rewards.function import load_rewards
 from ..rewards.identity import identity
 from ..roles.maker import ExperienceMakerHolder
+from ..roles.surroundings import surroundings_of
 from ..rollouts import ModelReward, Rollout, SingleTurn
-from ..rollouts.surroundings import surroundings_of
 from ..tasks import Task
 from .given import Given
 from .loading import check_device, load_matching_reward_model, make_sampling
