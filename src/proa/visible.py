@@ -20,7 +20,8 @@ _INVISIBLE = re.compile(
 _LOGGERS = (
     "proa.callbacks", "proa.engines", "proa.experiments", "proa.learning", "proa.lifecycle", "proa.loop", "proa.maker",
     "proa.numerics", "proa.policy", "proa.record", "proa.resume", "proa.rewards.long_calls", "proa.rewards.workers",
-    "proa.actors.finding", "proa.actors.waiting", "proa.run", "proa.runtime", "proa.tasks", "proa.trainer",
+    "proa.actors.finding", "proa.actors.waiting", "proa.run", "proa.runtime", "proa.serving",
+    "proa.tasks", "proa.trainer",
 )  # fmt: skip
 """All loggers of the package: a filter on one does not apply to its children."""
 
