@@ -21,7 +21,7 @@ _LOGGERS = (
     "proa.callbacks", "proa.engines", "proa.environments", "proa.experiments", "proa.learning", "proa.leases",
     "proa.lifecycle", "proa.loop", "proa.maker", "proa.numerics", "proa.policy", "proa.record", "proa.resume",
     "proa.rewards.long_calls", "proa.rewards.workers", "proa.actors.finding", "proa.actors.waiting", "proa.run",
-    "proa.runtime", "proa.tasks", "proa.trainer",
+    "proa.runtime", "proa.serving", "proa.tasks", "proa.trainer",
 )  # fmt: skip
 """All loggers of the package: a filter on one does not apply to its children."""
 

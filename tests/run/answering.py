@@ -94,7 +94,8 @@ async def agent(base_url, api_key, row):
     """Asks twice, the second time on top of the first; what it is worth is how many digits it got."""
     async with httpx.AsyncClient(base_url=base_url, headers={"Authorization": f"Bearer {api_key}"}) as client:
         first = await _ask(client, row["prompt"])
-        second = await _ask(client, first["prompt_token_ids"] + first["choices"][0]["token_ids"] + [9])
+        said = first["choices"][0]
+        second = await _ask(client, [*said["prompt_token_ids"], *said["token_ids"], 9])
     return sum(map(str.isdigit, first["choices"][0]["text"] + second["choices"][0]["text"])) / 10
 
 

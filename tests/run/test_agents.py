@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from tests.run.answering import SETTINGS
 
 from proa.errors import NothingToTrainOnError

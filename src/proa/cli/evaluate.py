@@ -15,18 +15,15 @@ from rich.table import Table
 from rich.text import Text
 from transformers.utils import logging as transformers_logging
 
-from ..config import ConfigError, RunConfig, load_run_config
+from ..config import ConfigError, RunConfig
 from ..config.sections import GIVEN, EvalSection
-from ..evals.evaluation import weights_version
 from ..evals.scoring import Scored
 from ..private_files import make_private_folder
-from ..record.checkpoints import CheckpointManager
 from ..record.evals import AFTER_TRAINING, write_predictions
-from ..record.reading import read_header
 from ..record.run_folder import json_text
-from ..resume.configuration import load_saved_config
 from ..run.evaluate import evaluate_folder
 from ..run.start import template_start
+from ..run.weights import FoundWeights, model_weights, run_of, run_weights
 from ..spelling import did_you_mean
 from ..tasks.builtin import BUILTIN
 from ..tasks.template_date import pinned_to
@@ -34,9 +31,6 @@ from ..terminal import Console
 from ..visible import print_visible, single_line
 from .exit_codes import exit_code
 from .text import count
-
-MODEL_NAME = "model"
-"""The folder of a run's final weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +71,7 @@ def evaluate(source: str, flags: EvalFlags, *, checkpoint: str | None, output: s
         if output is not None:
             _check_writable(Path(output))  # before the work, not after it
         # Templates write the same date as in the run, so that its evals can be repeated.
-        trained_by = weights.run or weights.trained_by
+        trained_by = weights.trained_by
         with nullcontext() if trained_by is None else pinned_to(template_start(trained_by)):
             scored = evaluate_folder(
                 weights.folder,
@@ -96,58 +90,15 @@ def evaluate(source: str, flags: EvalFlags, *, checkpoint: str | None, output: s
     return exit_code(work, paths=[output, source])
 
 
-@dataclass(frozen=True)
-class _Weights:
-    """The folder of the weights, and the configuration of their run where it is known."""
-
-    folder: Path
-    config: RunConfig
-    run: Path | None = None
-    version: int = 0
-    steps: int = 0
-    trained_by: Path | None = None
-    """The run that made them, also where they are scored like any other model."""
-
-
-def _find_weights(source: Path, flags: EvalFlags, checkpoint: str | None) -> _Weights:
-    run = source.resolve().parent.parent
-    if (run / "run.json").is_file() and source.resolve().parent == CheckpointManager(run).folder.resolve():
-        rows = {CheckpointManager(run).path(row).name: row.name for row in CheckpointManager(run).rows}
-        if source.resolve().name in rows:  # the folder of a checkpoint
-            source, checkpoint = run, checkpoint or rows[source.resolve().name]
-    is_run = (source / "run.json").is_file()
-    return _run_weights(source, checkpoint) if is_run else _model_weights(source, flags, checkpoint)
-
-
-def _run_weights(run: Path, checkpoint: str | None) -> _Weights:
-    config = load_saved_config(run)
-    manager = CheckpointManager(run)
-    row = manager.row(checkpoint) if checkpoint else manager.final() or manager.latest()
-    if row is None or row.sampler_path is None:
-        raise ConfigError(f"{run} has no checkpoint yet: there are no weights to score")
-    manager.verify(row)
-    return _Weights(run / row.sampler_path, config, run, weights_version(config, row.step), row.step)
-
-
-def _model_weights(source: Path, flags: EvalFlags, checkpoint: str | None) -> _Weights:
-    """The weights in the folder of a model or an adapter."""
-    if not source.is_dir():
-        raise ConfigError(f"there is no folder {source}: give the folder of a run, a model or an adapter")
-    if checkpoint is not None:
-        raise ConfigError(f"{source} is not a run's folder: it has no checkpoints")
-    if flags.source is None:
+def _find_weights(source: Path, flags: EvalFlags, checkpoint: str | None) -> FoundWeights:
+    if (found := run_of(source, checkpoint)) is not None:
+        return run_weights(*found)
+    if flags.source is None and source.is_dir() and checkpoint is None:
         raise ConfigError("say what to score it on: --task NAME, a file, hf:NAME of the Hub, or package.module:name")
-    # The other settings of a run are not used; they only have to be consistent.
-    unused: dict[str, Any] = {"total_steps": 1, "train_batch_size": 2, "sampling": {"group_size": 2}}
-    config = load_run_config(None, (), model=str(source), task=flags.source, **unused)
-    parent = source.resolve().parent
-    if source.resolve().name != MODEL_NAME or not (parent / "run.json").is_file():
-        return _Weights(source, config)
-    steps = int(read_header(parent / "run.json").get("steps_run", 0))
-    return _Weights(source, config, None, weights_version(load_saved_config(parent), steps), steps, parent)
+    return model_weights(source, checkpoint, task=flags.source or "sort_digits")
 
 
-def _settle_section(weights: _Weights, flags: EvalFlags) -> EvalSection:
+def _settle_section(weights: FoundWeights, flags: EvalFlags) -> EvalSection:
     if weights.run is not None:
         _check_flags(weights.run, weights.config, flags)
     base = next((section for section in weights.config.eval if section.name == flags.name), None)

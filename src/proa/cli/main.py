@@ -61,7 +61,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     parser.set_defaults(takes_flags=False)
     verbs: Verbs = parser.add_subparsers(title="verbs", metavar="VERB")
     for add in (
-        _add_train, _add_resume, _add_experiment, _add_eval, _add_replay, _add_show, _add_runs, _add_report,
+        _add_train, _add_resume, _add_experiment, _add_eval, _add_serve, _add_replay, _add_show, _add_runs, _add_report,
         _add_export, _add_config, _add_bench, _add_moments, _add_callbacks,
     ):  # fmt: skip
         add(verbs)
@@ -249,6 +249,46 @@ def _renamed(said: str) -> tuple[str, str]:
     if not (what and name):
         raise argparse.ArgumentTypeError(f"write WHAT=NAME, e.g. prompt=question, not {said!r}")
     return what, name
+
+
+def _add_serve(verbs: Verbs) -> None:
+    parser = verbs.add_parser(
+        "serve",
+        help="answer clients of OpenAI's API with a run's weights, or a model",
+        usage="proa serve RUN_OR_MODEL [--port N] [--token TOKEN] [--checkpoint NAME] [--key value ...]",
+        epilog="Settings of a run that matter here are flags too: --engine.kind hf, --engine.cache_tokens 100000, "
+        "--threads 4, --model.trust_remote_code true.",
+    )
+    parser.add_argument(
+        "source", metavar="RUN_OR_MODEL", help="the folder of a run, a checkpoint, a model or an adapter; or a name of "
+        "the Hub",
+    )  # fmt: skip
+    parser.add_argument("--port", type=int, default=8000, metavar="N", help="8000; 0 takes one that is free")
+    parser.add_argument("--host", default="127.0.0.1", help="127.0.0.1: only this machine; 0.0.0.0: every other too")
+    parser.add_argument("--token", help="what clients send as their API key; by default $PROA_TOKEN, or a new one")
+    parser.add_argument("--no-token", "--no_token", action="store_true", help="let in every user of this machine")
+    parser.add_argument("--name", help="what the model is called; by default as its run, or its folder")
+    parser.add_argument("--checkpoint", metavar="NAME", help="a checkpoint of the run; by default its last")
+    parser.add_argument("--max-new-tokens", "--max_new_tokens", type=_count, default=1024, metavar="N",
+                        help="of a completion where a client does not say (1024)")  # fmt: skip
+    parser.add_argument("--max-requests", "--max_requests", type=_count, default=2048, metavar="N",
+                        help="completions decoded or waiting at once (2048)")  # fmt: skip
+    parser.add_argument("--deadline", type=float, default=600.0, metavar="SECONDS", help="for one request (600)")
+    parser.add_argument("--slots", type=_count, metavar="N", help="sequences decoded at once, as --engine.slots")
+    parser.add_argument("--dtype", help="what is computed in, as --model.dtype")
+    parser.add_argument("--device", help="cpu, cuda or cuda:1, as --model.device")
+
+    def run(options: argparse.Namespace) -> int:
+        from .exit_codes import exit_code
+
+        def work() -> int:
+            from .serve import serve
+
+            return serve(options)
+
+        return exit_code(work, paths=[options.source])
+
+    parser.set_defaults(run=run, takes_flags=True)
 
 
 def _add_replay(verbs: Verbs) -> None:
@@ -458,6 +498,12 @@ def _add_machine(parser: argparse.ArgumentParser) -> None:
 
 def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and int(text)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of 1 or more")
+    return int(text)
 
 
 def _counts(text: str) -> list[int]:

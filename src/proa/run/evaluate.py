@@ -31,12 +31,13 @@ def evaluate_folder(
     """The scores of the model in a folder, plain or an adapter, as a run of that configuration would take them."""
     config = resolve_automatic(config, Given())
     compute_alike(config.threads, device=config.model.device, deterministic=config.deterministic)
-    policy = _load_folder(folder, config)
+    policy = load_folder(folder, config)
     scored = build_eval(section, config, policy, any_length=any_length).score(At(steps, version))
     return replace(scored, result=replace(scored.result, step=None))
 
 
-def _load_folder(folder: Path, config: RunConfig) -> Policy:
+def load_folder(folder: Path, config: RunConfig) -> Policy:
+    """The model in a folder, plain or an adapter over its base, as a run of that configuration would load it."""
     is_adapter = (folder / CONFIG_FILE).is_file()
     path = str(read_adapter(folder).base_folder()) if is_adapter else str(folder)
     model = config.model.model_copy(update={"path": path, "config": None, "tokenizer": str(folder)})

@@ -10,10 +10,17 @@ import threading
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-import uvicorn
-
 from ..errors import ProaError, SettingError
-from .app import build_app
+
+try:
+    import uvicorn
+
+    from .app import build_app
+except ModuleNotFoundError as error:
+    if error.name not in ("starlette", "uvicorn"):
+        raise
+    raise SettingError(f"serving needs the package {error.name}: pip install 'proa[serve]'") from None
+
 from .limits import Limits
 from .refusals import Refusal
 from .route import Desk
@@ -30,22 +37,21 @@ _BACKLOG = 2048
 
 
 class Endpoint:
-    """Serves a model to callers from the moment it is made, until it is closed. Port 0 is any that is free."""
+    """Serves a model to callers from the moment it is made, until it is closed."""
 
     def __init__(
         self,
         model: ServedModel,
         callers: Callers,
         *,
-        host: str = "127.0.0.1",
-        port: int = 0,
+        address: socket.socket | None = None,
         limits: Limits | None = None,
     ) -> None:
+        """`address` is where it listens, as `bind` gives it; by default a free port that only this machine reaches."""
         self._desk = Desk(model, callers, limits or Limits())
-        self._socket = _listen(host, port)
-        self.host = host
-        self.port = int(self._socket.getsockname()[1])
-        app = build_app(self._desk, only_local_names=is_loopback(host))
+        self._socket = address or bind("127.0.0.1", 0)
+        self.host, self.port = self._socket.getsockname()[:2]
+        app = build_app(self._desk, only_local_names=is_loopback(self.host))
         self._server = _Server(
             uvicorn.Config(
                 app, loop="asyncio", http="h11", ws="none", lifespan="off", log_config=None, log_level="critical",
@@ -57,7 +63,7 @@ class Endpoint:
         self._thread.start()
         if not self._server.listening.wait(_START_SECONDS) or not self.is_alive:
             self._socket.close()
-            raise ProaError(f"the endpoint did not start on {host}:{self.port}")
+            raise ProaError(f"the endpoint did not start on {self.host}:{self.port}")
 
     @property
     def base_url(self) -> str:
@@ -133,13 +139,22 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def bind(host: str, port: int) -> socket.socket:
+    """An address for an endpoint: nobody else has it from now on. Port 0 is any that is free."""
+    if not 0 <= port < 1 << 16:
+        raise SettingError(f"there is no port {port}: ports are 1 to 65535, and 0 is any that is free")
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, _, _, _, address = found[0]
-        return socket.create_server(address[:2], family=family, backlog=_BACKLOG)
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        bound = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind(address)
+        except OSError:
+            bound.close()
+            raise
     except OSError as error:
         why = error.strerror or str(error)
         raise SettingError(
-            f"nothing can listen on {host}:{port}: {why[:1].lower()}{why[1:]}; --port 0 takes a port that is free"
+            f"{host}:{port} cannot be used: {why[:1].lower()}{why[1:]}; --port 0 takes a port that is free"
         ) from None
+    return bound

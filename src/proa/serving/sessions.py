@@ -123,7 +123,7 @@ class Session(Caller):
         keeps: bool,
         most_turns: int,
     ) -> None:
-        super().__init__(user)
+        super().__init__(user, f"session {number} request ")
         self.key = key
         """The token that requests bring."""
         self._sessions = sessions
