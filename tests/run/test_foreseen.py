@@ -9,10 +9,12 @@ import pytest
 from tests.small import DETACHED
 
 from proa import RunConfig
+from proa.errors import ProaError
 from proa.recipes import grpo
 from proa.run import foreseen
-from proa.run.foreseen import announce, may_have_gpu
-from proa.run.start import start
+from proa.run.foreseen import announce, check_there, may_have_gpu
+from proa.run.given import Given
+from proa.run.start import start_configured
 
 CPU_BUILD = "__version__ = '2.13.0+cpu'\ncuda: Optional[str] = None\nhip: Optional[str] = None\n"
 CUDA_BUILD = "__version__ = '2.13.0+cu130'\ncuda: Optional[str] = '13.0'\nhip: Optional[str] = None\n"
@@ -66,9 +68,10 @@ def test_a_device_that_was_asked_for_is_not_guessed(tmp_path, machine):
 
 
 def test_a_first_line_is_repeated_only_if_it_was_not_true(tmp_path, capsys):
-    start(config(tmp_path / "true"), announced=announce(config(tmp_path / "true")))
+    start_configured(config(tmp_path / "true"), Given(), announced=announce(config(tmp_path / "true")))
     assert capsys.readouterr().out.count("grpo on") == 1
-    start(config(tmp_path / "false"), announced=f"{tmp_path / 'false' / 'run'}: grpo on cuda in bfloat16")
+    announced = f"{tmp_path / 'false' / 'run'}: grpo on cuda in bfloat16"
+    start_configured(config(tmp_path / "false"), Given(), announced=announced)
     assert capsys.readouterr().out.startswith(f"{tmp_path / 'false' / 'run'}: grpo on cpu in float32\n")
 
 
@@ -78,6 +81,25 @@ def test_from_python_the_first_line_comes_before_the_data_is_read(tmp_path, caps
     with pytest.raises(ValueError, match="missing.jsonl"):
         grpo(**missing)
     assert capsys.readouterr().out == f"{tmp_path / 'run'}: grpo on cpu in float32\n"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"task": "missing.jsonl"}, "there is no file 'missing.jsonl'"),
+        ({"task": "sort_digit"}, "unknown task 'sort_digit'; did you mean 'sort_digits'"),
+        ({"task": "mine/missing"}, "a dataset of the Hub is written hf:mine/missing"),
+        ({"model": "missing"}, "no model folder missing: give the path of a Hugging Face folder"),
+    ],
+)
+def test_what_is_not_there_is_refused_before_torch_is_loaded(tmp_path, changes, said):
+    with pytest.raises(ProaError, match=said):
+        check_there(config(tmp_path, **changes))
+
+
+@pytest.mark.parametrize("source", ["hf:mine/data", "reasoning_gym:chain_sum?size=9", "my_module:rows", "add_digits"])
+def test_what_only_loading_can_tell_is_left_to_it(tmp_path, source):
+    check_there(config(tmp_path, task=source, model="Qwen/Qwen3-0.6B"))
 
 
 def test_the_first_line_needs_neither_torch_nor_transformers():

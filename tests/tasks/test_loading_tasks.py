@@ -7,7 +7,7 @@ from tests.tasks import task_sources
 
 from proa.errors import ProaError
 from proa.rewards import InlineRewards, RewardWorkers
-from proa.tasks import Task, TaskError, TaskRow, load_task
+from proa.tasks import Task, TaskError, TaskRow, load_examples, load_task
 
 ROWS = task_sources.ROWS
 
@@ -159,3 +159,11 @@ def test_hostile_lines_are_told_in_a_sentence_with_their_number(tmp_path):
         with pytest.raises(TaskError, match=f"rows.jsonl, line 2: .*{words}") as refused:
             load_task(path)
         assert len(str(refused.value)) < 300 + len(str(path))
+
+
+def test_tools_that_no_template_is_given_are_warned_of(caplog):
+    messages = [{"role": "user", "content": "2+2="}, {"role": "assistant", "content": "4"}]
+    load_examples([{"messages": messages, "tools": []}])
+    assert "tools" not in caplog.text
+    load_examples([{"messages": messages, "tools": [{"type": "function", "function": {"name": "add"}}]}])
+    assert "the list has a column tools, and chat templates are not given it" in caplog.text

@@ -142,7 +142,9 @@ def test_a_local_folder_comes_before_a_name_of_the_hub(tmp_path, datasets, quiet
 
 
 def test_a_dataset_that_is_not_there_is_reported(quiet):
-    with pytest.raises(TaskError, match=r"hf:nobody/nothing: datasets cannot load it: "):
+    with pytest.raises(
+        TaskError, match=r"hf:nobody/nothing: the Hub is not asked, .* hf download --repo-type dataset nobody"
+    ):
         load_task("hf:nobody/nothing")
     with pytest.raises(TaskError, match="a dataset of the Hub is written hf:nobody/nothing"):
         load_task("nobody/nothing")

@@ -100,7 +100,7 @@ def _add_train(verbs: Verbs) -> None:
         from ..errors import ProaError
         from ..record.run_folder import check_unused
         from ..record.run_lock import is_locked, lock
-        from ..run.foreseen import announce
+        from ..run.foreseen import announce, check_there
         from ..run.naming import settle_name
 
         if _file_kind(options.file) == "experiment":
@@ -114,6 +114,7 @@ def _add_train(verbs: Verbs) -> None:
                     with lock(outline.folder):  # which raises, and names the process that has it
                         pass
                 check_unused(outline.folder)
+            check_there(outline)
             announced = announce(outline)  # what follows imports torch and transformers, and that takes seconds
             config = load_run_config(options.file, options.flags, name=outline.name)
         except ProaError as error:

@@ -23,7 +23,8 @@ from ..lifecycle.policy import ErrorPolicy, Priority
 from ..record.checkpoints import CheckpointManager
 from ..record.evals import EvalRecord
 from ..record.run_folder import BrokenRecordError, read_json
-from ..run.start import start
+from ..run.given import Given
+from ..run.start import start_configured
 from ..terminal import JobConsole, tolerate_lost_output
 from ..visible import print_visible, show_details
 from .exit_codes import exit_code
@@ -47,8 +48,8 @@ def run_to_end(
     shown = [] if resume is None else [_ResumeMessage(console)]
 
     def work() -> int:
-        start(
-            config, callbacks=shown, resume=resume, allow_changes=allow_changes, overwrite=overwrite,
+        start_configured(
+            config, Given(), callbacks=shown, resume=resume, allow_changes=allow_changes, overwrite=overwrite,
             announced=announced,
         )  # fmt: skip
         _show_result(console, config)

@@ -47,7 +47,7 @@ _NAMES = {
     "load_best_model_at_end": "checkpoint.best, a metric",
     "eval_steps": "run_every of an eval: [{name: held_out, run_every: 50}]",
     "logging_steps": "record: every step is recorded",
-    "report_to": "callbacks: [{kind: wandb}] or tensorboard, trackio",
+    "report_to": "callbacks: [wandb], or tensorboard, trackio",
     "run_name": "name",
     "resume_from_checkpoint": "the command proa resume RUN_DIR",
     "peft_config": "lora: {rank: 16}",

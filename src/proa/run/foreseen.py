@@ -14,10 +14,20 @@ from pathlib import Path
 
 from ..config import DetachedConfig, RunConfig
 from ..config.sections import AUTO
+from ..policy.hub import HubError, is_hub_name, no_folder
+from ..tasks.sources import check_there as check_source_there
 from ..visible import print_visible
 
 _DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 """What the driver of a GPU makes: of NVIDIA's, under WSL, and of AMD's."""
+
+
+def check_there(config: RunConfig) -> None:
+    """Raise for a model's folder, a file or a built-in task that there is not: a slip need not wait for torch."""
+    path = config.model.path
+    if path is not None and not Path(path).exists() and not is_hub_name(path):
+        raise HubError(no_folder(path))
+    check_source_there(config.task.source)
 
 
 def announce(config: RunConfig) -> str:

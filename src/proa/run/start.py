@@ -57,7 +57,6 @@ def start(
     resume: str | Path | None = None,
     allow_changes: bool = False,
     overwrite: bool = False,
-    announced: str = "",
     **changes: Any,
 ) -> LoopState:
     """Run as configured (a `RunConfig`, a YAML file, or keywords alone) and return the final state.
@@ -66,11 +65,27 @@ def start(
     that is there continues from its newest checkpoint, and with a checkpoint's name from that one. With an address that
     checkpoints were uploaded to (a URL or a path), the run is first fetched from there. It is refused if its data,
     rewards or models have changed since, unless `allow_changes`. With `overwrite` a run that is in the folder is
-    removed, once this one is known to be able to start. A first line that was `announced` already is not repeated.
+    removed, once this one is known to be able to start.
     """
     if overwrite and resume is not None:
         raise ConfigError("overwrite removes the run that resume would continue: give one of them")
     settled, given = configured(config, algorithm, changes)
+    return start_configured(
+        settled, given, callbacks=callbacks, resume=resume, allow_changes=allow_changes, overwrite=overwrite
+    )
+
+
+def start_configured(
+    settled: RunConfig,
+    given: Given,
+    *,
+    callbacks: Callbacks = None,
+    resume: str | Path | None = None,
+    allow_changes: bool = False,
+    overwrite: bool = False,
+    announced: str = "",
+) -> LoopState:
+    """The same with a configuration and the objects beside it. A first line that was `announced` is not repeated."""
     if resume is not None and is_address(resume):
         remote = RemoteRun.find(resume)
         if settled.name == AUTO:
