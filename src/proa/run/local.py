@@ -46,7 +46,7 @@ class DetachedRun:
             given,
             task=self.trainer_side.task,
             policy=self.trainer_side.policy,
-            longest_prompt=self.trainer_side.prompts.longest,
+            longest_prompt=self.trainer_side.longest_prompt,
         )
         inputs = self.maker_side.complete_inputs(self.trainer_side.inputs)
         self.inputs = self.trainer_side.inputs = replace(inputs, hooks=listeners.experience_hooks())

@@ -81,7 +81,7 @@ class RayRun:
         check_portable_algorithm(config, pickled)
         on_cpu = config.model_copy(update={"model": config.model.model_copy(update={"device": "cpu"})})
         side = TrainerSide(on_cpu, given, outline=True)
-        makers = MakerSide(on_cpu, given, task=side.task, policy=side.policy, longest_prompt=side.prompts.longest)
+        makers = MakerSide(on_cpu, given, task=side.task, policy=side.policy, longest_prompt=side.longest_prompt)
         self.inputs = replace(makers.complete_inputs(side.inputs), hooks=listeners.experience_hooks())
         travelling = [*self.listeners.makers, *self.listeners.trainer, *self.listeners.every_trainer]
         check_portable(travelling, pickled)

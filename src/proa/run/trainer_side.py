@@ -91,6 +91,8 @@ class TrainerSide:
         self.policy = load_policy(config, given, outline=outline)
         self.prompts = _prompts(config, task, self.policy)
         self.task = self.prompts.task
+        self.longest_prompt = _longest_prompt(config, self.prompts.longest, context_length(self.policy.model.config))
+        """Before anything that is sampled: of a conversation, all but its last turn."""
         self.inputs = Inputs(
             rows=Rows.of(
                 row_tokens(self.prompts.row_tokens, self.task.rows, KEPT_ROWS),
@@ -110,10 +112,10 @@ class TrainerSide:
             self._check_model()
             set_up_computing(self.policy.model, compute_settings(config))
         if critic is not None and outline:
-            check_matching_reward_model(config, self.policy.tokenizer, self.prompts.longest, critic)
+            check_matching_reward_model(config, self.policy.tokenizer, self.longest_prompt, critic)
         elif critic is not None:
             self._critic_start = load_matching_reward_model(
-                config, self.policy.tokenizer, self.prompts.longest, critic
+                config, self.policy.tokenizer, self.longest_prompt, critic
             )  # fmt: skip
         rewards = select_rewards(config, given, self.task) if config.eval else None
         self._evaluators = [
@@ -328,6 +330,13 @@ def _prompts(config: DetachedConfig, task: Task, policy: Policy) -> PromptStream
     )
     prompts.check()
     return prompts
+
+
+def _longest_prompt(config: DetachedConfig, longest: int, context: int | None) -> int:
+    limits = [size for size in (config.environment.max_trajectory_tokens, context) if size is not None]
+    if not config.has_environment or not limits:
+        return longest
+    return max(longest, min(limits) - config.sampling.max_new_tokens)
 
 
 def _plan(config: DetachedConfig) -> LeasePlan:
