@@ -12,10 +12,11 @@ from ..data.reward_limits import fault_of
 from ..spelling import did_you_mean
 from .protocol import Start, Step
 from .schemas import tool_schema
-from .text import as_text, described, plain, prompt_messages, shortened, without_surrogates
+from .text import MOST_CHARACTERS, as_text, described, plain, prompt_messages, shortened
 
 MOST_PROMPT_CHARACTERS = 1_000_000
 """Of one message with which a trajectory begins."""
+_MOST_WITH_NOTE = MOST_CHARACTERS + 100  # what was cut off already has a note of it
 _STEP_FIELDS = tuple(field.name for field in fields(Step))
 
 
@@ -106,7 +107,7 @@ def _is_messages(value: Any) -> bool:
     return isinstance(value, list | tuple) and bool(value) and all(map(is_message, value))
 
 
-def _messages(given: Any, most: int | None = None) -> list[dict[str, Any]]:
+def _messages(given: Any, most: int = _MOST_WITH_NOTE) -> list[dict[str, Any]]:
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
     elif is_message(given):
@@ -119,7 +120,7 @@ def _messages(given: Any, most: int | None = None) -> list[dict[str, Any]]:
     return [_message(one, most) for one in given]
 
 
-def _message(given: Mapping[str, Any], most: int | None) -> dict[str, Any]:
+def _message(given: Mapping[str, Any], most: int) -> dict[str, Any]:
     """As JSON, with a text of bearable length."""
     message: dict[str, Any] = plain({key: value for key, value in given.items() if key != "content"})
     content = given.get("content")
@@ -127,10 +128,8 @@ def _message(given: Mapping[str, Any], most: int | None) -> dict[str, Any]:
         parts = [plain(part) for part in content]
         for part in parts:
             if isinstance(part.get("text"), str):
-                part["text"] = shortened(part["text"], most) if most else shortened(part["text"])
+                part["text"] = shortened(part["text"], most)
         return message | {"content": parts}
     if content is None:
         return message | ({"content": None} if "content" in given else {})
-    if isinstance(content, str) and most:
-        return message | {"content": shortened(without_surrogates(content), most)}
-    return message | {"content": as_text(content)}
+    return message | {"content": shortened(plain(content) if isinstance(content, str) else as_text(content), most)}

@@ -29,6 +29,11 @@ _WORKER = "the worker of these environments"
 CLOSED = "these environments were closed"
 
 
+def longest_silence(deadlines: Deadlines) -> float:
+    """Of a worker that may still answer, in seconds."""
+    return max(deadlines.call, deadlines.step) + GRACE_SECONDS
+
+
 @dataclass(slots=True)
 class _Open:
     """A question that is not answered yet."""
@@ -49,18 +54,25 @@ class Seat:
     is_alone: bool
 
 
+@dataclass(slots=True)
+class Claim:
+    """Somebody's who begins a trajectory, to give it up at any time."""
+
+    seat: Seat | None = None
+
+
 class Worker:
     """The pool's side of one host: asks it, and sees when it does not answer."""
 
     _numbers = itertools.count(READY + 1)
 
-    def __init__(self, link: Link, on_condemned: Callable[[Worker], None]) -> None:
+    def __init__(self, link: Link, on_unfit: Callable[[Worker], None], on_ended: Callable[[Worker], None]) -> None:
         self.link = link
         self.seats: set[Seat] = set()
         self.is_condemned = False
         self.lost = ""
         """Why it answers no more."""
-        self._on_condemned = on_condemned
+        self._on_unfit, self._on_ended = on_unfit, on_ended
         self._open: dict[int, _Open] = {}
         self._is_ready = False
         self._starting: asyncio.Task[None] | None = None
@@ -111,7 +123,7 @@ class Worker:
             self._last_words = notice.get("last_words", self._last_words)
             if notice.get("condemned") and not self.is_condemned:
                 self.is_condemned = True
-                self._on_condemned(self)
+                self._on_unfit(self)
         elif number in self._open and not self._open[number].answer.done():
             self._open[number].answer.set_result(json.loads(content))
 
@@ -122,7 +134,7 @@ class Worker:
         """End the host; whoever waits for it is told, with this error if one is given."""
         if self._ending is None:
             self.lost = f"{_WORKER} is being ended"
-            self._on_condemned(self)
+            self._on_unfit(self)
             self._ending = asyncio.ensure_future(self._end(why, error))
 
     def abandon(self, error: BaseException) -> None:
@@ -145,6 +157,7 @@ class Worker:
             if not opened.answer.done():
                 opened.answer.set_exception(error or self._loss_of(opened))
                 opened.answer.exception()  # the one who asked may have left
+        self._on_ended(self)
 
     def _loss_of(self, opened: _Open) -> BaseException:
         if opened.seat is not None and opened.seat.is_alone:
@@ -190,8 +203,10 @@ class Dealer:
         self._complained = False
         self._is_closed = False
 
-    async def begin(self, row: Mapping[str, Any], seed: int, is_alone: bool) -> tuple[Seat, dict[str, Any]]:
-        seat = await self._seat(is_alone)
+    async def begin(
+        self, row: Mapping[str, Any], seed: int, is_alone: bool, claim: Claim
+    ) -> tuple[Seat, dict[str, Any]]:
+        seat = claim.seat = await self._seat(is_alone)
         try:
             question = Begin(seat.trajectory, row, seed)
             what = f"{self._name}.reset"
@@ -199,6 +214,11 @@ class Dealer:
         except BaseException:
             self._later(self.close(seat))
             raise
+
+    async def abandon(self, claim: Claim) -> None:
+        """Close what was begun, if it was: whoever began it has left."""
+        if claim.seat is not None:
+            await self.close(claim.seat)
 
     async def step(self, seat: Seat, message: Mapping[str, Any]) -> dict[str, Any]:
         question, what = Take(seat.trajectory, message), f"{self._name}.step"
@@ -282,7 +302,7 @@ class Dealer:
     def _new_worker(self) -> Worker:
         if self._is_closed:
             raise ClosedError(CLOSED)
-        worker = Worker(self._make_link(), self._replace)
+        worker = Worker(self._make_link(), self._replace, self._workers.discard)
         self._workers.add(worker)
         return worker
 
@@ -303,9 +323,7 @@ class Dealer:
         """A worker is condemned or lost: it gets no further trajectories, and is ended when it has none."""
         self._places = [None if one is worker else one for one in self._places]
         self._alone_idle = [one for one in self._alone_idle if one is not worker]
-        if worker.lost:
-            self._workers.discard(worker)
-        elif not worker.seats:
+        if not worker.seats and not worker.lost:
             worker.end("was ended: it has nothing to do")
 
     def _later(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

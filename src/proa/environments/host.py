@@ -12,6 +12,7 @@ import functools
 import gc
 import inspect
 import json
+import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass
 from time import monotonic
@@ -166,6 +167,7 @@ class Host:
         self._alarm = alarm
         self._memory_limit = memory_limit
         self._opened: dict[int, _Opened] = {}
+        self._closing: set[asyncio.Task[Answer]] = set()
         self._threads = CallThreads(alarm.stuck)
 
     async def answer(self, question: Question) -> Answer:
@@ -192,7 +194,7 @@ class Host:
 
     async def _begin(self, begin: Begin) -> Answer:
         opened = self._opened[begin.trajectory] = _Opened(begin.trajectory, self._name)
-        opened.environment = environment = await self._call(opened, f"{self._name}()", self._make)
+        environment = await self._made(opened)
         if isinstance(environment, ToolEnvironment):
             environment.calls = _HostCalls(self, opened)
         opened.name = getattr(environment, "name", None) or type(environment).__name__
@@ -200,6 +202,24 @@ class Host:
         # In a thread: describing functions imports a slow library.
         start = await self._read(opened, "reset", functools.partial(as_start, value, begin.row))
         return {"messages": start.messages, "tools": start.tools}
+
+    async def _made(self, opened: _Opened) -> Any:
+        """The environment; if nobody waits for it any more, it is closed when it is there."""
+        making = asyncio.ensure_future(self._call(opened, f"{self._name}()", self._make))
+        try:
+            opened.environment = await asyncio.shield(making)
+        except asyncio.CancelledError:
+            making.add_done_callback(lambda _: self._close_late(opened, making))
+            raise
+        return opened.environment
+
+    def _close_late(self, opened: _Opened, making: asyncio.Task[Any]) -> None:
+        if not making.cancelled() and making.exception() is None:
+            opened.environment = making.result()
+            self._opened[opened.id] = opened
+            closing = asyncio.ensure_future(self.answer(Close(opened.id)))
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
 
     async def _step(self, take: Take) -> Answer:
         opened = self._known(take.trajectory)
@@ -215,27 +235,23 @@ class Host:
         return {"reward": await self._read(opened, "get_reward", functools.partial(as_reward, value))}
 
     async def _run_agent(self, question: RunAgent) -> Answer:
-        opened = self._opened[question.trajectory] = _Opened(question.trajectory, self._name)
+        opened = _Opened(question.trajectory, self._name)
         given = (question.base_url, question.api_key, dict(question.row))
         try:
             value = await self._call(opened, self._name, self._make, *given, agent_seconds=question.seconds)
             return {"reward": await self._read(opened, "agent", functools.partial(as_reward, value))}
         finally:
-            self._forget(question.trajectory)
+            self._threads.forget(question.trajectory)
 
     async def _close(self, trajectory: int) -> Answer:
-        opened = self._opened.get(trajectory)
+        opened = self._opened.pop(trajectory, None)
         try:
             close = getattr(opened.environment, "close", None) if opened else None
             if opened and callable(close):
                 await self._call(opened, f"{opened.name}.close", close)
             return {}
         finally:
-            self._forget(trajectory)
-
-    def _forget(self, trajectory: int) -> None:
-        self._opened.pop(trajectory, None)
-        self._threads.forget(trajectory)
+            self._threads.forget(trajectory)
 
     def _known(self, trajectory: int) -> _Opened:
         try:
@@ -267,7 +283,8 @@ class Host:
         """What the user's function returns; EnvironmentFailed if it raises or passes its deadline."""
         seconds = agent_seconds or self._deadlines.step
         try:
-            return await self._called(opened, functools.partial(function, *given, **named), seconds)
+            called = functools.partial(function, *given, **named)
+            return await self._called(opened, called, seconds, pausing=opened.called_seconds)
         except Raised as failure:
             if isinstance(failure.error, EnvironmentFailed):
                 raise failure.error from None
@@ -284,7 +301,8 @@ class Host:
         """What a tool returns, or `Raised`; EnvironmentFailed if it passes its deadline."""
         opened.enter_call()
         try:
-            return await self._called(opened, functools.partial(function, **arguments), self._deadlines.call)
+            called = functools.partial(function, **arguments)
+            return await self._called(opened, called, self._deadlines.call, pausing=_never)
         except Raised as failure:
             self._check_memory(failure.error)
             raise
@@ -296,24 +314,28 @@ class Host:
 
     async def call_method(self, opened: _Opened, function: Callable[..., Any], **arguments: Any) -> Any:
         """What a method returns that an environment of ours calls for the user's, or `Raised`."""
-        return await self._called(opened, functools.partial(function, **arguments), self._deadlines.step)
+        called = functools.partial(function, **arguments)
+        return await self._called(opened, called, self._deadlines.step, pausing=_never)
 
-    async def _called(self, opened: _Opened, function: functools.partial[Any], seconds: float) -> Any:
+    async def _called(
+        self, opened: _Opened, function: functools.partial[Any], seconds: float, *, pausing: Callable[[], float]
+    ) -> Any:
+        """What a function returns, or `Raised`; TimeoutError when the deadline has passed, to which the seconds of
+        `pausing` do not count."""
         if is_async(function):
-            return await self._within(opened, function(), seconds)
+            return await self._within(function(), seconds, pausing)
         began = monotonic()
         found = await self._threads.run(opened.id, function, seconds)
         if not inspect.isawaitable(found):
             return found
-        return await self._within(opened, found, max(0.0, seconds - (monotonic() - began)))
+        return await self._within(found, max(0.0, seconds - (monotonic() - began)), pausing)
 
-    async def _within(self, opened: _Opened, awaitable: Awaitable[Any], seconds: float) -> Any:
-        """The result of what runs on the loop; TimeoutError when the deadline has passed, without tool calls."""
+    async def _within(self, awaitable: Awaitable[Any], seconds: float, pausing: Callable[[], float]) -> Any:
         task = asyncio.ensure_future(_guarded(awaitable))
-        until, called_before = monotonic() + seconds, opened.called_seconds()
+        until = monotonic() + seconds - pausing()
         try:
             while not task.done():
-                left = until + opened.called_seconds() - called_before - monotonic()
+                left = until + pausing() - monotonic()
                 if left <= 0:
                     raise TimeoutError
                 await asyncio.wait({task}, timeout=max(left, _SHORTEST_WAIT))
@@ -334,11 +356,16 @@ class Host:
         """After a MemoryError: if there is room again, whoever got it wanted too much, and others are unharmed."""
         if not isinstance(error, MemoryError) or self._memory_limit is None:
             return
+        traceback.clear_frames(error.__traceback__)  # they hold what was got
         gc.collect()
         try:
             bytearray(self._memory_limit // 4)
         except MemoryError:
             self._alarm.exhausted()
+
+
+def _never() -> float:
+    return 0.0
 
 
 class _HostCalls(Calls):

@@ -18,7 +18,7 @@ from ..actors.waiting import ClosedError
 from ..errors import SettingError
 from ..processes.child import KILL_SECONDS
 from ..processes.portable import NotPortableToChild, pickled
-from .dealing import CLOSED, CLOSING_SECONDS, Dealer, Seat
+from .dealing import CLOSED, CLOSING_SECONDS, Claim, Dealer, Seat, longest_silence
 from .failures import EnvironmentFailed, WorkerLostError
 from .given import EnvironmentSource
 from .host import Deadlines
@@ -73,12 +73,12 @@ class EnvironmentPool:
     async def begin(self, row: Mapping[str, Any], *, seed: int, alone: bool = False) -> Surroundings:
         """A new environment, after its `reset`. `alone`: in a worker that has no other trajectory meanwhile, which
         proves who is at fault if that dies."""
-        began, core = monotonic(), self._core
-        running = core.submit(lambda dealer: dealer.begin(row, seed, alone))
+        began, core, claim = monotonic(), self._core, Claim()
         try:
-            seat, answer = await core.result(running)
+            seat, answer = await core.run(lambda dealer: dealer.begin(row, seed, alone, claim))
         except asyncio.CancelledError:
-            running.add_done_callback(core.close_seat)  # if it had just begun
+            with suppress(ClosedError):
+                core.submit(lambda dealer: dealer.abandon(claim))  # it may have just begun
             raise
         return Surroundings(core, seat, Start(answer["messages"], answer["tools"]), monotonic() - began)
 
@@ -154,11 +154,8 @@ class _Core:
         self._dealer: Dealer | None = None
         self._is_closed = False
 
-    async def run(self, work: Callable[[Dealer], Coroutine[Any, Any, Result]]) -> Result:
-        """The result of something that the dealer does."""
-        return await self.result(self.submit(work))
-
     def submit(self, work: Callable[[Dealer], Coroutine[Any, Any, Result]]) -> Future[Result]:
+        """Have the dealer do something."""
         with self._lock:
             if self._is_closed:
                 raise ClosedError(CLOSED)
@@ -167,20 +164,15 @@ class _Core:
             assert self._dealer is not None
             return self._thread.submit(work(self._dealer))
 
-    async def result(self, running: Future[Result]) -> Result:
+    async def run(self, work: Callable[[Dealer], Coroutine[Any, Any, Result]]) -> Result:
+        """The result of something that the dealer does."""
         try:
-            return await asyncio.wrap_future(running)
+            return await asyncio.wrap_future(self.submit(work))
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if self._is_closed and not (task and task.cancelling()):
                 raise ClosedError(CLOSED) from None
             raise
-
-    def close_seat(self, begun: Future[tuple[Seat, Any]]) -> None:
-        """Close an environment that nobody waits for any more."""
-        if not begun.cancelled() and begun.exception() is None:
-            with suppress(ClosedError):
-                self.submit(lambda dealer: dealer.close(begun.result()[0]))
 
     def close(self) -> None:
         with self._lock:
@@ -204,7 +196,7 @@ def _end(thread: LoopThread, dealer: Dealer) -> None:
 
 def _links(source: EnvironmentSource, deadlines: Deadlines, memory_limit: int | None) -> Callable[[], Link]:
     try:
-        setup = Setup(pickled(source.recipe), source.name, deadlines, memory_limit)
+        setup = Setup(pickled(source.recipe), source.name, deadlines, memory_limit, longest_silence(deadlines))
     except NotPortableToChild as reason:
         _log.warning(
             "%s runs in threads of this process, where a hang cannot be ended and memory is not limited, because it "

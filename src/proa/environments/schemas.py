@@ -94,9 +94,9 @@ def _check_described(name: str, function: Callable[..., Any], fixed: set[str]) -
 def fault_of_arguments(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
     """Why arguments do not fit a tool's description, for the model; empty if they do.
 
-    >>> schema = {"properties": {"a": {"type": "integer"}, "b": {"type": "string"}}, "required": ["a"]}
-    >>> fault_of_arguments({"a": "1"}, schema), fault_of_arguments({"a": 1, "c": 2}, schema)
-    ("'a' must be an integer, not '1'", "there is no argument 'c' (there are: a, b)")
+    >>> schema = {"properties": {"count": {"type": "integer"}, "unit": {"type": "string"}}, "required": ["count"]}
+    >>> fault_of_arguments({"count": "1"}, schema), fault_of_arguments({"units": 1}, schema)
+    ("'count' must be an integer, not '1'", "there is no argument 'units'; did you mean 'unit'?")
     """
     properties = schema.get("properties") or {}
     for name in arguments:

@@ -14,7 +14,7 @@ MOST_CHARACTERS = 65_536
 def as_text(value: Any) -> str:
     """A result as a model reads it: text as it is, all else as JSON; bytes that are no text with replacement marks.
 
-    >>> as_text({"a": 1}), as_text(b"ok \\xff"), as_text("x" * 70_000)[-35:]
+    >>> as_text({"a": 1}), as_text(b"ok \\xff"), as_text("x" * 70_000)[65_535:]
     ('{"a": 1}', 'ok �', 'x [4,464 more characters are cut off]')
     """
     if isinstance(value, bytes | bytearray | memoryview):

@@ -31,7 +31,7 @@ PRINTED_PER_SECOND = 100_000.0
 """Characters that a worker may print, over a while: a tool may print without end."""
 
 
-_GRACE_SECONDS = 5.0
+_GRACE_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,8 @@ class Setup:
     deadlines: Deadlines
     memory_limit: int | None
     """In bytes."""
+    patience: float
+    """Until a `Ping` says how long a silence is allowed to last."""
 
 
 def main(descriptor: int) -> None:
@@ -89,6 +91,8 @@ class _Worker:
         self._loop = asyncio.SelectorEventLoop(OwnProcessSelector())
         self._host = Host(make, setup.name, setup.deadlines, self, setup.memory_limit)
         self._server = HostServer(self._host, self._send)
+        self._patience = setup.patience
+        self._is_watched = False
 
     def serve(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -120,15 +124,19 @@ class _Worker:
                 self._send(message.number, json.dumps(failed(reason)).encode())
                 continue
             self._server.receive(message.number, question)
-            if isinstance(question, Ping) and self._server.is_asked:
-                _end_after(question.patience + _GRACE_SECONDS)
+            if isinstance(question, Ping):
+                self._patience, self._is_watched = question.patience, False
+            if self._server.is_asked and not self._is_watched:
+                self._is_watched = True
+                _end_after(self._patience + _GRACE_SECONDS)
 
     def _send(self, number: int, content: bytes) -> None:
         if os.getpid() != self._own_id:  # a function forked: only its parent may answer
             os._exit(0)
         for stream in self._printed:
             stream.flush()
-        if not self._server.is_asked:
+        if self._is_watched and not self._server.is_asked:
+            self._is_watched = False
             faulthandler.cancel_dump_traceback_later()
         with suppress(EOFError):
             self._channel.send(Message(number, content))
