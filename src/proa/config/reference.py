@@ -196,7 +196,7 @@ def _meaning(setting: Setting) -> str:
 # -- as a file to begin with -------------------------------------------------------------------------
 
 _MODEL = """\
-model:                           # in place of config, path: a Hugging Face folder
+model:                           # or model: Qwen/Qwen3-0.6B, of the Hub; or a Hugging Face folder
   config:                        # a tiny model with weights from the seed
     model_type: llama
     vocab_size: 16
@@ -212,8 +212,7 @@ sampling:
   group_size: 8                  # completions of each prompt
   max_new_tokens: 8
   temperature: 1.0
-# reward:
-#   functions: [my_module:my_reward]   # by default the task's own
+# reward: my_module:my_reward    # by default the task's own
 """
 _EVAL = """\
 eval:
