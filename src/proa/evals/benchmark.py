@@ -108,7 +108,8 @@ class Benchmark(Eval):
         if enough and (over := found[f"pass@{self.section.samples}_tasks"]) < found["tasks"]:
             metrics[f"pass@{self.section.samples}_tasks"] = over  # of the others some completions were not judged
         metrics |= {"errors": found["errors"]} if found["errors"] else {}
-        return _logged_means(predictions) | metrics, breakdowns
+        logged = {name: mean for name, mean in _logged_means(predictions).items() if name not in metrics}
+        return metrics | logged, breakdowns  # the score comes first: it is what the eval is judged by
 
     def _prediction(self, sample: Sample) -> dict[str, Any]:
         prompt, score = sample.prompt, sample.score
