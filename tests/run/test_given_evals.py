@@ -50,6 +50,16 @@ def test_data_and_metric_of_an_eval_may_be_objects_and_the_reward_of_the_run_is_
     ]
 
 
+def test_the_score_of_an_eval_comes_before_what_its_function_logs(tmp_path):
+    def exact(completions, answer, log_metric):
+        log_metric("characters", 1.0)
+        return begins_right(completions, answer)
+
+    evals = [{"name": "held", "source": HELD_OUT, "metric": exact}]
+    grpo(**settings(tmp_path, reward={"functions": spread, "workers": 0}, eval=evals))
+    assert list(scores(tmp_path)["held"]) == ["exact", "completion_tokens", "characters"]
+
+
 def test_the_held_out_data_of_a_supervised_run_may_be_an_object(tmp_path):
     given = settings(tmp_path, eval=[{"name": "held", "source": HELD_OUT}])
     sft(**{key: value for key, value in given.items() if key not in ("reward", "sampling", "wait_timeout")})

@@ -10,7 +10,7 @@ _NAMES = {
     "num_generations": "sampling.group_size",
     "max_completion_length": "sampling.max_new_tokens",
     "stop_strings": "sampling.stop",
-    "reward_funcs": "reward.functions",
+    "reward_funcs": "reward, e.g. my_module:my_reward",
     "reward_weights": "reward.weights",
     "train_dataset": "task",
     "dataset_name": "task",

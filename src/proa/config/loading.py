@@ -292,8 +292,9 @@ def _explain(model: type[BaseModel], problem: ErrorDetails, lines: Mapping[KeyPa
     if problem["type"] == "extra_forbidden":
         known = _known_keys(model, path[:-1])
         here = name_here(str(path[-1])) if issubclass(model, RunConfig) else None
-        hint = f": here it is {here}" if here else did_you_mean(str(path[-1]), known)
-        return f"{location}unknown key {dotted!r}{hint} (known: {', '.join(known)})"
+        if here is not None:
+            return f"{location}unknown key {dotted!r}: here it is {here}"
+        return f"{location}unknown key {dotted!r}{did_you_mean(str(path[-1]), known)} (known: {', '.join(known)})"
     if problem["type"] == "model_type":
         value = "null" if problem["input"] is None else repr(problem["input"])
         keys = ", ".join(_known_keys(model, path))

@@ -85,7 +85,7 @@ def _by_template(
         content = parsed.pop("content", None) or ""
         if isinstance(content, str) and tokenizer.eos_token:
             content = content.removesuffix(tokenizer.eos_token)
-        return parsed | _message(content, calls)
+        return {**parsed, **_message(content, calls)}
     except Exception as error:  # the model's text is not in its own format
         text = _text(tokens, tokenizer, keeps_marks=False)
         return _message(text, [_invalid(text, f"is not in the model's format: {error}")] if tools else [])

@@ -120,7 +120,9 @@ class Benchmark(Eval):
         if enough and (over := found[f"pass@{self.section.samples}_tasks"]) < found["tasks"]:
             metrics[f"pass@{self.section.samples}_tasks"] = over  # of the others some completions were not judged
         metrics |= {"errors": found["errors"]} if found["errors"] else {}
-        return _logged_means(predictions) | metrics | _conversation_means(predictions), breakdowns
+        means = _conversation_means(predictions) | _logged_means(predictions)
+        # The score comes first: it is what the eval is judged by.
+        return metrics | {name: mean for name, mean in means.items() if name not in metrics}, breakdowns
 
     def _prediction(self, sample: Sample) -> dict[str, Any]:
         prompt, score = sample.prompt, sample.score

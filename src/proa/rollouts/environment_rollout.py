@@ -276,7 +276,7 @@ class EnvironmentRollout:
                 return
             completion = await self._turn(turns, trajectory, given, room)
             sampled = completion.tokens.tolist()
-            answer = words.message(sampled, tools)
+            answer = words.message(sampled, tools, prompt=prompt)
             trajectory.add_turn(prompt, completion, turns.version, words.text(sampled))
             before = list(trajectory.messages)
             trajectory.messages.append(answer)
