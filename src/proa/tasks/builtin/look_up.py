@@ -25,7 +25,7 @@ CALL, CLOSE = '<tool_call>{"name": "look_up", "arguments": {"key": "', '"}}</too
 VOCABULARY = (PAD, END, "<user>", "<assistant>", "<tool>", CALL, CLOSE, *LETTERS, *DIGITS)
 """Thirty-three entries; a token's id is its place."""
 TEMPLATE = (
-    "{% for message in messages %}<{{ message.role }}>{{ message.content }}"
+    "{% if tools %}<tool>{% endif %}{% for message in messages %}<{{ message.role }}>{{ message.content }}"
     "{% for call in message.tool_calls or [] %}"
     '<tool_call>{"name": "look_up", "arguments": {"key": "{{ call.function.arguments.key }}"}}</tool_call>'
     "{% endfor %}<end>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
