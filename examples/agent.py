@@ -42,6 +42,7 @@ async def agent(base_url: str, api_key: str, row: Mapping[str, Any]) -> None:
         message = answer.choices[0].message
         messages.append(message.model_dump(exclude_none=True))
         for call in message.tool_calls or ():
+            assert call.type == "function"
             key = json.loads(call.function.arguments).get("key", "")
             messages.append({"role": "tool", "tool_call_id": call.id, "content": look_up(str(key))})
         if not message.tool_calls:
