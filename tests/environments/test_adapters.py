@@ -1,7 +1,6 @@
 """Environments of other libraries: recognised by their methods, with stand-ins, and with the libraries themselves where
 they are installed."""
 
-import asyncio
 import importlib.util
 import socket
 import subprocess
@@ -10,7 +9,7 @@ import time
 
 import pytest
 from tests.environments import others
-from tests.environments.helpers import pool_of, said
+from tests.environments.helpers import play
 
 from proa.environments import EnvironmentFailed, EnvironmentSource, Step
 from proa.environments.adapters import (
@@ -30,19 +29,6 @@ def installed(name):
     except ModuleNotFoundError:
         found = False
     return pytest.mark.skipif(not found, reason=f"the package {name!r} is not installed")
-
-
-def play(environment, *texts, params=None, row=ROW):
-    """How a trajectory begins, and its steps."""
-
-    async def trajectory():
-        surroundings = await pool.begin(row, seed=17)
-        steps = [await surroundings.step(said(text)) for text in texts]
-        await surroundings.close()
-        return surroundings.start.messages, steps
-
-    with pool_of(environment, params=params) as pool:
-        return asyncio.run(trajectory())
 
 
 def told(text):
@@ -69,14 +55,14 @@ def test_environments_of_other_libraries_are_recognised(kind, adapter):
 @pytest.mark.parametrize("client", [others.EchoClient, others.SyncEchoClient])
 def test_a_client_of_openenv_takes_the_models_text_as_the_one_field_of_its_action(client):
     start, steps = play(client, "hello", "bye", params={"base_url": "ws://here"})
-    assert start == told("Play.\n\nws://here 17")
+    assert start == told("Begin.\n\nws://here 1")
     assert steps == [Step(told("hello"), reward=0.5), Step(told("bye"), reward=0.5, done=True)]
 
 
 def test_actions_and_observations_of_openenv_are_named_where_they_are_not_clear():
     params = {"base_url": "ws://here", "seeded": False}
     start, steps = play(others.GenericClient, "hello", params=params | {"action": "message", "observation": "echoed"})
-    assert (start, steps) == (told("Play.\n\nws://here None"), [Step(told("hello"), reward=0.5)])
+    assert (start, steps) == (told("Begin.\n\nws://here None"), [Step(told("hello"), reward=0.5)])
     _, steps = play(others.GenericClient, '{"message": "hello"}', params=params)
     assert steps == [Step(told("hello"), reward=0.5)]
     with pytest.raises(EnvironmentFailed, match=r"name the field that takes the text, environment.params: \{action: "):
@@ -93,8 +79,8 @@ def test_an_environment_of_skyrl_gets_the_row_as_its_extras():
 
 
 def test_a_classic_text_environment_takes_and_gives_text():
-    start, steps = play(others.Guess, "3", "7")
-    assert start == told("Play.\n\nGuess a digit.")
+    start, steps = play(others.Guess, "3", "7", seed=17)
+    assert start == told("Begin.\n\nGuess a digit.")
     assert steps == [Step(told("Wrong."), reward=0.0), Step(told("Right!"), reward=1.0, done=True)]
     _, steps = play(others.Guess, "3", row=ROW | {"number": 3})
     assert steps[0].done
@@ -108,7 +94,7 @@ def test_an_environment_whose_actions_are_numbers_is_refused():
 
 def test_a_game_of_textarena_gives_its_reward_at_the_end():
     start, steps = play(others.Game, "[3]", "[7]", row={})
-    assert start == told("[GAME] Seed 17.")
+    assert start == told("[GAME] Seed 1.")
     assert steps == [Step(told("[GAME] You said [3].")), Step([], reward=1.0, done=True)]
     assert not EnvironmentSource.load(environment=others.Game).deterministic
 
@@ -129,7 +115,7 @@ def test_the_real_gymnasium():
     with pytest.raises(EnvironmentFailed, match=r"its actions are Discrete\(4\)"):
         play("gymnasium:make", "left", params={"id": "FrozenLake-v1"})
     start, steps = play("tests.environments.real_gymnasium:Letters", "b", "a")
-    assert start == told("Play.\n\nType a.")
+    assert start == told("Begin.\n\nType a.")
     assert steps == [Step(told("No."), reward=0.0), Step(told("Yes."), reward=1.0, done=True)]
 
 
@@ -168,7 +154,7 @@ def echo_server():
 def test_the_real_openenv(echo_server):
     params = {"base_url": echo_server}
     start, steps = play("tests.environments.real_openenv:EchoClient", "hello", "bye", params=params)
-    assert start == told("Play.\n\nready 17")
+    assert start == told("Begin.\n\nready 1")
     assert steps == [Step(told("hello"), reward=0.5), Step(told("bye"), reward=0.5, done=True)]
     _, steps = play("tests.environments.real_openenv:sync_client", "bye", params=params)
     assert steps == [Step(told("bye"), reward=0.5, done=True)]

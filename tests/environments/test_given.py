@@ -1,11 +1,12 @@
 """What a user gives: recognised, or refused before anything runs, in the user's words."""
 
+import asyncio
 import functools
 import threading
 
 import pytest
 from tests.environments import sources
-from tests.environments.helpers import ROW, one_step, pool_of, said, text_of
+from tests.environments.helpers import one_step, play, pool_of, said, text_of
 
 from proa.environments import EnvironmentSource, ToolEnvironment
 from proa.errors import SettingError
@@ -96,10 +97,8 @@ def make_obedient(on_start="nothing"):
     ids=["path", "class", "object", "factory", "partial"],
 )
 def test_an_environment_is_a_class_an_object_or_a_factory(given):
-    import asyncio
-
-    with pool_of(**given) as pool:
-        assert text_of(asyncio.run(one_step(pool, said("go")))) == "did go"
+    _, (step,) = play(given["environment"], "go", params=given.get("params"))
+    assert text_of(step) == "did go"
 
 
 class Notes(list):
@@ -117,14 +116,9 @@ class Notes(list):
 
 
 def test_each_trajectory_has_a_copy_of_an_object():
-    import asyncio
-
     with pool_of(Notes(["first"])) as pool:
-        assert [text_of(asyncio.run(one_step(pool, said(text)))) for text in "ab"] == [
-            "first,Begin.,a",
-            "first,Begin.,b",
-        ]
-    assert ROW["prompt"] == "Begin."
+        found = [text_of(asyncio.run(one_step(pool, said(text)))) for text in "ab"]
+    assert found == ["first,Begin.,a", "first,Begin.,b"]
 
 
 def random_tool(a: int) -> int:
