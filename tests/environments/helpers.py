@@ -4,8 +4,10 @@ import asyncio
 import os
 import subprocess
 import time
+from unittest.mock import Mock
 
-from proa.environments import EnvironmentPool, EnvironmentSource
+from proa.environments import EnvironmentFailed, EnvironmentPool, EnvironmentSource, Step
+from proa.environments.host import Begin, Close, Deadlines, Host, Take
 
 ROW = {"prompt": "Begin."}
 
@@ -26,11 +28,6 @@ def pool_of(environment=None, *, tools=(), agent=None, params=None, **settings):
     return EnvironmentPool(source, **({"workers": 1, "call_timeout": 20, "step_timeout": 20} | settings))
 
 
-def trying(pool, work):
-    """The result of a trajectory's work, `work(pool)`, in a loop of its own."""
-    return asyncio.run(work(pool))
-
-
 async def one_step(pool, message, **row):
     """The step of a trajectory that takes one."""
     surroundings = await pool.begin(ROW | row, seed=1)
@@ -38,6 +35,27 @@ async def one_step(pool, message, **row):
         return await surroundings.step(message)
     finally:
         await surroundings.close()
+
+
+def play(environment, *texts, params=None, row=ROW, seed=1):
+    """How a trajectory begins, and its steps: in this process, without a pool."""
+
+    async def trajectory():
+        source = EnvironmentSource.load(environment=environment, params=params)
+        host = Host(source.recipe.load(), source.name, Deadlines(20, 20), Mock(), None)
+        start = await _answered(host, Begin(1, row, seed))
+        steps = [Step(**await _answered(host, Take(1, said(text)))) for text in texts]
+        await _answered(host, Close(1))
+        return start["messages"], steps
+
+    return asyncio.run(trajectory())
+
+
+async def _answered(host, question):
+    answer = await host.answer(question)
+    if "failed" in answer:
+        raise EnvironmentFailed(answer["failed"], answer["ending"])
+    return answer
 
 
 def text_of(step):

@@ -274,3 +274,74 @@ class Limits:
         import resource
 
         return str(resource.getrlimit(resource.RLIMIT_DATA)[0])
+
+
+class Wordle:
+    """As TRL's `environment_factory` takes it."""
+
+    def __init__(self, most: int = 3):
+        self.most = most
+
+    @property
+    def broken(self):
+        raise RuntimeError("a property is not asked")
+
+    def reset(self, **row):
+        self.columns = sorted(row)
+        self.word = row.get("word", "ocean")
+        self.guesses = []
+        return row.get("hint")
+
+    def guess(self, word: str) -> str:
+        """Guess the word.
+
+        Args:
+            word: of five letters
+        """
+        if len(word) != 5:
+            raise ValueError("five letters")
+        self.guesses.append(word)
+        return f"{len(self.guesses)}: " + "".join("=" if a == b else "." for a, b in zip(word, self.word, strict=True))
+
+    async def look(self, place: int) -> str:
+        """Look at a letter.
+
+        Args:
+            place: which
+        """
+        await asyncio.sleep(0)
+        return f"{len(self.guesses)} guesses, {self.word[place]}"
+
+    def _secret(self):
+        return self.word
+
+    def get_reward(self):
+        self.times_asked = getattr(self, "times_asked", 0) + 1
+        return float(self.word in self.guesses) / self.times_asked
+
+
+class Silent:
+    """The least that TRL takes: its reward is of reward functions."""
+
+    def reset(self, prompt):
+        self.prompt = prompt
+
+    def echo(self, text: str) -> str:
+        """Echo.
+
+        Args:
+            text: what
+        """
+        return text + str(self.prompt)
+
+
+async def agent(base_url, api_key, row):
+    await asyncio.sleep(0)
+    if row["prompt"] == "hang":
+        await asyncio.sleep(600)
+    found = _obey(row["prompt"])
+    return len(base_url + api_key) / 10 if found == "did x" else found
+
+
+def agent_in_a_thread(base_url, api_key, row):
+    return _obey(row["prompt"]) and 0.5

@@ -119,7 +119,6 @@ class _Opened:
     """A trajectory."""
 
     id: int
-    name: str
     environment: Any = None
     _calling: int = 0
     _calling_since: float = 0.0
@@ -193,12 +192,11 @@ class Host:
             return failed(f"{self._name}: {raised(error)}")
 
     async def _begin(self, begin: Begin) -> Answer:
-        opened = self._opened[begin.trajectory] = _Opened(begin.trajectory, self._name)
+        opened = self._opened[begin.trajectory] = _Opened(begin.trajectory)
         environment = await self._made(opened)
         if isinstance(environment, ToolEnvironment):
             environment.calls = _HostCalls(self, opened)
-        opened.name = getattr(environment, "name", None) or type(environment).__name__
-        value = await self._call(opened, f"{opened.name}.reset", environment.reset, begin.row, seed=begin.seed)
+        value = await self._call(opened, f"{self._name}.reset", environment.reset, begin.row, seed=begin.seed)
         # In a thread: describing functions imports a slow library.
         start = await self._read(opened, "reset", functools.partial(as_start, value, begin.row))
         return {"messages": start.messages, "tools": start.tools}
@@ -223,7 +221,7 @@ class Host:
 
     async def _step(self, take: Take) -> Answer:
         opened = self._known(take.trajectory)
-        value = await self._call(opened, f"{opened.name}.step", opened.environment.step, take.message)
+        value = await self._call(opened, f"{self._name}.step", opened.environment.step, take.message)
         return asdict(await self._read(opened, "step", functools.partial(as_step, value)))
 
     async def _score(self, question: Score) -> Answer:
@@ -231,11 +229,11 @@ class Host:
         score = getattr(opened.environment, "final_reward", None)
         if score is None:
             return {"reward": None}
-        value = await self._call(opened, f"{opened.name}.get_reward", score)
+        value = await self._call(opened, f"{self._name}.get_reward", score)
         return {"reward": await self._read(opened, "get_reward", functools.partial(as_reward, value))}
 
     async def _run_agent(self, question: RunAgent) -> Answer:
-        opened = _Opened(question.trajectory, self._name)
+        opened = _Opened(question.trajectory)
         given = (question.base_url, question.api_key, dict(question.row))
         try:
             value = await self._call(opened, self._name, self._make, *given, agent_seconds=question.seconds)
@@ -248,7 +246,7 @@ class Host:
         try:
             close = getattr(opened.environment, "close", None) if opened else None
             if opened and callable(close):
-                await self._call(opened, f"{opened.name}.close", close)
+                await self._call(opened, f"{self._name}.close", close)
             return {}
         finally:
             self._threads.forget(trajectory)
@@ -267,7 +265,7 @@ class Host:
             error = failure.error
         except Exception as caught:
             error = caught
-        place = opened.name if method == "agent" else f"{opened.name}.{method}"
+        place = self._name if method == "agent" else f"{self._name}.{method}"
         raise EnvironmentFailed(f"{place} returned {error if isinstance(error, WrongShape) else raised(error)}")
 
     async def _call(

@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..errors import SettingError
-from .answers import as_reward
+from .answers import WrongShape, as_reward
 from .calls import is_async
+from .failures import EnvironmentFailed
 from .protocol import Message, Start, Step
 from .schemas import tool_schema
 from .text import described, prompt_messages, with_observation
@@ -81,7 +82,11 @@ class MethodTools(ToolEnvironment):
         if self._is_scored:
             return None
         self._is_scored = True
-        return as_reward(await self.calls.method(self._instance.get_reward))
+        given = await self.calls.method(self._instance.get_reward)
+        try:
+            return as_reward(given)
+        except WrongShape as wrong:
+            raise EnvironmentFailed(f"{type(self._instance).__name__}.get_reward returned {wrong}") from None
 
     async def close(self) -> None:
         close: Callable[[], Any] | None = getattr(self._instance, "close", None)

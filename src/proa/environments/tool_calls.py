@@ -14,6 +14,7 @@ that it is `reasoning_content`; calls in it are drafts.
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.util
 import json
 import re
@@ -85,7 +86,8 @@ def _by_template(
         content = parsed.pop("content", None) or ""
         if isinstance(content, str) and tokenizer.eos_token:
             content = content.removesuffix(tokenizer.eos_token)
-        return {**parsed, **_message(content, calls)}
+        message: dict[str, Any] = parsed | _message(content, calls)
+        return message
     except Exception as error:  # the model's text is not in its own format
         text = _text(tokens, tokenizer, keeps_marks=False)
         return _message(text, [_invalid(text, f"is not in the model's format: {error}")] if tools else [])
@@ -96,11 +98,11 @@ def _renderer(tokenizer: PreTrainedTokenizerBase) -> Any:
     """The renderer of a model that the package `renderers` knows by name; its fallback for others knows no calls."""
     if importlib.util.find_spec("renderers") is None:
         return None
-    from renderers import base
-
-    if tokenizer.name_or_path not in base.MODEL_RENDERER_MAP:
+    try:
+        base = importlib.import_module("renderers.base")
+        return base.create_renderer(tokenizer) if tokenizer.name_or_path in base.MODEL_RENDERER_MAP else None
+    except ImportError:  # it needs something that is not installed
         return None
-    return base.create_renderer(tokenizer)
 
 
 def _by_renderer(
