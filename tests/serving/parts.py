@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
+import time
 
 import httpx
 from tests.engines.made_up import MadeUpEngine
@@ -116,6 +117,14 @@ class Served:
             lines = [line.removeprefix("data: ") for line in response.iter_lines() if line]
         assert lines[-1] == "[DONE]"
         return [json.loads(line) for line in lines[:-1]]
+
+
+def until(condition):
+    """Wait for what another thread brings about; there is no event for it."""
+    ends = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < ends
+        time.sleep(0.002)
 
 
 def client(endpoint):

@@ -8,7 +8,7 @@ import time
 import httpx
 import pytest
 from tests.rollouts.talking import CHATML
-from tests.serving.parts import ADD, ASKED, KEY, SECONDS, Speaking, client, served_model, serving
+from tests.serving.parts import ADD, ASKED, KEY, SECONDS, Speaking, client, served_model, serving, until
 
 from proa.errors import SettingError
 from proa.serving import Limits
@@ -48,14 +48,6 @@ def in_a_thread(work):
         return found[0]
 
     return result
-
-
-def until(condition):
-    """Wait for what another thread brings about; there is no event for it."""
-    ends = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < ends
-        time.sleep(0.002)
 
 
 # -- what is refused ----------------------------------------------------------------------------------
