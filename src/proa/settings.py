@@ -24,6 +24,7 @@ from pydantic.fields import FieldInfo
 
 from .errors import SettingError
 from .spelling import did_you_mean
+from .wrong_values import must_be
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -102,9 +103,12 @@ class _Check:
         try:
             self._adapter.validate_python(value)
         except ValidationError as error:
-            wrong = f" must be {self._allowed}" if self._allowed else f": {error.errors()[0]['msg']}"
-            words = f"{self._name}{wrong}, not {value!r}{self._hint(value)}"
-            raise WrongSettingError(words, self._name) from None
+            problem, name, allowed = error.errors()[0], self._name, self._allowed
+            if not allowed:  # what is wrong may be deep inside
+                name, value = ".".join([name, *map(str, problem["loc"])]), problem["input"]
+                allowed = must_be(problem) or ""
+            wrong = f" must be {allowed}" if allowed else f": {problem['msg']}"
+            raise WrongSettingError(f"{name}{wrong}, not {value!r}{self._hint(value)}", self._name) from None
 
     def _hint(self, value: Any) -> str:
         if not isinstance(value, str):

@@ -18,10 +18,10 @@ _INVISIBLE = re.compile(
     "|(?<![^\x00-\x7f])[\u200c\u200d]|[\u200c\u200d](?![^\x00-\x7f])"
 )
 _LOGGERS = (
-    "proa.callbacks", "proa.engines", "proa.experiments", "proa.learning", "proa.lifecycle", "proa.loop", "proa.maker",
-    "proa.numerics", "proa.policy", "proa.record", "proa.resume", "proa.rewards.long_calls", "proa.rewards.workers",
-    "proa.actors.finding", "proa.actors.waiting", "proa.run", "proa.runtime", "proa.serving",
-    "proa.tasks", "proa.trainer",
+    "proa.callbacks", "proa.engines", "proa.environments", "proa.experiments", "proa.learning", "proa.leases",
+    "proa.lifecycle", "proa.loop", "proa.maker", "proa.numerics", "proa.policy", "proa.record", "proa.resume",
+    "proa.rewards.long_calls", "proa.rewards.workers", "proa.actors.finding", "proa.actors.waiting", "proa.run",
+    "proa.runtime", "proa.serving", "proa.tasks", "proa.trainer",
 )  # fmt: skip
 """All loggers of the package: a filter on one does not apply to its children."""
 
@@ -44,9 +44,9 @@ def single_line(text: str) -> str:
     return visible(text).replace("\n", "↵").replace("\t", " ")
 
 
-def print_visible(text: object, *, file: TextIO | None = None) -> None:
-    """Print untrusted text."""
-    print(visible(str(text)), file=file)
+def print_visible(text: object, *, file: TextIO | None = None, flush: bool = False) -> None:
+    """Print untrusted text; `flush` what something slow follows."""
+    print(visible(str(text)), file=file, flush=flush)
 
 
 def make_logs_visible() -> None:

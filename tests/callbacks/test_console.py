@@ -9,7 +9,7 @@ from rich.console import Console
 
 from proa import Callback, Priority, TrainingBatch
 from proa.callbacks import ConsoleProgress, EarlyStopping
-from proa.callbacks.console import NotebookOutput, sparkline
+from proa.callbacks.console import sparkline
 from proa.data.state import LoopState
 from proa.loop import ScoreFunction, SupervisedLoop
 
@@ -156,7 +156,9 @@ def test_after_a_failure_no_panel_is_left():
     assert out.getvalue().rstrip().endswith("failed after 0 steps, 0.0 s: RuntimeError: lost the GPU")
 
 
-def test_a_notebook_has_one_output_that_is_replaced(monkeypatch):
+@pytest.fixture
+def notebook(monkeypatch):
+    """What a notebook is asked to display: an output, or another content for it."""
     shown = []
 
     class Handle:
@@ -169,15 +171,61 @@ def test_a_notebook_has_one_output_that_is_replaced(monkeypatch):
 
     monkeypatch.setitem(sys.modules, "IPython", types.ModuleType("IPython"))
     monkeypatch.setitem(sys.modules, "IPython.display", types.SimpleNamespace(display=display))
-    output = NotebookOutput()
-    progress = ConsoleProgress(console=Console(file=io.StringIO(), width=80))
-    progress.on_train_start(LoopState(num_steps=2))
-    progress._live = output
-    for step in range(2):
-        state = LoopState(num_steps=2, global_step=step + 1)
-        progress.on_step_end(state, step, TrainingBatch(0), DETACHED_STEP)
-    assert [kind for kind, _ in shown] == ["display", "update"]
-    assert shown[-1][1].startswith("2 of 2 steps done")
+    return shown
+
+
+def test_a_long_error_does_not_wrap_for_it_is_shown_whole_where_it_is_caught():
+    out = io.StringIO()
+
+    def step(batch):
+        raise RuntimeError("lost the GPU " * 20)
+
+    shows = ConsoleProgress(console=Console(file=out, width=60))
+    with pytest.raises(RuntimeError):
+        SupervisedLoop(step, callbacks=[shows]).fit(lambda epoch: [TrainingBatch(0)], max_steps=1)
+    last = out.getvalue().splitlines()[-1]
+    assert last.startswith("failed after 0 steps, 0.0 s: RuntimeError: lost the GPU")
+    assert (len(last), last[-1]) == (60, "…")
+
+
+def test_an_interrupted_run_says_so_without_names_of_classes():
+    out = io.StringIO()
+
+    def step(batch):
+        raise KeyboardInterrupt
+
+    shows = ConsoleProgress(console=Console(file=out, width=80))
+    with pytest.raises(KeyboardInterrupt):
+        SupervisedLoop(step, callbacks=[shows]).fit(lambda epoch: [TrainingBatch(0)], max_steps=1)
+    assert out.getvalue().splitlines()[-1] == "interrupted after 0 steps, 0.0 s"
+
+
+def test_a_notebook_has_one_output_that_is_replaced_and_lines_are_printed_which_it_joins(notebook, capsys):
+    console = ConsoleProgress(console=Console(force_jupyter=True))
+    loop = SupervisedLoop(
+        lambda batch: {"loss": 0.5},
+        callbacks=[console, _Record(console)],
+        evaluators=[ScoreFunction("sort", lambda: {"exact": 0.25}, run_every=2)],
+    )
+    loop.fit(lambda epoch: [TrainingBatch(0)] * 4, max_steps=4)
+    assert [kind for kind, _ in notebook].count("display") == 1
+    first, *_, last = notebook[-1][1].splitlines()
+    assert first.startswith("4 of 4 steps done")
+    assert "left" not in first
+    assert last == "eval sort: exact 0.25"  # of the last step, after which nothing but the eval came
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:3] == ["a sample of step 1: reward 1", "  prompt      2+2=", "  completion  4"]
+    assert lines[3:5] == ["eval sort after step 2: exact 0.25", "eval sort after step 4: exact 0.25"]
+    assert lines[5].startswith("done: 4 steps")
+
+
+def test_a_step_without_a_reward_says_first_what_is_wrong():
+    out = io.StringIO()
+    console = ConsoleProgress(console=Console(file=out, width=80))
+    state = LoopState(num_steps=2, global_step=1)
+    console.on_train_start(state)
+    console.on_step_end(state, 0, None, {"skipped": 1.0, "makers": 2.0, "reward_failed_fraction": 1.0})
+    assert out.getvalue().startswith("step 1 of 2  100 % of rewards failed  skipped 1  makers 2  0.")
 
 
 def test_a_plain_line_has_reward_loss_speed_and_staleness():

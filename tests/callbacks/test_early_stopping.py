@@ -51,7 +51,7 @@ def test_a_gain_of_min_delta_is_not_enough():
 
 def test_the_reason_says_what_happened():
     state = steps_until_stop(EarlyStopping("loss", patience=2), [3, 2, 2, 2])
-    assert state.stop_reason == "loss has not improved in 2 looks (now 2, best 2 after step 1)"
+    assert state.stop_reason == "loss has not improved in 2 looks (now 2, best 2 after step 2)"
     assert state.stopped_by == "EarlyStopping"
 
 
@@ -108,7 +108,7 @@ def test_a_metric_that_the_first_step_does_not_report_is_warned_of_at_once_and_o
     for step_idx, metrics in enumerate([{"skipped": 1.0}, {"loss": 1.0}, {"loss": 0.5}]):
         callback.on_step_end(state, step_idx, None, metrics)
         assert len(warnings(caplog)) == (step_idx > 0)  # a step without data says nothing of the names
-    assert "'los', which step 1 did not report; did you mean 'loss'?" in warnings(caplog)[0]
+    assert "'los', which step 2 did not report; did you mean 'loss'?" in warnings(caplog)[0]
 
 
 def test_a_score_that_its_eval_does_not_report_is_warned_of_at_the_first_eval(caplog):
@@ -125,7 +125,7 @@ def test_a_score_that_its_eval_does_not_report_is_warned_of_at_the_first_eval(ca
         callback.on_eval(LoopState(), 0, "other", {"accuracy": 1.0})
         assert warnings(caplog) == []
         callback.on_eval(LoopState(), 0, "sort", {"exact": 1.0})
-        assert f"{metric!r}, which the eval sort after step 0 did not report" in warnings(caplog)[0]
+        assert f"{metric!r}, which the eval sort after step 1 did not report" in warnings(caplog)[0]
         assert words in warnings(caplog)[0]
 
 

@@ -127,6 +127,7 @@ def test_what_fails_for_good_is_counted_and_the_run_ends_well(tmp_path, monkeypa
     assert (header["status"], header["callback_errors"]) == ("completed", {"CheckpointUpload": 4})  # and the end
     assert "copies/run cannot be used yet: .upload.json.new: nobody may write here" in caplog.text
     assert "upload: the upload of checkpoint step_1 failed" in caplog.text
+    assert header["first_callback_errors"]["CheckpointUpload"].startswith("the upload of checkpoint step_1 failed: ")
 
 
 def test_the_final_one_alone(tmp_path):

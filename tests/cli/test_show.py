@@ -69,7 +69,8 @@ def test_a_finished_run_says_how_it_ended_and_what_came_of_it(tmp_path, capsys):
     run.update(
         status="completed", stop_reason="enough", stopped_by="EarlyStopping", steps_run=4, policy_version=4,
         weights_digest="0123456789abcdef0123", ledger=LEDGER | {"dropped": {"stale": 2}},
-        evals={"sorting": {"exact": 0.5}}, callback_errors={"Printer": 2}, started=1000.0, ended=1300.0,
+        evals={"sorting": {"exact": 0.5}}, callback_errors={"Printer": 2},
+        first_callback_errors={"Printer": "OSError: no paper"}, started=1000.0, ended=1300.0,
     )  # fmt: skip
     out = shown(capsys, run.path).out
     assert out.startswith("demo: completed, 4 of 20 steps, 2 steps/s\nenough (by EarlyStopping)\nstarted ")
@@ -77,7 +78,7 @@ def test_a_finished_run_says_how_it_ended_and_what_came_of_it(tmp_path, capsys):
     assert "weights 0123456789abcdef, version 4" in out
     assert "24 leased = 16 trained + 6 buffered + 2 in flight + dropped (2 stale)" in out
     assert "eval sorting: exact 0.5" in out
-    assert "callback errors: Printer 2" in out
+    assert "callback errors: Printer 2\nPrinter first said: OSError: no paper\n" in out
     assert "step 4:" in out
     assert "loss 0.25" in out
     assert "reward over the run: ▁▃▅█" in out

@@ -173,7 +173,7 @@ def test_the_console_shows_names_and_errors_visibly_and_in_one_line():
         out = io.StringIO()
         from rich.console import Console as AnyConsole
 
-        console = AnyConsole(file=out, force_terminal=is_terminal, color_system=None, width=100)
+        console = AnyConsole(file=out, force_terminal=is_terminal, color_system=None, width=300)
         progress = ConsoleProgress(console=console)
         state = LoopState(num_steps=1)
         progress.on_train_start(state)

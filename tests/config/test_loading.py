@@ -76,7 +76,7 @@ def test_keywords_change_it_too(file):
             "    run_evry: 5",
             "line 14: unknown key 'eval.0.run_evry'; did you mean 'run_every'",
         ),
-        ("total_steps: 10", "total_steps: many", "line 2: total_steps: .*integer.*'many'"),
+        ("total_steps: 10", "total_steps: many", "line 2: total_steps must be a whole number, not 'many'"),
         ("total_steps: 10", "", "'total_steps' is missing"),
         ("  group_size: 4", "  group_size: 1", "sampling.group_size must be at least 2"),
         ("train_batch_size: 16", "train_batch_size: 18", "is not a multiple of sampling.group_size=4"),
@@ -189,7 +189,7 @@ def test_what_was_written_down_is_not_changed_by_flags():
 @pytest.mark.parametrize("key", ["total_steps", "sampling.group_size", "eval.0.run_every"])
 def test_a_flags_or_keywords_wrong_value_is_not_blamed_on_a_line_of_the_file(file, key):
     for given in ({"flags": [f"--{key}", "many"]}, {key: "many"}):
-        with pytest.raises(ConfigError, match=f"^{key}: .*'many'"):
+        with pytest.raises(ConfigError, match=f"^{key} must be a whole number, not 'many'"):
             load_run_config(file(), **given)
 
 
@@ -284,5 +284,5 @@ def test_numbers_that_no_machine_can_take_are_refused_in_words(file):
         "--threads": 10**20,
         "--wait_timeout": 1e300,
     }.items():
-        with pytest.raises(ConfigError, match=f"^{flag[2:]}: .*less than"):
+        with pytest.raises(ConfigError, match=f"^{flag[2:]} must be (less than|at most) "):
             load_run_config(file(), [flag, str(value)])

@@ -1,14 +1,17 @@
 """`proa config`: every setting, complete and in words; templates that run."""
 
 import json
+from typing import Annotated
 
 import pytest
 import yaml
+from pydantic import TypeAdapter
 
 from proa.algorithms import ALGORITHMS
 from proa.cli.main import main
 from proa.config import load_run_config
-from proa.config.reference import as_markdown, sections, settings, template
+from proa.config.examples import EXAMPLES
+from proa.config.reference import _walk, as_markdown, sections, settings, template
 from proa.config.run_config import DetachedConfig, SupervisedConfig
 from proa.config.supervised_settings import SUPERVISED
 from proa.recipes import run as run_recipe
@@ -41,6 +44,25 @@ def test_each_setting_says_what_it_means_what_it_is_and_its_default():
         assert setting.type, setting.key
         assert not setting.type.startswith("<"), setting
     assert all(sections().values())
+
+
+def test_each_setting_has_an_example_that_is_another_value_of_its_type():
+    fields = dict(_walk(DetachedConfig))
+    assert set(EXAMPLES) <= set(fields)
+    for setting in settings():
+        field, value = fields[setting.key], yaml.safe_load(setting.example)
+        assert setting.example != setting.default
+        kind = field.annotation
+        for rule in field.metadata:
+            kind = Annotated[kind, rule]
+        TypeAdapter(kind).validate_python(value)
+
+
+def test_one_setting_is_shown_as_it_is_written(capsys):
+    assert main(["config", "reward.model.weight"]) == 0
+    printed = capsys.readouterr().out
+    assert "in a file:  reward: {model: {weight: 0.5}}" in printed
+    assert "as a flag:  --reward.model.weight 0.5" in printed
 
 
 def test_defaults_are_those_of_a_run():

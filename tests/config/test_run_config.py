@@ -21,6 +21,8 @@ from proa.config import (
     load_run_config,
     restore_run_config,
 )
+from proa.config.sections import DTYPES
+from proa.policy.models import _DTYPES
 from proa.record.run_folder import json_text
 
 SUPERVISED = {
@@ -190,12 +192,50 @@ def test_a_wrong_setting_of_an_algorithm_is_found_before_anything_else_of_the_ru
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        ("model.compile", "maybe", r"^model\.compile: Input should be a valid boolean.*, or auto, not 'maybe'$"),
-        ("optimizer.token_budget", -3, r"^optimizer\.token_budget: .* greater than or equal to 0, or auto, not -3$"),
-        ("optimizer.token_budget", "many", r"^optimizer\.token_budget: .*valid integer.*, or auto, not 'many'$"),
+        ("model.compile", "maybe", r"^model\.compile must be true or false, or auto, not 'maybe'$"),
+        ("optimizer.token_budget", -3, r"^optimizer\.token_budget must be at least 0, or auto, not -3$"),
+        ("optimizer.token_budget", "many", r"^optimizer\.token_budget must be a whole number, or auto, not 'many'$"),
     ],
 )
 def test_a_key_that_may_be_auto_has_one_message(key, value, said):
     with pytest.raises(ConfigError, match=said) as raised:
         load_run_config(**{"total_steps": 1, "train_batch_size": 8, "model": "m", "task": "sort_digits", key: value})
     assert len(str(raised.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("model.device", "gpu", "model.device: write cpu, cuda or cuda:0, not 'gpu'"),
+        ("engine.device", "cuda0", "engine.device: write cpu, cuda or cuda:0, not 'cuda0'"),
+        ("model.dtype", "fp16", "model.dtype: write float16, not 'fp16'"),
+        ("model.dtype", "float23", "model.dtype: write float32, float64, bfloat16 or float16, not 'float23'"),
+        ("optimizer.schedule", "cosin", "optimizer.schedule must be constant, linear or cosine, not 'cosin'; did you "
+         "mean 'cosine'?"),
+        ("schedule", "inorder", "schedule must be in_order or windowed, not 'inorder'; did you mean 'in_order'?"),
+        ("eval", "sort_digits", "eval must be a list, not 'sort_digits'"),
+        ("task.columns", "question", "task.columns must be a mapping, {key: value}, not 'question'"),
+        ("sampling.top_p", 1.5, "sampling.top_p must be at most 1, not 1.5"),
+        ("sampling.temperature", 0, "sampling.temperature must be more than 0, not 0"),
+    ],
+)  # fmt: skip
+def test_a_wrong_value_is_answered_with_what_to_write(key, value, said):
+    with pytest.raises(ConfigError) as raised:
+        load_run_config(**{**DETACHED, key: value})
+    assert str(raised.value) == said
+
+
+def test_names_of_dtypes_are_those_that_models_are_loaded_in():
+    assert tuple(_DTYPES) == DTYPES
+
+
+def test_rewards_and_callbacks_have_short_forms():
+    functions = ["my_rewards:exact", "my_rewards:short"]
+    for reward in (functions[0], functions):
+        short = load_run_config(**{**DETACHED, "reward": reward, "reward.workers": 0})
+        long = load_run_config(**{**DETACHED, "reward": {"functions": reward, "workers": 0}})
+        assert short == long
+        assert short.reward.functions == functions[: len(short.reward.functions)]
+    written = RunConfig(**DETACHED, callbacks=[{"kind": "console"}, {"kind": "tracer"}])
+    assert RunConfig(**DETACHED, callbacks=["console", "tracer"]) == written
+    assert RunConfig(**DETACHED, callbacks="console").callbacks == written.callbacks[:1]

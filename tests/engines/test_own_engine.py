@@ -158,6 +158,7 @@ def test_built_from_a_configuration_it_has_no_weights_and_from_a_folder_it_has_t
         ("nativ", "no engine 'nativ'.*did you mean 'native'"),
         ("tests.engines.test_own_engine:nothing", "has no 'nothing'"),
         ("tests.engines.test_own_engine:PATH", "not a class or a function that makes one"),
+        ({"dtype": "bfloat"}, "engine.dtype: write float32, .*, not 'bfloat'"),
     ],
 )
 def test_one_that_there_is_not_is_refused_with_the_configuration(engine, said):
@@ -170,7 +171,6 @@ def test_one_that_there_is_not_is_refused_with_the_configuration(engine, said):
     [
         ({"kind": "hf", "cache_tokens": 100}, "engine 'hf' has no setting 'cache_tokens'"),
         ({"kind": PATH, "params": {"patienc": 1}}, "has no setting 'patienc'.*did you mean 'patience'"),
-        ({"kind": "native", "dtype": "bfloat"}, "no dtype 'bfloat'"),
     ],
 )
 def test_settings_that_it_has_not_are_refused_before_anything_is_written(tmp_path, section, said):

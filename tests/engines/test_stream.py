@@ -255,6 +255,22 @@ def test_what_is_continued_must_have_been_kept_with_these_weights() -> None:
             engine.submit(Request("c", (1,), 0, short, continues=name))
 
 
+@pytest.mark.parametrize("shape", ["llama", "llama, one of each"])  # of which a row's cache is one piece of memory
+def test_what_is_kept_does_not_change_with_what_is_decoded_after_it(shape: str) -> None:
+    model = tiny_model(shape)
+    expected = turns(build_engine("native", model, end_ids=(4,)), "t", iter(()))
+    engine = build_engine("native", model, end_ids=(4,))
+
+    def others() -> Iterator[None]:
+        for number in itertools.count():
+            for n in range(3):  # they are decoded beside the next turn, one of them in the place of the last
+                engine.submit(Request(f"{number}/{n}", prompt(n), n, Sampling(max_new_tokens=40)))
+            engine.step()
+            yield
+
+    assert turns(engine, "t", others()) == expected
+
+
 @pytest.mark.parametrize("kind", ["native", "hf"])
 def test_weights_stay_while_something_is_kept_that_was_decoded_with_them(kind: str) -> None:
     engine = build_engine(kind, tiny_model(), end_ids=(), **({"versions": 1} if kind == "native" else {}))

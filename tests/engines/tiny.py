@@ -47,6 +47,9 @@ SHAPES = {
     "llama, biases": lambda: LlamaForCausalLM(LlamaConfig(**_COMMON, attention_bias=True, mlp_bias=True)),
     "llama, wide heads": lambda: LlamaForCausalLM(LlamaConfig(**_COMMON, head_dim=6)),
     "llama, one key head": lambda: LlamaForCausalLM(LlamaConfig(**_COMMON | {"num_key_value_heads": 1})),
+    "llama, one of each": lambda: LlamaForCausalLM(
+        LlamaConfig(**_COMMON | {"num_key_value_heads": 1, "num_hidden_layers": 1})
+    ),
     "llama, as many key heads": lambda: LlamaForCausalLM(LlamaConfig(**_COMMON | {"num_key_value_heads": 4})),
     "llama, linear rope": lambda: LlamaForCausalLM(LlamaConfig(**_COMMON, **_rope("linear", factor=4.0))),
     "llama, llama3 rope": lambda: LlamaForCausalLM(

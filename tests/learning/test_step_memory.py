@@ -58,7 +58,7 @@ def test_a_step_that_does_not_fit_is_computed_in_smaller_pieces_from_there_on(tm
         recipes.grpo(**SETTINGS, output_dir=str(tmp_path), name="run")
     assert header(tmp_path / "run")["steps_run"] == 4
     assert budgets(tmp_path / "run") == [(1, 200)]
-    assert "memory was short at step 1 with 400 tokens at once: from here on it is 200" in caplog.text
+    assert "memory was short at step 2 with 400 tokens at once: from here on it is 200" in caplog.text
 
 
 def test_the_passes_before_the_gradient_are_computed_in_smaller_pieces_too(tmp_path, monkeypatch):
@@ -113,7 +113,7 @@ def test_a_resumed_run_keeps_its_smaller_pieces(tmp_path, short_at):
 
 def test_if_smaller_pieces_do_not_fit_either_the_run_says_what_to_set(tmp_path, short_at):
     short_at(1, fits=0)
-    with pytest.raises(OutOfMemory, match=r"step 1 does not fit .* 200 tokens at once: set model.gradient_checkpoint"):
+    with pytest.raises(OutOfMemory, match=r"step 2 does not fit .* 200 tokens at once: set model.gradient_checkpoint"):
         recipes.grpo(**SETTINGS, output_dir=str(tmp_path), name="run")
     assert header(tmp_path / "run")["status"] == "failed"
 

@@ -118,6 +118,8 @@ def test_a_failed_run_says_so_in_its_record(file, tmp_path):
     header = run_json(tmp_path)
     assert (header["status"], header["stop_reason"]) == ("failed", "ValueError: my bug")
     assert header["callback_errors"] == {"Broken": 1}
+    where = "in callback Broken.on_step_end at 'step_end', 1 steps done"
+    assert header["first_callback_errors"] == {"Broken": f"ValueError: my bug ({where})"}
     ledger = header["ledger"]
     assert ledger["leased"] == ledger["trained"] + sum(ledger["dropped"].values())
 

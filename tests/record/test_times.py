@@ -99,6 +99,14 @@ def test_a_broken_view_is_no_sign_of_life(tmp_path):
     assert previous_process(run.path, header) == {"left": header["started"], "cut_off": True}
 
 
+def test_what_a_run_failed_from_is_kept_when_it_is_resumed(tmp_path):
+    run = begun(tmp_path / "run")
+    run.update(status="failed", ended=5.0, stop_reason="ValueError: my bug")
+    resumed = RunFolder.reopen(run.path, {})
+    (entry,) = json.loads((resumed.path / "run.json").read_text())["resumed"]
+    assert (entry["left"], entry["reason"]) == (5.0, "ValueError: my bug")
+
+
 def test_a_rate_does_not_count_the_pause(tmp_path):
     now = time.time()
     run = begun(tmp_path / "run", resumed=[{"at": now - 100}])

@@ -2,6 +2,7 @@
 
 import functools
 import html
+import json
 import re
 import shutil
 import subprocess
@@ -51,6 +52,57 @@ def test_hostile_completions_are_text_in_a_browser_and_nothing_is_complained_of(
     assert "rows 1 to 25 of 60" in seen  # its script ran
     cells = re.findall(r'<td class="long"><div dir="auto">(.*?)</div>', seen, flags=re.DOTALL)
     assert html.unescape(cells[0]) == f"sort {visible(records.HOSTILE)}"
+
+
+LOOK = """
+addEventListener("load", () => {
+  const seen = {};
+  for (const frame of document.querySelectorAll("iframe")) {
+    const page = frame.contentDocument, root = page.documentElement;
+    const boxed = (element) => element.closest(".scroll, .text, nav, td div, svg") !== null;
+    const wide = [...page.querySelectorAll("body *")].filter((element) => {
+      const box = element.getBoundingClientRect();
+      return box.width && (box.right > root.clientWidth + 1 || box.left < -1) && !boxed(element);
+    });
+    const cut = [...page.querySelectorAll("svg text")].filter((text) => {
+      const box = text.getBoundingClientRect(), drawing = text.ownerSVGElement.getBoundingClientRect();
+      return box.width && (box.left < drawing.left - 1 || box.right > drawing.right + 1);
+    });
+    const name = (element) => `${element.nodeName} ${element.className} ${element.textContent.slice(0, 60)}`;
+    const of = (box) => [...box.children].filter((part) => part.matches("details")).map((part) => part.open);
+    const steps = page.querySelector(".one-of[data-what=step].paged");
+    const opened = [of(steps)];
+    steps.querySelector("button").click();
+    opened.push(of(steps));
+    seen[frame.width] = { widest: root.scrollWidth, wide: wide.map(name), cut: cut.map(name), opened };
+  }
+  document.body.dataset.seen = JSON.stringify(seen);
+});
+"""
+"""Asks each frame what reaches beyond the window, which text is cut, which steps are open before and after a click."""
+
+
+def looked_at(path, browser, widths):
+    """What the page is like in windows of these widths, and what the browser complained of."""
+    shown = html.escape(path.read_text(encoding="utf-8"))
+    frames = "".join(f'<iframe width="{width}" height="900" srcdoc="{shown}"></iframe>' for width in widths)
+    harness = path.with_name("harness.html")
+    harness.write_text(f"<!doctype html><meta charset=utf-8><body>{frames}<script>{LOOK}</script>", encoding="utf-8")
+    page, complaints = browser(f"file://{harness}", width=1400)
+    (seen,) = re.findall(r'data-seen="(.*?)"', page)
+    return json.loads(html.unescape(seen)), complaints
+
+
+def test_nothing_of_the_page_is_wider_than_a_desk_or_a_phone_and_one_step_is_shown_at_a_time(tmp_path, browser):
+    arms = {"learning_rate-0.0003__group_size-8": 1.0, "learning_rate-0.0001__group_size-16": 2.0}
+    path, _ = write_report(records.write_experiment(tmp_path / "sweep", arms, steps=40))
+    seen, complaints = looked_at(path, browser, (1280, 390))
+    assert complaints == []
+    for width in ("1280", "390"):
+        assert seen[width]["widest"] <= int(width)
+        assert seen[width]["wide"] == []
+        assert seen[width]["cut"] == []
+        assert seen[width]["opened"] == [[False, False, True], [False, True, False]]
 
 
 def test_an_experiment_opens_without_a_complaint(tmp_path, browser):

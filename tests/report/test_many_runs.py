@@ -238,9 +238,8 @@ def test_the_pause_before_a_run_went_on_is_not_time_it_ran(tmp_path):
     change(folder / "run.json", started=1000.0, ended=10_030.0, resumed=resumed)
     text = page(folder)
     assert "ran about 90 s" in text
-    (went_on,) = re.findall(r"<dt>went on</dt><dd>(.*?)</dd>", text)
-    assert html.unescape(went_on).endswith(" checkpoint step_2")
-    assert "left" not in went_on
+    (entry,) = re.findall(r"<dt>resumed</dt><dd><div>(.*?)</div></dd>", text)
+    assert html.unescape(entry).endswith(" from step_2")
 
 
 def test_a_run_that_is_quiet_is_said_to_be_only_after_a_while(tmp_path):

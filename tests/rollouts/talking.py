@@ -70,10 +70,13 @@ class InProcess:
             answer = environment.step(message)
             return await answer if inspect.isawaitable(answer) else answer
 
+        async def final_reward():
+            return getattr(environment, "final", None)
+
         async def close():
             self.closed += 1
 
-        return SimpleNamespace(start=start, step=step, close=close, seconds=0.25)
+        return SimpleNamespace(start=start, step=step, final_reward=final_reward, close=close, seconds=0.25)
 
 
 class Repeats:

@@ -247,6 +247,17 @@ def test_it_ends_when_the_environment_says_so_or_turns_or_tokens_run_out():
     assert len(short[0].turns[-1].tokens) <= 60
 
 
+def test_an_environment_that_rewards_the_whole_does_so_though_the_policy_ran_out_of_turns():
+    class Whole(Repeats):
+        final = 0.75
+
+    engine = scripted("a", "b")
+    engine.load({}, 0)
+    [sample] = run(engine, InProcess(lambda: Whole(9)), seeds=((1,),), limits=Limits(2, 400))
+    assert endings([sample]) == [("max_turns", 0.75)]
+    assert [turn.reward for turn in sample.turns] == [None, 0.75]
+
+
 def test_a_trajectory_that_its_environment_ended_without_a_reward_has_none():
     engine = scripted("a")
     engine.load({}, 0)
@@ -305,7 +316,7 @@ def test_a_trajectory_whose_worker_is_lost_begins_again_and_becomes_the_same():
         def step(self, message):
             if len(lost) < 2:
                 lost.append(message)
-                raise WorkerLostError("the worker was killed", was_calling=len(lost) == 2)
+                raise WorkerLostError("the worker was killed", len(lost) == 2)
             return super().step(message)
 
     options = {"template": None, "ends": ENDS, "sampling": Sampling(2, 60)}
@@ -320,7 +331,7 @@ def test_a_trajectory_whose_worker_is_lost_begins_again_and_becomes_the_same():
 def test_a_worker_that_is_lost_again_and_again_ends_the_trajectory():
     class Kills(Repeats):
         def step(self, message):
-            raise WorkerLostError("its worker died (exit code 1)", was_calling=True)
+            raise WorkerLostError("its worker died (exit code 1)", True)
 
     engine = scripted(*"aaa")
     engine.load({}, 0)

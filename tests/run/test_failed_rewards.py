@@ -100,7 +100,7 @@ def test_the_command_line_says_so_with_exit_code_1(tmp_path, monkeypatch, capsys
 
 def test_a_run_whose_every_loss_is_no_number_has_failed_and_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(Learner, "_gradients", lambda self, experience, weights_BA: (math.nan, {}))
-    with pytest.raises(NothingToTrainOnError, match=r"none of the run's 2 steps .* the first in step 0: loss nan"):
+    with pytest.raises(NothingToTrainOnError, match=r"none of the run's 2 steps .* the first in step 1: loss nan"):
         grpo(**SMALL, reward=inline(Spoilt(0.0)), output_dir=tmp_path, total_steps=2)
     assert (header(tmp_path)["status"], header(tmp_path)["ledger"]["trained"]) == ("failed", 0)
 
@@ -122,7 +122,7 @@ def test_a_supervised_run_whose_every_loss_is_no_number_has_failed_too(tmp_path)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(SupervisedRun, "train", train)
-        with pytest.raises(NothingToTrainOnError, match="none of the run's 2 steps .* the first in step 0: loss nan"):
+        with pytest.raises(NothingToTrainOnError, match="none of the run's 2 steps .* the first in step 1: loss nan"):
             sft(
                 **{key: SMALL[key] for key in ("name", "model", "task")}, train_batch_size=4, total_steps=2,
                 output_dir=tmp_path, callbacks=[poison],

@@ -7,7 +7,7 @@ from tests.tasks import task_sources
 
 from proa.errors import ProaError
 from proa.rewards import InlineRewards, RewardWorkers
-from proa.tasks import Task, TaskError, TaskRow, load_task
+from proa.tasks import Task, TaskError, TaskRow, load_examples, load_task
 
 ROWS = task_sources.ROWS
 
@@ -52,7 +52,7 @@ def test_a_task_is_taken_as_it_is():
     [
         ([], "the list is empty"),
         ([{"prompt": "a"}, {"promt": "b"}], "row 1 has no column 'prompt'; did you mean 'promt'"),
-        ([{"text": "a"}], r"it has: text; known: prompt; instruction\); .* columns: {prompt: NAME}"),
+        ([{"text": "a"}], r"it has: text; known: prompt; instruction\); .* columns: {prompt: text}"),
         (["a"], "a row is a dict like"),
         ([{"prompt": ""}], "a prompt is some text"),
         ([{"prompt": 3}], "a prompt is some text"),
@@ -159,3 +159,18 @@ def test_hostile_lines_are_told_in_a_sentence_with_their_number(tmp_path):
         with pytest.raises(TaskError, match=f"rows.jsonl, line 2: .*{words}") as refused:
             load_task(path)
         assert len(str(refused.value)) < 300 + len(str(path))
+
+
+def test_tools_that_no_template_is_given_are_warned_of(caplog):
+    messages = [{"role": "user", "content": "2+2="}, {"role": "assistant", "content": "4"}]
+    load_examples([{"messages": messages, "tools": []}])
+    assert "tools" not in caplog.text
+    load_examples([{"messages": messages, "tools": [{"type": "function", "function": {"name": "add"}}]}])
+    assert "the list has a column tools, and chat templates are not given it" in caplog.text
+
+
+def test_a_column_that_others_often_call_so_is_named_in_the_line_to_write():
+    with pytest.raises(TaskError, match=r"e.g. columns: \{prompt: question\}"):
+        load_task([{"question": "2+2=", "answer": "4"}])
+    with pytest.raises(TaskError, match=r"e.g. columns: \{prompt: problem, completion: solution\}"):
+        load_examples([{"problem": "2+2=", "solution": "4"}])

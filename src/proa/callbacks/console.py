@@ -13,7 +13,7 @@ from ..data.state import LoopState
 from ..errors import CallbackConfigError
 from ..lifecycle.hooks import Callback
 from ..lifecycle.policy import ErrorPolicy, Priority
-from ..visible import single_line
+from ..visible import print_visible, single_line
 from .sample_lines import sample_lines
 
 if TYPE_CHECKING:
@@ -129,6 +129,7 @@ class ConsoleProgress(Callback):
         self._evals[eval_name] = values
         when = "before training" if step_idx < 0 else f"after step {step_idx + 1}"
         self._say(self._line([" ".join([f"eval {eval_name} {when}:", *values[:1]]), *values[1:]]))
+        self._update(state, self._step_values)
 
     def on_train_end(self, state: LoopState, artifacts: LoopArtifacts) -> None:
         if self._live is not None:
@@ -136,7 +137,8 @@ class ConsoleProgress(Callback):
             self._live = None
         elif self._last_line:
             self._say(self._last_line)
-        self._say(_ending(state, perf_counter() - self._begun))
+        ending = single_line(_ending(state, perf_counter() - self._begun))
+        self._say(self._line([ending]) if state.exception is not None else ending)  # an error is raised and shown whole
 
     def _update(self, state: LoopState, metrics: dict[str, Any]) -> None:
         if isinstance(self._live, NotebookOutput):
@@ -146,7 +148,10 @@ class ConsoleProgress(Callback):
 
     def _say(self, line: str) -> None:
         assert self._console is not None
-        self._console.print(single_line(line), markup=False, emoji=False, highlight=False, soft_wrap=True)
+        if self._console.is_jupyter:  # a notebook joins what is printed; of what rich shows each line is an output
+            print_visible(single_line(line))
+        else:
+            self._console.print(single_line(line), markup=False, emoji=False, highlight=False, soft_wrap=True)
 
     def _line(self, values: Sequence[str], last: str = "") -> str:
         """The values that fit into a line of the console, and `last` after them; all of them if somebody named them."""
@@ -162,11 +167,12 @@ class ConsoleProgress(Callback):
         else:
             own = [name for name in metrics if name in logged][:FEW]
             leading = [name for name in LEADING if name in metrics and name not in own]
-            others = [name for name in metrics if name not in (*leading, *own, *SPEED) and "." not in name]
+            others = [name for name in metrics if name not in (*leading, *own, *SPEED, *_TROUBLES) and "." not in name]
             few = [*leading, *others][:FEW]
             names = [*few[:2], *own, *few[2:]]
         values = [single_line(f"{name} {_number(metrics[name])}") for name in names]
-        return [*values[:2], *_troubles(metrics), *values[2:]]
+        first = 2 if self._shown else sum(name in LEADING for name in names[:2])
+        return [*values[:first], *_troubles(metrics), *values[first:]]
 
     def _rows(self, state: LoopState, metrics: dict[str, Any], columns: int) -> list[str]:
         """What is shown in place, in lines of at most so many columns."""
@@ -303,7 +309,7 @@ def _step(state: LoopState, step_idx: int) -> str:
 
 def _remaining(state: LoopState, elapsed: float, first_step: int) -> str:
     done = state.global_step - first_step
-    if not state.num_steps or done < 1:
+    if done < 1 or state.global_step >= state.num_steps:
         return ""
     return f", about {elapsed / done * (state.num_steps - state.global_step):.0f} s left"
 
@@ -327,6 +333,8 @@ def _ending(state: LoopState, seconds: float) -> str:
     done = f"{state.global_step} step{'' if state.global_step == 1 else 's'}, {seconds:.1f} s"
     if isinstance(state.exception, Exception):
         return f"failed after {done}: {type(state.exception).__name__}: {state.exception}"
+    if state.exception is not None:
+        return f"interrupted after {done}"
     if state.should_stop:
         return f"stopped after {done}: {state.stop_reason} (by {state.stopped_by})"
     return f"done: {done}"

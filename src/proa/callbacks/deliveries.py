@@ -70,6 +70,7 @@ class Deliveries:
         self.done: int = 0 if before is None else before.done
         self.failed: int = 0 if before is None else before.failed
         self.skipped: int = 0 if before is None else before.skipped
+        self.first_failure: str = "" if before is None else before.first_failure
         self._timeout = timeout
         self._attempts = attempts
         self._first_delay = first_delay
@@ -116,7 +117,7 @@ class Deliveries:
             self._changed.notify_all()
             for delivery in late:
                 self.failed += 1
-                log.warning("%s: %s was not done %g s after the end of training", self.kind, delivery, seconds)
+                self._log_failure(f"{delivery} was not done {seconds:g} s after the end of training")
 
     def _work(self) -> None:
         while True:
@@ -128,13 +129,17 @@ class Deliveries:
             error = self._try(delivery)
             delivery.end()
             if error is not None:
-                log.warning("%s: %s failed: %s", self.kind, delivery, redact_values(str(error)))
+                self._log_failure(redact_values(f"{delivery} failed: {error}"))
             with self._changed:
                 self._current = None
                 if not self._is_over.is_set():  # else it was counted when the run stopped waiting
                     self.done += error is None
                     self.failed += error is not None
                 self._changed.notify_all()
+
+    def _log_failure(self, words: str) -> None:
+        self.first_failure = self.first_failure or words
+        log.warning("%s: %s", self.kind, words)
 
     def _try(self, delivery: Delivery) -> Exception | None:
         """Attempt it until it succeeds or cannot; the last error, or None."""

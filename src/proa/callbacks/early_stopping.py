@@ -68,14 +68,14 @@ class EarlyStopping(Callback):
         # The state also has what hooks have logged, if not after their first step. A metric with a dot, and the loss of
         # an eval, may come later.
         if step_idx and metrics and not metrics.get("skipped") and "." not in self.metric and self.metric != LOSS:
-            self._warn_missing({*metrics, *state.metrics}, f"step {step_idx}")
+            self._warn_missing({*metrics, *state.metrics}, f"step {step_idx + 1}")
 
     def on_eval(self, state: LoopState, step_idx: int, eval_name: str, metrics: dict[str, float]) -> None:
         scores = eval_metrics(state, eval_name, metrics)
         self._look(state, step_idx, scores)
         own = self.metric.startswith(f"{eval_name}.")
         if metrics and (own or did_you_mean(self.metric, scores)):
-            self._warn_missing(scores, f"the eval {eval_name} after step {step_idx}")
+            self._warn_missing(scores, f"the eval {eval_name} after step {step_idx + 1}")
 
     def on_metrics(self, state: LoopState, step_idx: int, metrics: dict[str, float]) -> None:
         if self._last_look != step_idx:  # else the step itself had it, or a hook added it before this one ran
@@ -108,7 +108,7 @@ class EarlyStopping(Callback):
             return
         self.looks_without_improvement += 1
         if self.looks_without_improvement >= self.patience:
-            best = "never finite" if self.best is None else f"best {self.best:g} after step {self.best_step}"
+            best = "never finite" if self.best is None else f"best {self.best:g} after step {self.best_step + 1}"
             state.stop_training(
                 f"{self.metric} has not improved in {self.patience} looks (now {value:g}, {best})",
                 by=type(self).__name__,

@@ -88,6 +88,10 @@ class CheckpointUpload(Callback):
     def background_failures(self) -> int:
         return self._deliveries.failed if self._deliveries is not None else 0
 
+    @property
+    def first_background_failure(self) -> str:
+        return self._deliveries.first_failure if self._deliveries is not None else ""
+
     # -- hooks ---------------------------------------------------------------------------------------------
 
     def on_train_start(self, state: LoopState) -> None:

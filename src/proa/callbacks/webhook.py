@@ -105,6 +105,10 @@ class WebhookNotifier(EveryMoment):
     def background_failures(self) -> int:
         return self._deliveries.failed if self._deliveries is not None else 0
 
+    @property
+    def first_background_failure(self) -> str:
+        return self._deliveries.first_failure if self._deliveries is not None else ""
+
     def on_moment(self, event: EventName, payload: Mapping[str, Any]) -> None:
         if event == "train_start":
             self._begin(payload["state"])

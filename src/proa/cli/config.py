@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from dataclasses import asdict
 
@@ -32,9 +33,20 @@ def show_config(key: str | None, *, as_json: bool) -> int:
     console = Console()
     for section in dict.fromkeys(one.section for one in found):
         console.print(_table(section, [one for one in found if one.section == section]))
+    if len(found) == 1 and "[]" not in found[0].key:
+        console.print(Text(_how_to_write(found[0])))
     if key is None:
         console.print("*: only for runs that generate. A file to begin with: proa config --template grpo", markup=False)
     return 0
+
+
+def _how_to_write(one: Setting) -> str:
+    """In a file, on the command line and in Python."""
+    section, _, name = one.key.rpartition(".")
+    in_file = f"{name}: {one.example}"
+    for outer in reversed(section.split(".") if section else []):
+        in_file = f"{outer}: {{{in_file}}}"
+    return f"in a file:  {in_file}\nas a flag:  --{one.key} {shlex.quote(one.example)}"
 
 
 def _table(section: str, found: list[Setting]) -> Table:
@@ -46,7 +58,11 @@ def _table(section: str, found: list[Setting]) -> Table:
     for one in found:
         name = one.key.removeprefix(f"{section}[].").removeprefix(f"{section}.") if section != RUN else one.key
         mark = "*" if one.kinds == "detached" else ""
-        table.add_row(name + mark, "" if one.default == NONE else one.default, Text(f"{one.meaning} ({one.type})"))
+        table.add_row(
+            name + mark,
+            "" if one.default == NONE else one.default,
+            Text(f"{one.meaning} ({one.type}; e.g. {one.example})"),
+        )
     return table
 
 

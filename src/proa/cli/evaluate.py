@@ -39,6 +39,8 @@ class EvalFlags:
 
     source: str | None = None
     """`--task`."""
+    split: str | None = None
+    columns: dict[str, str] | None = None
     name: str | None = None
     metric: str | None = None
     evaluator: str | None = None

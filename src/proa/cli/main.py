@@ -88,9 +88,9 @@ def _add_train(verbs: Verbs) -> None:
         help="run one configuration",
         usage="proa train FILE [--overwrite] [--key value ...]",
         epilog="Every key of the configuration is a flag, e.g. --total_steps 100 --sampling.group_size 16. Sections: "
-        "model, task, algorithm, sampling, reward, optimizer, engine, lora, critic, warm_start, eval, checkpoint, "
-        "record, callbacks, ray. proa config lists every key, and proa config --template grpo writes a file to begin "
-        "with.",
+        "model, task, algorithm, sampling, reward, environment, optimizer, engine, lora, critic, warm_start, eval, "
+        "checkpoint, record, callbacks, ray. proa config lists every key, and proa config --template grpo writes a "
+        "file to begin with.",
     )
     parser.add_argument("file", help="a YAML file")
     parser.add_argument("--overwrite", action="store_true", help="replace a run that is in the folder")
@@ -100,6 +100,7 @@ def _add_train(verbs: Verbs) -> None:
         from ..errors import ProaError
         from ..record.run_folder import check_unused
         from ..record.run_lock import is_locked, lock
+        from ..run.foreseen import announce, check_there
         from ..run.naming import settle_name
 
         if _file_kind(options.file) == "experiment":
@@ -113,15 +114,15 @@ def _add_train(verbs: Verbs) -> None:
                     with lock(outline.folder):  # which raises, and names the process that has it
                         pass
                 check_unused(outline.folder)
-            # What follows imports torch and transformers, and that takes seconds.
-            print_visible(f"loading torch, the model and the data for {outline.folder}")
+            check_there(outline)
+            announced = announce(outline)  # what follows imports torch and transformers, and that takes seconds
             config = load_run_config(options.file, options.flags, name=outline.name)
         except ProaError as error:
             print_visible(error, file=sys.stderr)
             return 2
-        from .train import train
+        from .train import run_to_end
 
-        return train(config, overwrite=options.overwrite)
+        return run_to_end(config, overwrite=options.overwrite, announced=announced)
 
     parser.set_defaults(run=run, takes_flags=True)
 
@@ -208,6 +209,14 @@ def _add_eval(verbs: Verbs) -> None:
     parser = verbs.add_parser("eval", help="score a model, or a run's weights, on a task")
     parser.add_argument("source", metavar="MODEL_OR_RUN", help="the folder of a run, a model or an adapter")
     parser.add_argument("--task", help="a built-in task, a file, hf:NAME of the Hub, or package.module:name")
+    parser.add_argument("--split", help="of a dataset that has several")
+    parser.add_argument(
+        "--column",
+        action="append",
+        type=_renamed,
+        metavar="WHAT=NAME",
+        help="what a column is called there, e.g. prompt=question",
+    )
     parser.add_argument("--name", help="an eval of the run, which gives the other settings")
     parser.add_argument("--metric", help="package.module:name of a scoring function; by default the task's own")
     parser.add_argument("--evaluator", help="package.module:name of a function that is called with the policy")
@@ -223,9 +232,10 @@ def _add_eval(verbs: Verbs) -> None:
     def run(options: argparse.Namespace) -> int:
         from .evaluate import EvalFlags, evaluate
 
+        columns = None if options.column is None else dict(options.column)
         flags = EvalFlags(
-            source=options.task, name=options.name, metric=options.metric, evaluator=options.evaluator,
-            count=options.count, samples=options.samples, temperature=options.temperature,
+            source=options.task, split=options.split, columns=columns, name=options.name, metric=options.metric,
+            evaluator=options.evaluator, count=options.count, samples=options.samples, temperature=options.temperature,
             max_new_tokens=options.max_new_tokens, breakdown=options.breakdown,
         )  # fmt: skip
         return evaluate(
@@ -233,6 +243,13 @@ def _add_eval(verbs: Verbs) -> None:
         )  # fmt: skip
 
     parser.set_defaults(run=run)
+
+
+def _renamed(said: str) -> tuple[str, str]:
+    what, _, name = said.partition("=")
+    if not (what and name):
+        raise argparse.ArgumentTypeError(f"write WHAT=NAME, e.g. prompt=question, not {said!r}")
+    return what, name
 
 
 def _add_serve(verbs: Verbs) -> None:

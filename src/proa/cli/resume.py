@@ -10,6 +10,7 @@ from ..errors import ProaError
 from ..record.reading import RunNotFoundError, read_header
 from ..resume.configuration import load_complete_config, saved_config
 from ..resume.fetching import RemoteRun, is_uploaded
+from ..run.foreseen import announce
 from ..visible import print_visible
 from .exit_codes import describe_os_error
 
@@ -43,10 +44,10 @@ def resume(
     is_longer = config.total_steps > saved_config(path)["total_steps"]
     if header["status"] == "completed" and checkpoint is None and not is_longer:
         print_visible(f"{path} is complete: there is nothing to resume", file=sys.stderr)
-    print_visible(f"loading torch, the model and the data for {path}")
+    announced = announce(config)
     from .train import run_to_end  # imports torch and transformers, and that takes seconds
 
-    return run_to_end(config, resume=checkpoint or "auto", allow_changes=allow_changes)
+    return run_to_end(config, resume=checkpoint or "auto", allow_changes=allow_changes, announced=announced)
 
 
 def _fetch(address: str, output_dir: str | None, checkpoint: str | None) -> Path:

@@ -126,6 +126,8 @@ def _parts(record: RunSummary) -> list[RenderableType]:
         parts.append(Text(single_line(words), style="red"))
     if header.get("callback_errors"):
         parts.append(Text(f"callback errors: {metrics_line(header['callback_errors'])}", style="red"))
+    for name, said in header.get("first_callback_errors", {}).items():
+        parts.append(Text(single_line(f"{name} first said: {said}"), style="red"))
     return [*parts, *_metrics(record)]
 
 

@@ -20,26 +20,27 @@ from ..data.messages import in_words
 from ..data.state import LoopState
 from ..lifecycle.hooks import Callback
 from ..lifecycle.policy import ErrorPolicy, Priority
-from ..recipes import run
 from ..record.checkpoints import CheckpointManager
 from ..record.evals import EvalRecord
 from ..record.run_folder import BrokenRecordError, read_json
+from ..run.given import Given
+from ..run.start import start_configured
 from ..terminal import JobConsole, tolerate_lost_output
 from ..visible import print_visible, show_details
 from .exit_codes import exit_code
 from .text import count, curve, ledger_line, metric_values
 
 
-def train(config: RunConfig, *, overwrite: bool = False) -> int:
-    """Exit code: 0 done, 1 failed, 2 wrong use."""
-    return run_to_end(config, overwrite=overwrite)
-
-
 @tolerate_lost_output()
 def run_to_end(
-    config: RunConfig, resume: str | None = None, *, allow_changes: bool = False, overwrite: bool = False
+    config: RunConfig,
+    *,
+    resume: str | None = None,
+    allow_changes: bool = False,
+    overwrite: bool = False,
+    announced: str = "",
 ) -> int:
-    """Start a run, or resume one, and show its results."""
+    """Start a run, or resume one, and show its results. Exit code: 0 done, 1 failed, 2 wrong use."""
     # A progress bar for writing one file would appear among the results.
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     show_details(logging.getLogger("proa.tasks"))  # what was recognised as data
@@ -47,7 +48,10 @@ def run_to_end(
     shown = [] if resume is None else [_ResumeMessage(console)]
 
     def work() -> int:
-        run(config, callbacks=shown, resume=resume, allow_changes=allow_changes, overwrite=overwrite)
+        start_configured(
+            config, Given(), callbacks=shown, resume=resume, allow_changes=allow_changes, overwrite=overwrite,
+            announced=announced,
+        )  # fmt: skip
         _show_result(console, config)
         return 0
 
@@ -107,7 +111,8 @@ def _show_result(console: Console, config: RunConfig) -> None:
         weights += f", version {header['policy_version']}"
     lines += [weights, f"record: {folder}", f"model: {folder / 'model'}"]
     for line in lines:
-        console.print(line, soft_wrap=True)
+        is_path = line.startswith(("record", "model"))
+        console.print(line, soft_wrap=is_path or not console.is_terminal)
 
 
 def show_samples(console: Console, run: Path, name: str, most: int = 6) -> None:

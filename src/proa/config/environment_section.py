@@ -24,4 +24,4 @@ class EnvironmentSection(Section):
     step_timeout: float = Field(60.0, gt=0, le=1e6, description="seconds for one answer of an environment")
     trajectory_timeout: float = Field(600.0, gt=0, le=1e6, description="seconds for a whole conversation")
     workers: int = Field(2, ge=1, le=1024, description="processes of each maker that environments live in")
-    memory_gib: float | None = Field(None, gt=0, description="the most memory of such a process; by default 8 GiB")
+    memory_gib: float | None = Field(4.0, gt=0, description="the most memory of such a process; null is no limit")

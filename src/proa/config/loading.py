@@ -12,6 +12,7 @@ from pydantic_core import ErrorDetails
 
 from ..record.run_folder import decode_numbers
 from ..spelling import did_you_mean
+from ..wrong_values import likely_choice, must_be
 from .experiment_config import ArmContent, ExperimentConfig, KeyPath
 from .foreign_names import name_here
 from .run_config import RESTORED, SHORT_FORMS, RunConfig, config_type, drop_foreign_keys
@@ -255,7 +256,7 @@ def _put(content: dict[str, Any], dotted: str, value: Any) -> None:
             place = place[_index(section, place, dotted)]
             continue
         inner = place.get(section)
-        if not isinstance(inner, dict | list):
+        if not isinstance(inner, dict | list) or (isinstance(inner, list) and section in SHORT_FORMS):
             inner = place[section] = {} if inner is None else _expand(section, inner, dotted)
         place = inner
     place[_index(name, place, dotted) if isinstance(place, list) else name] = value
@@ -272,7 +273,7 @@ def _index(name: str, place: list[Any], dotted: str) -> int:
 def _expand(section: str, short: Any, dotted: str) -> dict[str, Any]:
     """A short form (`algorithm: grpo`) as a section, so that a key can be added."""
     key = SHORT_FORMS.get(section)
-    if key is None or not (isinstance(short, str) or section == "algorithm"):
+    if key is None or not (isinstance(short, str | list) or section == "algorithm"):
         raise ConfigError(f"{section} is {short!r}, so {dotted} cannot be set: it is not a section")
     return {key: short}
 
@@ -291,8 +292,9 @@ def _explain(model: type[BaseModel], problem: ErrorDetails, lines: Mapping[KeyPa
     if problem["type"] == "extra_forbidden":
         known = _known_keys(model, path[:-1])
         here = name_here(str(path[-1])) if issubclass(model, RunConfig) else None
-        hint = f": here it is {here}" if here else did_you_mean(str(path[-1]), known)
-        return f"{location}unknown key {dotted!r}{hint} (known: {', '.join(known)})"
+        if here is not None:
+            return f"{location}unknown key {dotted!r}: here it is {here}"
+        return f"{location}unknown key {dotted!r}{did_you_mean(str(path[-1]), known)} (known: {', '.join(known)})"
     if problem["type"] == "model_type":
         value = "null" if problem["input"] is None else repr(problem["input"])
         keys = ", ".join(_known_keys(model, path))
@@ -300,9 +302,12 @@ def _explain(model: type[BaseModel], problem: ErrorDetails, lines: Mapping[KeyPa
         return f"{location}{dotted} must be a section with keys of its own ({keys}){short}, not {value}"
     if problem["type"] == "missing":
         return f"{file + ': ' if file else ''}{dotted!r} is missing"
-    message = problem["msg"].removeprefix("Value error, ") + (", or auto" if may_be_auto else "")
     given = "" if not path or isinstance(problem["input"], (dict, BaseModel)) else f", not {problem['input']!r}"
-    return f"{location}{dotted + ': ' if dotted else ''}{message}{given}"
+    words = must_be(problem)
+    if words is not None and path:
+        either = ", or auto" if may_be_auto else ""
+        return f"{location}{dotted} must be {words}{either}{given}{likely_choice(problem)}"
+    return f"{location}{dotted + ': ' if dotted else ''}{problem['msg'].removeprefix('Value error, ')}{given}"
 
 
 _AUTO = ("literal['auto']",)

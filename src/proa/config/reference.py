@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from .examples import EXAMPLES
 from .run_config import DetachedConfig, SupervisedConfig
 from .supervised_settings import SUPERVISED
 
@@ -28,6 +29,8 @@ class Setting:
     """Dotted; `eval[].name` is of each entry of a list."""
     type: str
     default: str
+    example: str
+    """A value other than the default, as YAML."""
     meaning: str
     kinds: str
     """`all` runs have it, or `detached` ones alone."""
@@ -90,7 +93,24 @@ def _is_list(annotation: Any) -> bool:
 def _setting(key: str, field: FieldInfo, supervised: set[str]) -> Setting:
     default = "required" if field.is_required() else _shown(field.get_default(call_default_factory=True))
     kinds = "all" if key in supervised else "detached"
-    return Setting(key, _type_words(field.annotation, field), default, field.description or "", kinds)
+    example = EXAMPLES.get(key) or _alternative(field.annotation, default)
+    return Setting(key, _type_words(field.annotation, field), default, example, field.description or "", kinds)
+
+
+def _alternative(annotation: Any, default: str) -> str:
+    """Another of the values that a type names."""
+    choices = [str(choice) for leaf in _choices(annotation) for choice in leaf]
+    return next(choice for choice in choices if choice != default)
+
+
+def _choices(annotation: Any) -> Iterator[tuple[Any, ...]]:
+    if annotation is bool:
+        yield "true", "false"
+    elif get_origin(annotation) is Literal:
+        yield get_args(annotation)
+    else:
+        for part in get_args(annotation):
+            yield from _choices(part)
 
 
 def _shown(value: Any) -> str:
@@ -155,8 +175,16 @@ def as_markdown() -> str:
         if setting.section != section:
             section = setting.section
             title = f"`{section}`: {about[section]}" if section else "At the top"
-            lines += ["", f"## {title}", "", "| key | type | default | meaning |", "| --- | --- | --- | --- |"]
-        cells = (f"`{setting.key}`", setting.type, f"`{setting.default}`", _meaning(setting))
+            lines += [
+                "",
+                f"## {title}",
+                "",
+                "| key | type | default | e.g. | meaning |",
+                "| --- | --- | --- | --- | --- |",
+            ]
+        cells = (
+            f"`{setting.key}`", setting.type, f"`{setting.default}`", f"`{setting.example}`", _meaning(setting),
+        )  # fmt: skip
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines) + "\n"
 
@@ -168,7 +196,7 @@ def _meaning(setting: Setting) -> str:
 # -- as a file to begin with -------------------------------------------------------------------------
 
 _MODEL = """\
-model:                           # in place of config, path: a Hugging Face folder
+model:                           # or model: Qwen/Qwen3-0.6B, of the Hub; or a Hugging Face folder
   config:                        # a tiny model with weights from the seed
     model_type: llama
     vocab_size: 16
@@ -184,8 +212,7 @@ sampling:
   group_size: 8                  # completions of each prompt
   max_new_tokens: 8
   temperature: 1.0
-# reward:
-#   functions: [my_module:my_reward]   # by default the task's own
+# reward: my_module:my_reward    # by default the task's own
 """
 _EVAL = """\
 eval:

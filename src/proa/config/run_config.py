@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from pydantic import Field, ModelWrapValidatorHandler, ValidationInfo, model_validator
+from pydantic import Field, ModelWrapValidatorHandler, ValidationInfo, field_validator, model_validator
 
 from ..errors import ProaError, SettingError, UnknownNameError
 from ..settings import WrongSettingError
@@ -43,13 +43,9 @@ from .sections import (
 from .supervised_settings import SUPERVISED
 
 SHORT_FORMS = {
-    "model": "path",
-    "task": "source",
-    "algorithm": "name",
-    "engine": "kind",
-    "critic": "kind",
+    "model": "path", "task": "source", "algorithm": "name", "engine": "kind", "critic": "kind", "reward": "functions",
     "environment": "path",
-}
+}  # fmt: skip
 """Sections that may be written as one value, and the key that it stands for."""
 RESTORED = {"restored": True}
 """The validation context of a saved configuration. Its algorithm was checked when it was saved, and is not imported
@@ -93,6 +89,11 @@ class RunConfig(Section):
     record: RecordSection = Field(RecordSection(), description="what is recorded besides metrics and evals")
     eval: list[EvalSection] = Field(default_factory=list, description="evals while it trains, and at the end")
     callbacks: list[CallbackSection] = Field(default_factory=list, description="what listens to the run")
+
+    @field_validator("callbacks", mode="before")
+    @classmethod
+    def _one_callback(cls, given: Any) -> Any:
+        return [given] if isinstance(given, str | dict) else given
 
     def __new__(cls, **content: Any) -> Self:
         kind: Any = config_type(content) if cls is RunConfig else cls
@@ -350,14 +351,15 @@ def _algorithm_mistakes() -> Iterator[None]:
 
 
 def _expand(key: str, value: Any) -> Any:
-    """`model: path` and `task: name` as `model: {path: …}` and `task: {source: …}`; an algorithm may be an object, and
-    so may what makes an engine."""
+    """`model: path` and `task: name` as `model: {path: …}` and `task: {source: …}`; rewards may be a list, an algorithm
+    an object, and so may what makes an engine."""
     if isinstance(value, AlgorithmSection | EngineSection):
         return value.source()
     if isinstance(value, OptimizerSection | SamplingSection):
         return value.model_dump()
     is_object = key == "algorithm" and not isinstance(value, Mapping | list | int | float | None)
     is_object |= key == "engine" and callable(value)
+    is_object |= key == "reward" and isinstance(value, list)
     return {SHORT_FORMS[key]: value} if key in SHORT_FORMS and (isinstance(value, str) or is_object) else value
 
 

@@ -45,6 +45,33 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
 
 
+AUTO: Literal["auto"] = "auto"
+"""Stands for what a run decides when it starts, from the model and the device."""
+DTYPES = ("float32", "float64", "bfloat16", "float16")
+_FOREIGN_DTYPES = {"fp32": "float32", "float": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16"}
+_DEVICE = re.compile(r"(cpu|cuda|mps|xpu|hpu|npu|mtia|xla|meta)(:\d+)?")
+"""What torch calls devices."""
+
+
+def _dtype(name: str) -> str:
+    """Torch is not asked: importing it takes longer than anybody waits to hear of a slip."""
+    if name in (AUTO, *DTYPES):
+        return name
+    if name in _FOREIGN_DTYPES:
+        raise ValueError(f"write {_FOREIGN_DTYPES[name]}")
+    raise ValueError(f"write {', '.join(DTYPES[:-1])} or {DTYPES[-1]}")
+
+
+def _device(name: str) -> str:
+    if name != AUTO and not _DEVICE.fullmatch(name):
+        raise ValueError("write cpu, cuda or cuda:0")
+    return name
+
+
+DtypeName = Annotated[str, AfterValidator(_dtype)]
+DeviceName = Annotated[str, AfterValidator(_device)]
+
+
 def _folder_name(name: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}", name):
         raise ValueError(
@@ -93,8 +120,6 @@ class DetachedSamplingSection(SamplingSection):
 
 TRAINING_PREFIXES = ("trainer", "maker", "reward")
 """The parts before the dot in names of training metrics."""
-AUTO: Literal["auto"] = "auto"
-"""Stands for what a run decides when it starts, from the model and the device."""
 CPU_TOKEN_BUDGET = 2048
 """Tokens of a micro-batch on a CPU: more only leave its caches."""
 GIVEN = "(given in Python)"
@@ -109,11 +134,11 @@ class ModelSection(Section):
     tokenizer: str | None = Field(
         None, description="a folder or a name of the Hub; by default the model's, or a built-in task's own"
     )
-    dtype: str = Field(
+    dtype: DtypeName = Field(
         AUTO,
         description="what is computed in; weights are trained in float32. auto is bfloat16 on a GPU, else float32",
     )
-    device: str = Field(AUTO, description="cpu, cuda, cuda:1; auto is the GPU where there is one")
+    device: DeviceName = Field(AUTO, description="cpu, cuda, cuda:1; auto is the GPU where there is one")
     attention: str = Field(
         AUTO, description="segments (no padding), or transformers' sdpa, eager, …; auto is segments on a GPU"
     )
@@ -192,6 +217,11 @@ class RewardSection(Section):
         if isinstance(given, dict) and isinstance(given.get("model"), str):
             return {**given, "model": {"path": given["model"]}}
         return given
+
+    @field_validator("functions", mode="before")
+    @classmethod
+    def _one_function(cls, given: Any) -> Any:
+        return [given] if isinstance(given, str) else given
 
     @model_validator(mode="after")
     def _check_weights(self) -> RewardSection:
@@ -355,8 +385,8 @@ class EngineSection(Section):
     """An engine by name, by dotted path, or in Python as a class or a function that makes one instead of the name."""
 
     kind: str = Field("native", description="native, hf, an installed package's, or package.module:Engine")
-    dtype: str | None = Field(None, description="in which it computes; by default the model's")
-    device: str | None = Field(None, description="where it computes; by default where the model is trained")
+    dtype: DtypeName | None = Field(None, description="in which it computes; by default the model's")
+    device: DeviceName | None = Field(None, description="where it computes; by default where the model is trained")
     slots: int = Field(0, ge=0, description="sequences decoded at once; 0 is the engine's own number")
     cache_tokens: int = Field(
         0, ge=0, description="tokens that the native engine's cache has room for; 0 takes what the slots need"
@@ -458,6 +488,10 @@ class BenchmarkSection(Section):
 
     name: FolderName = Field(description="its name, in metrics as <name>.<metric>")
     source: str | None = Field(None, description="data to evaluate on; by default the test split of the task")
+    split: str | None = Field(None, description="of a dataset that has several, e.g. test")
+    columns: dict[str, str] | None = Field(
+        None, description="what columns are called in the data; by default what task.columns says, {} for none"
+    )
     count: int = Field(512, ge=1, description="prompts to evaluate on")
     metric: str | None = Field(
         None, description="dotted path of a scoring function; by default that of its task, or the run's reward"
@@ -577,3 +611,8 @@ class RaySection(Section):
 class CallbackSection(Section):
     kind: str = Field(description="a name (proa callbacks lists them) or a dotted path")
     params: dict[str, Any] = Field(default_factory=dict, description="arguments of its constructor")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_form(cls, given: Any) -> Any:
+        return {"kind": given} if isinstance(given, str) else given

@@ -95,9 +95,10 @@ class BlockCache:
         blocks = blocks_for(length)
         keys_LbHKW, values_LbHKW = self._keys[:, :blocks, row], self._values[:, :blocks, row]
         keys_LHTW, values_LHTW = (
-            one.transpose(1, 2).flatten(2, 3)[:, :, :length] for one in (keys_LbHKW, values_LbHKW)
+            one.transpose(1, 2).flatten(2, 3)[:, :, :length].clone(memory_format=torch.contiguous_format)
+            for one in (keys_LbHKW, values_LbHKW)
         )
-        return keys_LHTW.contiguous(), values_LHTW.contiguous()
+        return keys_LHTW, values_LHTW
 
     def move(self, source: int, target: int, length: int) -> None:
         """Let a row go on in another's place."""

@@ -1,4 +1,4 @@
-"""How environments fail: through their own trajectory's fault, or somebody else's."""
+"""How the surroundings of a trajectory fail: by its own doing, or with the worker that it shared."""
 
 from __future__ import annotations
 
@@ -6,18 +6,35 @@ from ..data.facts import Ending
 from ..errors import ProaError
 
 
-class EnvironmentFailed(ProaError):  # noqa: N818 - an ending of a trajectory, not of the run
-    """An environment cannot answer: this ends its trajectory, and nothing else."""
+class EnvironmentFailed(ProaError):  # noqa: N818 - says what happened
+    """The environment of this trajectory cannot answer, which ends it. `ending` is how: `tool_failed`, or `timed_out`
+    for an agent that passed its deadline."""
 
     def __init__(self, message: str, ending: Ending = "tool_failed") -> None:
-        super().__init__(message)
-        self.ending = ending
+        super().__init__(message, ending)
+        self.ending: Ending = ending
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class WorkerLostError(ProaError):
-    """The worker in which an environment lived is gone, through no proven fault of its trajectory: begin again."""
+    """The worker died, or had to be ended, through no proven fault of this trajectory: begin it again from its seed.
 
-    def __init__(self, message: str, *, was_calling: bool) -> None:
-        super().__init__(message)
+    `was_calling` says whether a call of this trajectory was under way. If so it is a suspect, and begins again alone.
+    """
+
+    def __init__(self, message: str, was_calling: bool) -> None:
+        super().__init__(message, was_calling)
         self.was_calling = was_calling
-        """Whether a call of this trajectory was under way: it may have been the cause."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class Raised(Exception):  # noqa: N818 - carries what a function raised, which may be no Exception
+    """A function of the user's raised `error`."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(error)
+        self.error = error

@@ -38,9 +38,11 @@ class Step:
 class Environment(Protocol):
     """One trajectory's surroundings. Methods may be `async`; each instance has one trajectory, from `reset` to `close`.
 
-    `reset` may also return the first message as text, a list of messages, or None for the row's own prompt; `step` may
-    return text, which the model is told as the user's message, or None where it is done. With a class attribute
-    `deterministic = False` what it answers is written to the journal, for it may answer otherwise next time.
+    `reset` may also return the first message as text, one message or a list of them, or None for the row's own prompt.
+    `step` may also return text, which the model is told as the user's message, one message or a list of them, a dict
+    with the fields of a `Step`, or None where it is done. Anything else is refused: a tuple of several things could
+    mean many. With a class attribute `deterministic = False` what it answers is written to the journal, for it may
+    answer otherwise next time.
     """
 
     def reset(self, row: Mapping[str, Any], *, seed: int) -> Start | Awaitable[Start]:

@@ -7,17 +7,20 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from time import perf_counter
 from typing import Any
 
 from ..config import ConfigError
 from ..config.sections import BenchmarkSection, EngineSection
+from ..data.lease import Prompt
 from ..data.results import EvalResult
 from ..data.sampling import Sampling
 from ..model_shape import context_length
 from ..policy.trainable import Trainable
 from ..rewards import InlineRewards, load_rewards
-from ..rollouts import Progress, Sample, SingleTurn, VersionedEngine
+from ..roles.surroundings import Surroundings
+from ..rollouts import Progress, Rollout, Sample, SingleTurn, VersionedEngine
 from ..spelling import did_you_mean
 from ..statistics import summarise
 from ..tasks import Task
@@ -47,30 +50,39 @@ class Benchmark(Eval):
         seed: int,
         stop: Sequence[str] = (),
         given: GivenEval = NOTHING_GIVEN,
+        surroundings: Surroundings | None = None,
     ) -> None:
         self.section = section
         self._policy = policy
         self._id = section.source or task.name
         self._rows = task.rows[: section.count]
-        self._check(task)
-        scorer = InlineRewards(metric_of(section, task, given))
-        scorer.check(self._rows[0].columns)
+        self._check(task, has_environment=surroundings is not None)
+        scorer = scorer_of(section, task, given, surroundings)
+        if scorer is not None:
+            scorer.check(self._rows[0].columns)
         self.metric = score_name(scorer)
-        self._prompts = eval_prompts(self._rows, policy.tokenizer, where=f"eval {section.name}")
         self._seeds = eval_seeds(seed, len(self._rows), section.samples)
-        longest = max(len(prompt.tokens) for prompt in self._prompts)
-        most = max_new_tokens or _room(policy, longest)
-        _check_room(section, policy, longest + most)
-        sampling = Sampling(section.samples, most, temperature=section.sampling_temperature, stop=tuple(stop))
-        self._rollout = SingleTurn(policy.tokenizer, sampling, scorer=scorer)
+        sampling = partial(Sampling, section.samples, temperature=section.sampling_temperature, stop=tuple(stop))
+        self._rollout: Rollout
+        if surroundings is not None:
+            self._prompts = [Prompt(place, (), row.prompt, row.columns) for place, row in enumerate(self._rows)]
+            self._rollout = surroundings.rollout(
+                sampling(max_new_tokens=max_new_tokens or DEFAULT_NEW_TOKENS), scorer=scorer
+            )
+        else:
+            self._prompts = eval_prompts(self._rows, policy.tokenizer, where=f"eval {section.name}")
+            longest = max(len(prompt.tokens) for prompt in self._prompts)
+            most = max_new_tokens or _room(policy, longest)
+            _check_room(section, policy, longest + most)
+            self._rollout = SingleTurn(policy.tokenizer, sampling(max_new_tokens=most), scorer=scorer)
         self._engine = EvalEngine(engine)
 
-    def _check(self, task: Task) -> None:
+    def _check(self, task: Task, *, has_environment: bool) -> None:
         section = self.section
         if not self._rows:
             raise ConfigError(f"eval {section.name}: the task {task.name} has no rows")
         check_columns(replace(task, rows=self._rows))
-        known = [*self._rows[0].columns, *_PREDICTION_KEYS]
+        known = [*self._rows[0].columns, *_PREDICTION_KEYS, *(("ending", "turns") if has_environment else ())]
         for key in section.breakdown:
             if key not in known:
                 hint = did_you_mean(key, known) or f": its rows have {', '.join(known)}"
@@ -108,7 +120,9 @@ class Benchmark(Eval):
         if enough and (over := found[f"pass@{self.section.samples}_tasks"]) < found["tasks"]:
             metrics[f"pass@{self.section.samples}_tasks"] = over  # of the others some completions were not judged
         metrics |= {"errors": found["errors"]} if found["errors"] else {}
-        return _logged_means(predictions) | metrics, breakdowns
+        means = _conversation_means(predictions) | _logged_means(predictions)
+        # The score comes first: it is what the eval is judged by.
+        return metrics | {name: mean for name, mean in means.items() if name not in metrics}, breakdowns
 
     def _prediction(self, sample: Sample) -> dict[str, Any]:
         prompt, score = sample.prompt, sample.score
@@ -120,7 +134,8 @@ class Benchmark(Eval):
             "completion": sample.text,
             "reward": score.value,
             "correct": None if score.value is None else score.value >= self.section.correct_at,
-            "error": score.error,
+            "error": sample.failure,
+            **_conversation(sample),
             **({"logged": score.logged} if score.logged else {}),
             "tokens": sample.tokens,
             "finish_reason": sample.finish_reason,
@@ -170,9 +185,39 @@ def _logged_means(predictions: list[dict[str, Any]]) -> dict[str, float]:
     return {name: math.fsum(own) / len(own) for name, own in values.items()}
 
 
-def score_name(scorer: InlineRewards) -> str:
-    """What the mean score is called: by its function, or `reward` where several add up."""
-    return scorer.functions[0].name if len(scorer.functions) == 1 else "reward"
+def _conversation(sample: Sample) -> dict[str, Any]:
+    """Of a sample that had an environment: how it ended, and all that was said."""
+    facts = sample.facts
+    if facts is None:
+        return {}
+    return {
+        "ending": facts.ending, "turns": facts.turns, "tool_calls": facts.tool_calls, "tool_errors": facts.tool_errors,
+        "messages": list(facts.messages),
+    }  # fmt: skip
+
+
+def _conversation_means(predictions: list[dict[str, Any]]) -> dict[str, float]:
+    """Turns of a conversation on average, and the share of each way in which conversations ended."""
+    endings = Counter(row["ending"] for row in predictions if "ending" in row)
+    if not endings:
+        return {}
+    turns = sum(row["turns"] for row in predictions) / len(predictions)
+    return {"turns": turns} | {f"ending.{name}": n / len(predictions) for name, n in sorted(endings.items())}
+
+
+def score_name(scorer: InlineRewards | None) -> str:
+    """What the mean score is called: by its function, or `reward` where several add up, or an environment scores."""
+    return scorer.functions[0].name if scorer is not None and len(scorer.functions) == 1 else "reward"
+
+
+def scorer_of(
+    section: BenchmarkSection, task: Task, given: GivenEval, surroundings: Surroundings | None
+) -> InlineRewards | None:
+    """What scores an eval's samples; None where an environment does, and nothing else is named."""
+    is_named = given.metric is not None or section.metric is not None or bool(given.reward)
+    if surroundings is not None and not is_named and task.name not in BUILTIN and task.reward is None:
+        return None
+    return InlineRewards(metric_of(section, task, given))
 
 
 def metric_of(section: BenchmarkSection, task: Task, given: GivenEval = NOTHING_GIVEN) -> Any:

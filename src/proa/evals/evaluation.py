@@ -8,6 +8,7 @@ from typing import Any
 from ..config import ConfigError, DetachedConfig, RunConfig
 from ..config.sections import GIVEN, BenchmarkSection
 from ..policy.trainable import Trainable
+from ..roles.surroundings import Surroundings, surroundings_of
 from ..tasks import Task, load_task
 from ..tasks.builtin import BUILTIN, builtin_task
 from ..tasks.chat import with_system_prompt
@@ -45,7 +46,15 @@ def build_eval(
         seed=config.seed,
         stop=config.sampling.stop,
         given=with_named_reward(given, config),
+        surroundings=_surroundings(config, policy, given),
     )
+
+
+def _surroundings(config: RunConfig, policy: Trainable, given: GivenEval) -> Surroundings | None:
+    """Those of training, in processes of the eval's own."""
+    if not isinstance(config, DetachedConfig):
+        return None
+    return surroundings_of(config, policy, replace(given.surroundings, recorded={}))
 
 
 def with_named_reward(given: GivenEval, config: RunConfig) -> GivenEval:
@@ -75,7 +84,7 @@ def eval_task(section: BenchmarkSection, config: RunConfig, given: GivenEval | N
     if isinstance(source, str) and source in BUILTIN:
         task = builtin_task(source, "test", section.count)  # the same for every seed: repeats are compared on it
     else:
-        task = load_task(source, columns=config.task.named_columns)
+        task = load_task(source, columns=eval_columns(section, config), split=section.split)
     return with_system_prompt(task, system_prompt_of(config))
 
 
@@ -87,3 +96,8 @@ def eval_source(section: BenchmarkSection, config: RunConfig, given: GivenEval |
     if section.source is None and source not in BUILTIN:
         raise ConfigError(f"eval {section.name} has no data of its own: give source, what is held out of training")
     return source
+
+
+def eval_columns(section: BenchmarkSection, config: RunConfig) -> dict[str, str]:
+    """What the columns of an eval's data are called: what it says itself, or else what the task says."""
+    return config.task.named_columns if section.columns is None else section.columns

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..roles.surroundings import NOTHING_GIVEN, GivenSurroundings
+
 
 @dataclass(frozen=True)
 class GivenEval:
@@ -19,3 +21,5 @@ class GivenEval:
     """The run's own reward functions, for an eval that names no metric, on data that brings none."""
     weights: Sequence[float] | None = None
     """Of these."""
+    surroundings: GivenSurroundings = NOTHING_GIVEN
+    """What answers the model between its turns, in training as in evals."""

@@ -46,13 +46,13 @@ class StepMemory:
         )
         if not can_shrink or self.token_budget != self._planned or self.token_budget < 2:
             raise OutOfMemory(
-                f"step {self._step} does not fit into the memory of its device, with {self.token_budget or 'all'} "
+                f"step {self._step + 1} does not fit into the memory of its device, with {self.token_budget or 'all'} "
                 f"tokens at once: {remedy} ({str(error).splitlines()[0]})"
             ) from error
         log.warning(
             "memory was short at step %d with %d tokens at once: from here on it is %d, which is slower and changes "
             "the last bits. To have it from the start, %s",
-            self._step, self.token_budget, self.token_budget // 2, remedy,
+            self._step + 1, self.token_budget, self.token_budget // 2, remedy,
         )  # fmt: skip
         self._decide(self.token_budget // 2)
         error.__traceback__ = None  # it holds on to the activations

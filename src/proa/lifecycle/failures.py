@@ -41,6 +41,7 @@ class Failures:
         if not isinstance(raised, Exception):  # an interrupt has precedence and is never swallowed
             return raised if first is None or isinstance(first, Exception) else first
         listener.registration.errors += 1
+        listener.registration.first_error = listener.registration.first_error or describe(raised)
         listener.errors += 1
         if in_task:
             listener.task_failures_in_a_row += 1
@@ -81,5 +82,10 @@ def _note(raised: BaseException, listener: Listener, subject: Any) -> None:
 
 def note_failure(error: BaseException, what: str, other: BaseException) -> None:
     """Add a note about a second failure, with its place, to the error that will be raised."""
-    where = "".join(f" ({note})" for note in getattr(other, "__notes__", ()))
-    error.add_note(f"{what}: {type(other).__name__}: {other}{where}")
+    error.add_note(f"{what}: {describe(other)}")
+
+
+def describe(error: BaseException) -> str:
+    """An error with its place, in one piece of text."""
+    where = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+    return f"{type(error).__name__}: {error}{where}"

@@ -74,6 +74,11 @@ class BaseCallback(ABC):
         """How often work that it does in a thread of its own failed in this run; counted with those of its hooks."""
         return 0
 
+    @property
+    def first_background_failure(self) -> str:
+        """What the first of these failures said."""
+        return ""
+
     def __init_subclass__(cls, *, family: bool = False, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if family:

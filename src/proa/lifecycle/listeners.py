@@ -78,6 +78,7 @@ class Registration:
     shared_lock: SharedLock = field(init=False)
     listeners: list[Listener] = field(default_factory=list)
     errors: int = 0
+    first_error: str = ""
     disabled: bool = False
 
     def __post_init__(self) -> None:

@@ -306,6 +306,12 @@ class CallbackManager:
         }
         return {name: count for name, count in counts.items() if count}
 
+    @property
+    def first_errors(self) -> dict[str, str]:
+        """What the first failure of each of these callbacks said."""
+        said = {r.name: r.first_error or getattr(r.owner, "first_background_failure", "") for r in self._registrations}
+        return {name: said[name] for name in self.errors if said.get(name)}
+
     # -- saving --------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:

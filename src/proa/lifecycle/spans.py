@@ -102,7 +102,8 @@ class Lifecycle:
             state.metrics["error"] = f"{type(failure).__name__}: {failure}"
             outcome = _run_during(outcome, lambda: moments.error(state, failure))
         else:
-            state.stop_training("interrupted", by=type(failure).__name__)
+            kind = KeyboardInterrupt if isinstance(failure, KeyboardInterrupt) else type(failure)
+            state.stop_training("interrupted", by=kind.__name__)
         return _run_during(outcome, lambda: self._end_training(artifacts))
 
     @contextlib.contextmanager

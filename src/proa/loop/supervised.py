@@ -145,7 +145,7 @@ class SupervisedLoop:
         for batch in batches:
             with life.step() as step:
                 step.batch = batch
-                with self.activity.doing("compute", f"computing step {step.index}"):
+                with self.activity.doing("compute", f"computing step {step.index + 1}"):
                     step.metrics = self.training_step(batch)
                 if isinstance(step.metrics, dict):  # else it is refused
                     self._trained_steps.note(step.index, step.metrics)

@@ -23,7 +23,7 @@ class TrainedSteps:
     >>> steps.note(0, {"loss": float("nan"), "skipped": 1.0})
     >>> steps.refuse_idle_run(1)
     Traceback (most recent call last):
-    proa.errors.NothingToTrainOnError: the run's only step trained on nothing; it was skipped in step 0: loss nan
+    proa.errors.NothingToTrainOnError: the run's only step trained on nothing; it was skipped in step 1: loss nan
     """
 
     trained: int = 0
@@ -40,7 +40,7 @@ class TrainedSteps:
             self.moved = self.moved or metrics.get("grad_norm") != 0.0
         elif not self.first_skip:
             numbers = [f"{name} {metrics[name]}" for name in ("loss", "grad_norm") if name in metrics]
-            self.first_skip = f"in step {index}: {', '.join(numbers) or 'it gave no numbers'}"
+            self.first_skip = f"in step {index + 1}: {', '.join(numbers) or 'it gave no numbers'}"
 
     def note_groups(self, metrics: Mapping[str, Any]) -> None:
         """Of an algorithm that compares completions of a prompt: warn where there is nothing to compare for long."""

@@ -7,6 +7,7 @@ from os import PathLike
 from pathlib import Path
 
 from ..errors import SettingError
+from ..hub_errors import explain_hub_error
 
 _NAME = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?")
 _FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
@@ -20,6 +21,14 @@ class HubError(SettingError):
 def is_hub_name(source: str) -> bool:
     """Whether something has the form of a name of the Hub, with or without a revision."""
     return _NAME.fullmatch(source) is not None
+
+
+def no_folder(source: object) -> str:
+    """What to say of a path that is no folder."""
+    return (
+        f"no model folder {source}: give the path of a Hugging Face folder on this machine, a name of the Hub "
+        "(Qwen/Qwen3-0.6B), or a configuration with a model_type"
+    )
 
 
 def local_folder(source: str | PathLike[str], *, trust_remote_code: bool = False) -> Path:
@@ -40,10 +49,8 @@ def local_folder(source: str | PathLike[str], *, trust_remote_code: bool = False
             local_files_only=constants.HF_HUB_OFFLINE,
         )
     except Exception as error:  # of the network, the Hub or the cache
-        why = str(error).strip().partition("\n")[0]
-        raise HubError(
-            f"no model folder {source}, and none from the Hub: {type(error).__name__}: {why:.300}"
-        ) from error
+        why = explain_hub_error(error, "model", named["name"], named["revision"])
+        raise HubError(f"there is no folder {source} here; {why}") from error
     return Path(found)
 
 

@@ -36,7 +36,7 @@ from ..spelling import did_you_mean
 from .adapter_layout import AdapterError, AdapterOverBase
 from .folder_files import named_configurations, named_weights, outside
 from .generation_settings import check_generation_file, make_savable
-from .hub import local_folder
+from .hub import local_folder, no_folder
 from .saved_adapter import SAFETENSORS_ALONE, SavedAdapter, is_adapter_folder, read_adapter
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -399,10 +399,7 @@ def _from_folder(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> P
 def _folder_configuration(folder: Path, trust_remote_code: bool) -> PreTrainedConfig:
     """The configuration in a model's folder, whose files are what they should be."""
     if not folder.is_dir():
-        raise ModelError(
-            f"no model folder {folder}: give the path of a Hugging Face folder on this machine, a name of the Hub "
-            "(Qwen/Qwen3-0.6B), or a configuration with a model_type"
-        )
+        raise ModelError(no_folder(folder))
     if (folder / "run.json").is_file():
         raise ModelError(f"{folder} is a run's folder: its model is {folder / 'model'}")
     if not (folder / "config.json").is_file():

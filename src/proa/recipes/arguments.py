@@ -154,6 +154,10 @@ class EvalArguments(TypedDict, total=False):
     """its name, in metrics as <name>.<metric>"""
     source: str | Path | Any | None
     """data to evaluate on; by default the test split of the task"""
+    split: str | None
+    """of a dataset that has several, e.g. test"""
+    columns: Mapping[str, Any] | None
+    """what columns are called in the data; by default what task.columns says, {} for none"""
     count: int
     """prompts to evaluate on"""
     metric: str | Callable[..., Any] | Sequence[Callable[..., Any]] | None

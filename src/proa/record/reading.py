@@ -200,7 +200,8 @@ def _read(folder: Path) -> RunSummary:
 
 _HEADER_TYPES: dict[str, type | tuple[type, ...]] = {
     "status": str, "pid": int, "host": str, "steps_run": int, "evals": dict, "ledger": dict, "callback_errors": dict,
-    "reward_failures": dict, "performance": dict, "resumed": list, "weights_digest": str, "policy_version": int,
+    "first_callback_errors": dict, "reward_failures": dict, "performance": dict, "resumed": list, "weights_digest": str,
+    "policy_version": int,
 }  # fmt: skip
 _TIMES = ("started", "ended", "time")
 

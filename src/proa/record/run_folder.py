@@ -46,7 +46,7 @@ class BrokenRecordError(ProaError, ValueError):
 
 _FINAL_ENTRIES = (
     "ended", "stop_reason", "stopped_by", "steps_run", "evals", "ledger", "weights_digest", "policy_version",
-    "callback_errors", "reward_failures", "performance",
+    "callback_errors", "first_callback_errors", "reward_failures", "performance",
 )  # fmt: skip
 
 
@@ -219,7 +219,10 @@ def encode_numbers(value: Any) -> Any:
     return value if not isinstance(value, float) or math.isfinite(value) else encode_number(value)
 
 
-_SCORES = ("metrics", "breakdowns", "evals", "eval_metrics", "eval_breakdowns", "groups", "callback_errors")
+_SCORES = (
+    "metrics", "breakdowns", "evals", "eval_metrics", "eval_breakdowns", "groups", "callback_errors",
+    "first_callback_errors",
+)  # fmt: skip
 _PLAN = "runs"  # of an experiment; each run has a `key`, its name
 
 

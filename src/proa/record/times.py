@@ -55,10 +55,12 @@ def running_time(header: Mapping[str, Any], until: float) -> RunningTime | None:
 
 
 def previous_process(folder: Path, header: Mapping[str, Any]) -> dict[str, Any]:
-    """For the header of a run that is resumed now: when its previous process ended, or was last seen."""
+    """For the header of a run that is resumed now: when its previous process ended, or was last seen, and why it
+    failed, if it did."""
     ended = header.get("ended")
     if is_time(ended):
-        return {"left": ended}
+        failure = header.get("stop_reason") if header.get("status") == "failed" else None
+        return {"left": ended, **({"reason": failure} if failure else {})}
     live_time = None
     with suppress(OSError, ValueError, RecursionError, TypeError, KeyError):  # a broken file is no sign
         live_time = json.loads((folder / "live.json").read_bytes())["time"]

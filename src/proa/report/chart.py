@@ -110,7 +110,8 @@ def _fitting(said: str, **place: object) -> Markup:
     """A label left of the axis, pressed together if it needs more room than there is."""
     room = LEFT - 8
     is_long = len(said) * 6.7 > room
-    return tag("text", said, text_anchor="end", textLength=room if is_long else None, **place)
+    pressed = {"textLength": room, "lengthAdjust": "spacingAndGlyphs"} if is_long else {}
+    return tag("text", said, text_anchor="end", **pressed, **place)
 
 
 def _line(line: Line, across: Scale, up: Scale) -> Markup:

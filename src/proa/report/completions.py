@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from .html import Markup, plain, tag
+from .html import Markup, join, plain, tag
 from .reading import RunData, Subject
 from .samples import Predictions, Rollout
-from .section import Section, folded, table
+from .section import Section, folded, one_of, table
 from .text import count, ended, number, squeezed
 
 MISMATCHES = (0.01, 0.1, 0.5)
@@ -18,6 +19,8 @@ SHADES = 3
 STATIC_ROWS = 10
 """Predictions that are shown without the page's script."""
 MOST_COLUMNS = 12
+MOST_FAILURES = 5
+"""Evals of which it is said what could not be scored."""
 _COLOURINGS = (("advantage", "token advantage"), ("mismatch", "trainer/sampler mismatch"), ("none", "nothing"))
 _FIRST_COLUMNS = ("task_id", "sample", "prompt", "completion", "answer", "reward", "correct", "error")
 _SCORES = ("reward", "correct", "exact", "score")
@@ -26,24 +29,21 @@ _SCORES = ("reward", "correct", "exact", "score")
 def samples(subject: Subject) -> tuple[Section | None, list[dict[str, Any]]]:
     """Samples that were trained on; and the numbers of their tokens, for the page's script."""
     numbers: list[dict[str, Any]] = []
-    parts: list[list[Markup]] = []
+    choices: list[Markup] = []
     for run in _with_texts(subject):
         if run.rollouts:
             largest = max(
                 (abs(a) for one in run.rollouts for a in one.advantages if a is not None and math.isfinite(a)),
                 default=0.0,
             )
-            shown = [
-                _legends(largest, any(one.given for one in run.rollouts)),
-                _told(run.rollouts, run.rollout_steps),
-                *_moments(run.rollouts, largest, numbers),
-            ]
-            parts.append(
-                shown if subject.experiment is None else [folded(f"{run.arm}: run {run.key}", *shown, opened=not parts)]
-            )
-    if not parts:
+            moments = one_of(list(_moments(run.rollouts, largest, numbers)), "step")
+            legends = _legends(largest, any(one.given for one in run.rollouts))
+            shown = [legends, _told(run.rollouts, run.rollout_steps), moments]
+            choices.append(join(shown) if subject.experiment is None else folded(run.title, *shown, opened=not choices))
+    if not choices:
         return None, []
-    choices = [
+    parts = [one_of(choices, "run")]
+    colourings = [
         [
             tag("input", type="radio", name="colour", id=f"by-{key}", checked=key == "advantage"),
             tag("label", words, for_=f"by-{key}"),
@@ -52,9 +52,9 @@ def samples(subject: Subject) -> tuple[Section | None, list[dict[str, Any]]]:
     ]
     left = [run.key for run in _with_texts(subject) if run.rollout_steps and not run.rollouts]
     if left:
-        parts.append([tag("p", f"The page has no room for samples of {', '.join(left)}.", class_="note")])
+        parts.append(tag("p", f"The page has no room for samples of {', '.join(left)}.", class_="note"))
     note = tag("span", "Colour by ", class_="what")
-    box = tag("div", note, choices, tag("div", parts, class_="samples"), class_="colouring")
+    box = tag("div", note, colourings, tag("div", parts, class_="samples"), class_="colouring")
     return Section("samples", "Samples", [box]), numbers
 
 
@@ -68,6 +68,8 @@ def predictions(subject: Subject) -> tuple[Section | None, list[dict[str, Any]]]
     rows = [[number(cell) for cell in row] for row in first["rows"][:STATIC_ROWS]]
     note = f"{first['name']}: the first {count(len(rows), 'row')} of {first['of']:,}. The page's script shows the rest."
     body = [tag("div", tag("p", note, class_="note"), table(first["keys"], rows), class_="predictions")]
+    failures = [words for one in found if (words := _failures(one, several=len(sets) > 1))]
+    body += [tag("p", words, class_="warning") for words in failures[:MOST_FAILURES]]
     left = [f"{one.name} of {one.run}: {len(one.rows):,} of {one.of:,}" for one in found if len(one.rows) < one.of]
     if left:
         body.append(tag("p", f"The page holds only the first rows of {'; '.join(left)}.", class_="note"))
@@ -217,6 +219,17 @@ def _shade(letter: str, value: float | None, edges: Sequence[float]) -> str:
 
 
 # -- predictions -------------------------------------------------------------------------------------
+
+
+def _failures(one: Predictions, *, several: bool) -> str:
+    """How many rows could not be scored, and why most of them; empty if all could."""
+    reasons = Counter(str(row["error"]) for row in one.rows if "error" in row)
+    if not reasons:
+        return ""
+    who = f"{one.run}: {one.name}: " if several else ""
+    often, times = reasons.most_common(1)[0]
+    most = "all" if len(reasons) == 1 else f"{times:,} of them"
+    return f"{who}{reasons.total():,} of {count(len(one.rows), 'row')} could not be scored, {most} with: {often}"
 
 
 def _set(one: Predictions, *, several: bool) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from ..record.reading import QUIET_SECONDS, RunSummary
 from .html import Markup, tag
 from .reading import RunData, Subject
 from .section import Section, table
+from .settings import changes_in_words, differences_in_words
 from .text import count, duration, moment, number, ran
 
 _WORST_FIRST = ("failed", "cut off", "cannot be read", "cancelled", "running", "not begun", "completed")
@@ -50,7 +51,7 @@ def _how_far(record: RunSummary) -> str:
         is_over = not record.running or record.cut_off
         words.append(f"{'ran' if is_over else 'running for'} {ran(record.running_time)}")
     reason = record.header.get("stop_reason")
-    if reason:
+    if reason and record.header["status"] != "failed":
         by = record.header.get("stopped_by")
         words.append(f"{reason}{f' (by {by})' if by else ''}")
     return ", ".join(words)
@@ -66,13 +67,21 @@ def _warnings(record: RunSummary) -> Iterator[str]:
         if record.quiet_seconds > QUIET_SECONDS:
             words += f" It had given no sign of life for {duration(record.quiet_seconds)}."
         yield words
-    failures = record.header.get("reward_failures")
+    yield from _failures(record.header)
+
+
+def _failures(header: Mapping[str, Any]) -> Iterator[str]:
+    """What failed, and what the first failure of each kind said."""
+    if header["status"] == "failed":
+        yield f"The run failed: {header.get('stop_reason') or 'its record does not say why'}"
+    failures = header.get("reward_failures")
     if failures:
         words = f"{number(failures.get('samples', 0))} samples had no reward and were left out"
         yield f"{words}. The first said: {failures.get('first', '')}"
-    errors = record.header.get("callback_errors")
-    if errors:
-        yield "Callbacks failed: " + ", ".join(f"{name}, {number(times)} times" for name, times in errors.items()) + "."
+    first = header.get("first_callback_errors", {})
+    for name, times in header.get("callback_errors", {}).items():
+        said = f" The first time it said: {first[name]}" if first.get(name) else ""
+        yield f"Callback {name} failed {'once' if times == 1 else f'{number(times)} times'}.{said}"
 
 
 def _run_tiles(run: RunData, record: RunSummary) -> Iterator[Markup]:
@@ -122,19 +131,21 @@ def _facts(record: RunSummary) -> Iterator[Markup]:
         facts["made with"] = ", ".join(f"{name} {version}" for name, version in libraries.items())
     resumed = header.get("resumed")
     if isinstance(resumed, list) and resumed:
-        facts["went on"] = "; ".join(map(_went_on, resumed))
+        facts["resumed"] = [tag("div", _resumed(entry)) for entry in resumed]
     for name, value in facts.items():
         if value is not None:
             yield tag("dt", name)
-            yield tag("dd", number(value))
+            yield tag("dd", value if isinstance(value, list) else number(value))
 
 
-def _went_on(again: Any) -> str:
-    if not isinstance(again, Mapping):
-        return str(again)
-    said = {key: value for key, value in again.items() if key not in ("at", "left", "cut_off") and value}
-    when = moment(again["at"]) if isinstance(again.get("at"), int | float) else ""
-    return " ".join([when, *(f"{key} {value}" for key, value in said.items())])
+def _resumed(entry: Any) -> str:
+    """When and from where a run was resumed, with which settings changed."""
+    if not isinstance(entry, Mapping):
+        return str(entry)
+    when = moment(entry["at"]) if isinstance(entry.get("at"), int | float) else ""
+    place = f"from {entry['checkpoint']}" if entry.get("checkpoint") else ""
+    why = f"after {entry['reason']}" if entry.get("reason") else ""
+    return "; ".join([" ".join(filter(None, [when, place, why])), *changes_in_words(entry.get("changes"))])
 
 
 def _actors(record: RunSummary) -> Markup:
@@ -165,6 +176,10 @@ def _of_experiment(subject: Subject, content: Mapping[str, Any]) -> Iterator[Mar
     elif said == "running":
         words = f"It was going on when this page was made, on {moment(subject.read_at)}; what follows is as of then."
         yield tag("p", words, class_="warning")
+    failed = [run for run in subject.runs if run.error]
+    if failed:
+        words = f"{len(failed):,} of {count(len(subject.runs), 'run')} went wrong. {failed[0].key}: {failed[0].error}"
+        yield tag("p", words, class_="warning")
     if content.get("hypothesis"):
         yield tag("p", tag("b", "Hypothesis: "), str(content["hypothesis"]))
     if content.get("conclusion"):
@@ -180,4 +195,5 @@ def _of_experiment(subject: Subject, content: Mapping[str, Any]) -> Iterator[Mar
     description = content.get("config", {}).get("description") if isinstance(content.get("config"), Mapping) else None
     if description:
         yield tag("p", str(description))
-    yield tag("dl", tag("dt", "folder"), tag("dd", subject.folder))
+    facts = {"arms differ in": differences_in_words(subject), "folder": str(subject.folder)}
+    yield tag("dl", [(tag("dt", name), tag("dd", value)) for name, value in facts.items() if value])

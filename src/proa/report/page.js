@@ -1,4 +1,4 @@
-// What the page does by itself: shows values under the pointer, hides arms, pages through predictions.
+// What the page does by itself: shows values under the pointer, hides arms, pages through runs, steps and predictions.
 // Whatever it shows is set as text, and nothing is loaded: the page's policy forbids both otherwise.
 "use strict";
 (() => {
@@ -128,6 +128,35 @@
     box.addEventListener("blur", () => tell(-1));
   };
 
+  // Folded parts that are alternatives: one at a time.
+
+  const choices = [];
+  const pageThrough = (box) => {
+    const parts = [...box.children].filter((part) => part.matches("details"));
+    if (parts.length < 2) return;
+    const which = make("select", "", { "aria-label": box.dataset.what });
+    const back = make("button", `previous ${box.dataset.what}`, { type: "button" });
+    const on = make("button", `next ${box.dataset.what}`, { type: "button" });
+    const controls = make("div", "", { class: "controls" });
+    parts.forEach((part, place) => which.append(make("option", part.querySelector("summary").textContent, { value: place })));
+    let at = Math.max(0, parts.findIndex((part) => part.open));
+    const show = (place) => {
+      at = place;
+      which.value = place;
+      parts.forEach((part, other) => { part.open = other === place; part.classList.toggle("shown", part.open); });
+      back.disabled = at === 0;
+      on.disabled = at === parts.length - 1;
+    };
+    which.addEventListener("change", () => show(Number(which.value)));
+    back.addEventListener("click", () => show(at - 1));
+    on.addEventListener("click", () => show(at + 1));
+    controls.append(back, which, on);
+    box.prepend(controls);
+    box.classList.add("paged");
+    choices.push(() => show(at));
+    show(at);
+  };
+
   // Predictions: all rows, some at a time.
 
   const PAGE = 25;
@@ -206,8 +235,10 @@
   document.querySelectorAll("figure[data-chart]").forEach(follow);
   document.querySelectorAll(".legend.arms .key").forEach(makeToggle);
   document.querySelectorAll(".tokens").forEach(tellTokens);
+  document.querySelectorAll(".one-of").forEach(pageThrough);
   document.querySelectorAll(".predictions").forEach(browse);
   window.addEventListener("beforeprint", () => {
     for (const part of document.querySelectorAll("details")) part.open = true;
   });
+  window.addEventListener("afterprint", () => { for (const chosen of choices) chosen(); });
 })();

@@ -10,7 +10,7 @@ from .learning import pipeline_curves
 from .metrics import number_in
 from .overview import ledger_of
 from .reading import RunData, Subject
-from .section import Section, folded, table
+from .section import Section, folded, one_of, table
 from .spans import KINDS, kinds_in
 from .text import count, number, percent
 from .timeline_chart import close_up, legend, shares, whole_run
@@ -19,19 +19,18 @@ from .timeline_chart import close_up, legend, shares, whole_run
 def staleness_and_idle(subject: Subject) -> Section | None:
     """Curves of both, and of a few runs how each actor spent its time."""
     section = pipeline_curves(subject) or Section("pipeline", "Staleness and idle time", [])
-    for place, run in enumerate(subject.told):
-        section.body += _of_each_run(subject, run, list(_shares(run)), place)
+    section.body += _of_each_run(subject, {run: list(_shares(run)) for run in subject.told})
     return section if section.body else None
 
 
 def timeline(subject: Subject) -> Section | None:
     """Who did what when."""
-    body: list[Markup] = []
-    for place, run in enumerate(subject.told):
+    parts: dict[RunData, list[Markup]] = {}
+    for run in subject.told:
         if run.timeline is not None:
-            kinds = kinds_in(run.timeline.lanes)
-            parts = [legend(kinds), whole_run(run.timeline), close_up(run.timeline)]
-            body += _of_each_run(subject, run, [part for part in parts if part is not None], place)
+            shown = [legend(kinds_in(run.timeline.lanes)), whole_run(run.timeline), close_up(run.timeline)]
+            parts[run] = [part for part in shown if part is not None]
+    body = _of_each_run(subject, parts)
     return Section("timeline", "Pipeline timeline", body) if body else None
 
 
@@ -111,13 +110,15 @@ def _spent(run: RunData) -> dict[str, dict[str, float]]:
     }
 
 
-def _of_each_run(subject: Subject, run: RunData, parts: Sequence[Markup], place: int) -> list[Markup]:
-    """On the page of a run as they are; of an experiment folded, under the run's name."""
-    if not parts:
-        return []
+def _of_each_run(subject: Subject, parts: Mapping[RunData, Sequence[Markup]]) -> list[Markup]:
+    """On the page of a run as they are; of an experiment one run at a time."""
+    shown = {run: inside for run, inside in parts.items() if inside}
     if subject.experiment is None:
-        return list(parts)
-    return [folded(f"{run.arm}: run {run.key}", *parts, opened=place == 0)]
+        return [part for inside in shown.values() for part in inside]
+    choices = [
+        folded(run.title, *inside, opened=place == 0) for place, (run, inside) in enumerate(shown.items())
+    ]  # fmt: skip
+    return [one_of(choices, "run")] if choices else []
 
 
 def _samples(sums: Mapping[str, Any], reasons: Sequence[str]) -> Iterator[str]:

@@ -71,7 +71,14 @@ class RunData:
 
     @property
     def error(self) -> str:
-        return str(self.result.get("error") or self.problem or "")
+        header = {} if self.record is None else self.record.header
+        failure = header.get("stop_reason") if header.get("status") == "failed" else None
+        return str(self.result.get("error") or self.problem or failure or "")
+
+    @property
+    def title(self) -> str:
+        """How it is called among the runs of an experiment."""
+        return f"{self.arm}: run {self.key}"
 
     @property
     def config(self) -> dict[str, Any]:

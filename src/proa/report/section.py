@@ -38,6 +38,11 @@ def folded(title: str, *inside: object, opened: bool = False) -> Markup:
     return tag("details", tag("summary", title), inside, open=opened)
 
 
+def one_of(choices: Sequence[Markup], what: str) -> Markup:
+    """Folded parts, one below the other; the page's script shows one at a time, with a way to the others."""
+    return tag("div", choices, class_="one-of", data_what=what)
+
+
 def arm_legend(arms: Sequence[Arm]) -> Markup | None:
     """Which colour is which arm; the page's script lets arms be hidden here."""
     if len(arms) < 2:

@@ -11,30 +11,62 @@ from .html import Markup, tag
 from .metrics import number_in
 from .reading import RunData, Subject
 from .section import Section, folded, table
-from .text import count, number
+from .text import count, ended, number
 
 _OF_EACH_RUN = ("name", "seed")
+NOT_SET = "not set"
 MOST_CHECKPOINTS = 200
+MOST_IN_WORDS = 6
+"""Settings; a table has all of them."""
 MOST_SCORES = 6
 
 
 def configuration(subject: Subject) -> Section | None:
     """Where arms differ; and all keys."""
-    # Once more without secrets: an older version of Proa, or another program, may have written them down.
-    flat = {run.arm: dict(flattened(redact(run.config))) for run in subject.told if run.config}
+    flat = _of_arms(subject)
     if not flat:
         return None
-    keys = list(dict.fromkeys(key for config in flat.values() for key in config))
-    shared = [key for key in keys if key not in _OF_EACH_RUN]
-    differing = [key for key in shared if len({config.get(key, "not set") for config in flat.values()}) > 1]
+    differing = _differing(flat)
     body: list[Markup] = []
     if len(flat) > 1:
         body += _differences(flat, differing)
+    keys = dict.fromkeys(key for config in flat.values() for key in config)
     rest = [key for key in keys if key not in differing and (subject.experiment is None or key not in _OF_EACH_RUN)]
     rows = [(key, next(config[key] for config in flat.values() if key in config)) for key in rest]
     title = f"{count(len(rows), 'key')}{' that all arms share' if len(flat) > 1 else ''}"
     body.append(folded(title, table(("key", "value"), rows)))
     return Section("configuration", "Configuration", body)
+
+
+def differences_in_words(subject: Subject) -> str:
+    """Which settings differ between the arms, with their values; empty where none does, or there is one arm."""
+    flat = _of_arms(subject)
+    words = []
+    for key in _differing(flat):
+        values = dict.fromkeys(config.get(key, NOT_SET) for config in flat.values())
+        words.append(f"{key} ({', '.join(ended(value, 60) for value in values)})")
+    left = len(words) - MOST_IN_WORDS
+    return "; ".join([*words[:MOST_IN_WORDS], *([f"and {left:,} more"] if left > 0 else [])])
+
+
+def changes_in_words(changes: Any) -> list[str]:
+    """The settings that a run was resumed with, where they are others than before.
+
+    >>> changes_in_words({"makers": {"before": 2, "now": 1}, "reward.timeout": {"before": None, "now": 5.0}})
+    ['makers was 2 and is 1', 'reward.timeout was not set and is 5.0']
+    """
+    words = []
+    for key, change in changes.items() if isinstance(changes, Mapping) else ():
+        if not isinstance(change, Mapping) or key in ("name", "output_dir"):  # the folder was moved
+            continue
+        before, now = (_said(redact({key: change.get(side)})[key]) for side in ("before", "now"))
+        if before != now:  # else it is a secret, given again
+            words.append(f"{key} was {before} and is {now}")
+    return words
+
+
+def _said(value: Any) -> str:
+    return NOT_SET if value is None else ended(value if isinstance(value, str) else json.dumps(value), 200)
 
 
 def flattened(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
@@ -76,10 +108,21 @@ def checkpoints(subject: Subject) -> Section | None:
     return Section("checkpoints", "Checkpoints", body)
 
 
+def _of_arms(subject: Subject) -> dict[str, dict[str, str]]:
+    """The flat configuration of each arm, once more without secrets: an older version of Proa, or another program, may
+    have written them down."""
+    return {run.arm: dict(flattened(redact(run.config))) for run in subject.told if run.config}
+
+
+def _differing(flat: Mapping[str, Mapping[str, str]]) -> list[str]:
+    keys = dict.fromkeys(key for config in flat.values() for key in config if key not in _OF_EACH_RUN)
+    return [key for key in keys if len({config.get(key, NOT_SET) for config in flat.values()}) > 1]
+
+
 def _differences(flat: Mapping[str, Mapping[str, str]], keys: Sequence[str]) -> list[Markup]:
     if not keys:
         return [tag("p", "The arms' configurations are the same.")]
-    rows = [(key, *(config.get(key, "not set") for config in flat.values())) for key in keys]
+    rows = [(key, *(config.get(key, NOT_SET) for config in flat.values())) for key in keys]
     return [tag("p", f"Where the arms differ: {count(len(keys), 'key')}."), table(["key", *flat], rows)]
 
 

@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import pickle
-import signal
-import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Mapping
 from time import monotonic
 
+from ..processes.channel import Channel, Message, StrayBytesError
+from ..processes.child import Child
+from ..processes.printed import STDERR, STDOUT, show
 from .calling import CallFailed, CallSkipped, Died, TimedOut
-from .channel import STDERR, STDOUT, Channel, Message, StrayBytesError
 from .function import RewardError, RewardFunction
 from .samples import Samples
 from .score import Outcome
 from .worker import START_SECONDS, Answer
 
-# Not a child of multiprocessing, which would run the user's script again (and import torch, or start training where
-# `if __name__ == "__main__"` is missing). It leads its own process group, so that what a function started dies with
-# it and Ctrl-C does not reach it.
-_BOOTSTRAP = "import sys; sys.path[:] = sys.argv[2:]; from proa.rewards.worker import main; main(int(sys.argv[1]))"
 CLOSED = "these rewards were closed"
-_KILL_SECONDS = 10.0  # a killed process ends at once, unless the kernel is stuck
 
 
 class WorkerProcess:
@@ -34,7 +25,7 @@ class WorkerProcess:
     def __init__(self, functions: Mapping[str, str | bytes]) -> None:
         self._functions = functions
         self._lock = threading.Lock()  # starting and ending may come from different threads
-        self._process: subprocess.Popen[bytes] | None = None
+        self._child: Child | None = None
         self._channel: Channel | None = None
         self._questions = 0
         self._ended = False
@@ -42,10 +33,10 @@ class WorkerProcess:
     @property
     def pid(self) -> int | None:
         """The child's process id, while there is one."""
-        return self._process.pid if self._process else None
+        return self._child.pid if self._child else None
 
     def prepare(self) -> None:
-        if self._process is not None and self._process.poll() is None:
+        if self._child is not None and self._child.is_running():
             return
         channel = self._start()
         try:
@@ -89,18 +80,15 @@ class WorkerProcess:
         until = monotonic() + seconds
         self._questions += 1
         channel.send(Message(self._questions, question), seconds)
-        number, answer = channel.receive(until - monotonic())
-        while number in (STDOUT, STDERR):
-            stream = sys.stdout if number == STDOUT else sys.stderr
-            if stream is not None:  # which may be closed
-                stream.write(answer.decode("utf-8", "replace"))
-                stream.flush()
+        answer = channel.receive(until - monotonic())
+        while answer.number in (STDOUT, STDERR):
+            show(answer)
             if monotonic() > until:  # it prints and prints
                 raise TimeoutError
-            number, answer = channel.receive(until - monotonic())
-        if number != self._questions:
+            answer = channel.receive(until - monotonic())
+        if answer.number != self._questions:
             raise StrayBytesError
-        return answer
+        return answer.content
 
     def end(self) -> None:
         """Kill the child for good."""
@@ -113,34 +101,17 @@ class WorkerProcess:
         with self._lock:
             if self._ended:
                 raise RewardError(CLOSED)
-            ours, theirs = socket.socketpair()
-            with theirs:
-                command = [sys.executable, "-c", _BOOTSTRAP, str(theirs.fileno()), *sys.path]
-                self._process = subprocess.Popen(  # noqa: S603 - our own interpreter
-                    command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
-                )
-            self._channel = Channel(ours)
+            self._child = Child("proa.rewards.worker")
+            self._channel = Channel(self._child.endpoint)
             return self._channel
 
     def _kill(self) -> str:
         """Kill the child and what it started; return how it ended, by itself or by this."""
         with self._lock:
-            if self._process is None or self._channel is None:
+            if self._child is None or self._channel is None:
                 return "closed"
-            if self._process.returncode is None:  # else its id may belong to another process by now
-                with contextlib.suppress(OSError):
-                    os.killpg(self._process.pid, signal.SIGKILL)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_KILL_SECONDS)
+            self._child.kill()
+            ended = self._child.wait()
             self._channel.close()
-            code, self._process, self._channel = self._process.returncode, None, None
-        return "still dying" if code is None else _describe_exit(code)
-
-
-def _describe_exit(exit_code: int) -> str:
-    if exit_code >= 0:
-        return f"exit code {exit_code}"
-    try:
-        return f"killed by {signal.Signals(-exit_code).name}"
-    except ValueError:
-        return f"killed by signal {-exit_code}"
+            self._child, self._channel = None, None
+        return ended

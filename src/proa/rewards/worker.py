@@ -10,13 +10,13 @@ import os
 import pickle
 import socket
 import sys
-from collections.abc import Awaitable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Awaitable, Mapping
 from dataclasses import replace
-from typing import Any, TextIO
+from typing import Any
 
+from ..processes.channel import Channel, Message
+from ..processes.printed import STDERR, STDOUT, PrintedText
 from .calling import CallFailed, CallSkipped, call
-from .channel import STDERR, STDOUT, Channel, Message
 from .function import RewardFunction
 from .score import Outcome
 
@@ -53,39 +53,6 @@ def main(descriptor: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # a function's threads must not keep this process alive
-
-
-class PrintedText:
-    """Sends what functions print to the parent, line by line: only there is it known whether a panel or a notebook is
-    in the way. All else is the stream's that it stands for."""
-
-    def __init__(self, channel: Channel, number: int, stream: TextIO | None) -> None:
-        self._channel, self._number, self._stream = channel, number, stream
-        self._own_id = os.getpid()
-        self._line = ""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def write(self, text: str) -> int:
-        if os.getpid() != self._own_id:  # a function forked: the channel is its parent's
-            return self._stream.write(text) if self._stream is not None else 0
-        lines, newline, self._line = (self._line + text).rpartition("\n")
-        self._send(lines + newline)
-        return len(text)
-
-    def writelines(self, lines: Iterable[str]) -> None:
-        self.write("".join(lines))
-
-    def flush(self) -> None:
-        if os.getpid() == self._own_id:
-            text, self._line = self._line, ""
-            self._send(text)
-
-    def _send(self, text: str) -> None:
-        if text:
-            with suppress(EOFError):  # the parent is gone
-                self._channel.send(Message(self._number, text.encode("utf-8", "backslashreplace")))
 
 
 def _load(name: str, given: str | bytes) -> RewardFunction | CallSkipped:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import pickle
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from queue import LifoQueue
@@ -12,6 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from ..data.messages import Messages
+from ..processes.portable import NotPortableToChild, pickled
 from .function import GivenReward, RewardError, RewardFunction, check_columns, load_rewards
 from .in_thread import ThreadCaller
 from .judging import judge
@@ -105,19 +105,15 @@ def _portable_form(function: RewardFunction) -> str | bytes | None:
     if function.path is not None and not function.path.startswith("__main__"):
         return function.path
     try:
-        pickled = pickle.dumps(function.function)
-        reason = "it is defined in the main script or a notebook" if b"__main__" in pickled else None
-    except Exception as error:  # pickling runs the user's code
-        reason = str(error)
-    if reason is None:
-        return pickled
-    _log.warning(
-        "reward %r runs in a thread of this process, where a hang cannot be ended and signal.alarm does not work, "
-        "because it cannot be sent to a worker process (%s): define it at the top level of a module to change that",
-        function.name,
-        reason,
-    )
-    return None
+        return pickled(function.function)
+    except NotPortableToChild as reason:
+        _log.warning(
+            "reward %r runs in a thread of this process, where a hang cannot be ended and signal.alarm does not work, "
+            "because it cannot be sent to a worker process (%s): define it at the top level of a module to change that",
+            function.name,
+            reason,
+        )
+        return None
 
 
 def _end_workers(workers: Iterable[WorkerProcess]) -> None:

@@ -365,7 +365,7 @@ class DetachedTrainer(ABC):
 
     def _step_without_data(self, life: Lifecycle, after: AfterStep) -> None:
         """Filtering left nothing to train on, and no more may be asked for: the step counts, and says so."""
-        log.warning("step %d has nothing to train on%s", life.state.global_step, self._why_empty())
+        log.warning("step %d has nothing to train on%s", life.state.global_step + 1, self._why_empty())
         with life.step() as step:
             self.batch_in_step = None
             self._empty_in_a_row += 1

@@ -51,10 +51,12 @@ class Conversations:
                 return text_tokens(text, self._tokenizer)
             return tuple(self._tokenizer.encode(text, add_special_tokens=False))
 
-    def message(self, tokens: Sequence[int], tools: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
-        """What the model said, as the assistant's message."""
+    def message(
+        self, tokens: Sequence[int], tools: Sequence[Mapping[str, Any]] = (), *, prompt: Sequence[int] = ()
+    ) -> dict[str, Any]:
+        """What the model said after a prompt, as the assistant's message."""
         with self._lock:
-            return parse_message(tokens, self._tokenizer, tools)
+            return parse_message(tokens, self._tokenizer, tools, prefix=prompt)
 
     def text(self, tokens: Sequence[int]) -> str:
         """Tokens without special ones, for people and rewards."""

@@ -174,7 +174,8 @@ class EngineStream:
         """Drop a request, or what is kept of one; harmless if there is none, or the stream is closed."""
 
         def drop() -> None:
-            self._batches.pop(request_id, None)
+            if (batch := self._batches.pop(request_id, None)) is not None:
+                batch.fail(ClosedError(f"request {request_id} was cancelled"))
             self._kept.discard(request_id)
             self._engine.cancel(request_id)
 

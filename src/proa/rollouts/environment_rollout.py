@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..data.facts import Ending, TrajectoryFacts
@@ -43,6 +43,7 @@ class Surroundings(Protocol):
     @property
     def seconds(self) -> float: ...
     async def step(self, message: Message) -> Step: ...
+    async def final_reward(self) -> float | None: ...
     async def close(self) -> None: ...
 
 
@@ -64,10 +65,17 @@ class Recorded:
         self._answers = iter(answers[1:])
 
     async def step(self, message: Message) -> Step:
-        answer = next(self._answers, None)
+        return Step(**self._next())
+
+    async def final_reward(self) -> float | None:
+        reward: float | None = self._next()["final_reward"]
+        return reward
+
+    def _next(self) -> dict[str, Any]:
+        answer: dict[str, Any] | None = next(self._answers, None)
         if answer is None:
             raise EnvironmentFailed("the journal has no more answers: the environment failed here")
-        return Step(**answer)
+        return answer
 
     async def close(self) -> None:
         """There is nothing to close."""
@@ -130,6 +138,13 @@ class _Trajectory:
         self.tool_calls += step.tool_calls
         self.tool_errors += step.tool_errors
 
+    def add_reward(self, reward: float | None) -> None:
+        """What its environment gives in the end, though it was not done."""
+        if reward is not None:
+            check_reward(reward)
+            self.turns[-1] = replace(self.turns[-1], reward=(self.turns[-1].reward or 0.0) + reward)
+        self.answers.append({"final_reward": reward})
+
     def sample(self, *, journaled: bool) -> Sample:
         facts = TrajectoryFacts(
             self.ending,
@@ -190,7 +205,8 @@ class EnvironmentRollout:
         for _ in trajectories:
             turns.join()
         try:
-            async with _touching(turns, [trajectory for trajectory, _ in trajectories]), asyncio.TaskGroup() as group:
+            is_at_work = lambda: any(trajectory.is_answered for trajectory, _ in trajectories)  # noqa: E731
+            async with touching(turns.touch, is_at_work), asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._trajectory(turns, *one)) for one in trajectories]
         except BaseExceptionGroup as errors:
             raise _first(errors) from None
@@ -226,6 +242,8 @@ class EnvironmentRollout:
                     else:
                         surroundings = await self._environments.begin(row, seed=seed, alone=alone)
                 await self._converse(turns, trajectory, surroundings)
+                if trajectory.ending != "finished" and trajectory.turns:
+                    trajectory.add_reward(await surroundings.final_reward())
         except EnvironmentFailed as failure:
             trajectory.ending, trajectory.error = failure.ending, str(failure)
         except TimeoutError:
@@ -258,7 +276,7 @@ class EnvironmentRollout:
                 return
             completion = await self._turn(turns, trajectory, given, room)
             sampled = completion.tokens.tolist()
-            answer = words.message(sampled, tools)
+            answer = words.message(sampled, tools, prompt=prompt)
             trajectory.add_turn(prompt, completion, turns.version, words.text(sampled))
             before = list(trajectory.messages)
             trajectory.messages.append(answer)
@@ -267,8 +285,9 @@ class EnvironmentRollout:
                 return
             with trajectory.answering():
                 step = await surroundings.step(answer)
+            check_reward(step.reward)
             trajectory.add_step(step)
-            trajectory.answers.append(_written(step))
+            trajectory.answers.append(asdict(step))
             trajectory.messages += step.messages
             if step.done or len(trajectory.turns) >= self._limits.max_turns:
                 trajectory.ending = "finished" if step.done else "max_turns"
@@ -321,26 +340,22 @@ def _environment_seed(group_seed: int) -> int:
     return int.from_bytes(digest, "big") >> 33  # 31 bits: environments draw from numpy and the like
 
 
-def _written(step: Step) -> dict[str, Any]:
-    """A step for the journal."""
-    reward = step.reward
+def check_reward(reward: float | None) -> None:
+    """Raise for what cannot be learned from."""
     if reward is not None and (fault := fault_of(reward)):
         raise EnvironmentFailed(f"the environment gave the reward {reward}, {fault}")
-    return {
-        "messages": list(step.messages), "reward": reward, "done": step.done, "tool_calls": step.tool_calls,
-        "tool_errors": step.tool_errors,
-    }  # fmt: skip
 
 
 @asynccontextmanager
-async def _touching(turns: TurnEngine, trajectories: Sequence[_Trajectory]) -> AsyncIterator[None]:
-    """Inside, say now and then that something moves on, while environments are at work."""
+async def touching(touch: Callable[[], None], is_at_work: Callable[[], bool]) -> AsyncIterator[None]:
+    """Inside, say now and then that something moves on, while environments are at work: they have deadlines of their
+    own."""
 
     async def touch_often() -> None:
         while True:
             await asyncio.sleep(HEARTBEAT_SECONDS)
-            if any(trajectory.is_answered for trajectory in trajectories):
-                turns.touch()
+            if is_at_work():
+                touch()
 
     heartbeat = asyncio.create_task(touch_often())
     try:

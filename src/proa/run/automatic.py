@@ -25,6 +25,7 @@ from ..policy.computing import has_layers
 from ..policy.hub import is_hub_name, pinned_name
 from ..policy.models import outline_model, read_dtype
 from ..resume.configuration import saved_config
+from .foreseen import choose_device, with_device
 from .given import Given
 from .loading import load_training_task, read_device
 from .supervised_kinds import supervised_kind
@@ -56,18 +57,24 @@ class MemoryNeeds:
 
 def resolve_automatic(config: RunConfig, given: Given, *, resumed: bool = False) -> RunConfig:
     """The configuration with a value for every `auto`; with `resumed`, those of the run that is in its folder."""
-    saved_model: Mapping[str, Any] = {}
-    if resumed and (config.folder / "config.json").is_file():
-        saved = saved_config(config.folder)
-        config, saved_model = _with(config, _earlier(saved)), saved.get("model", {})
-    config = _pin(_with_steps(config, given), saved_model)
-    device = config.model.device if config.model.device != AUTO else _choose_device(config, given)
-    is_gpu = read_device(device).type == "cuda"
-    dtype = config.model.dtype
-    if dtype == AUTO:
-        dtype = _name_of(given.model.dtype) if given.model is not None else "bfloat16" if is_gpu else "float32"
-    config = _with(config, {"model": {"device": device, "dtype": dtype}})
-    return _with(config, _on_gpu(config, given) if is_gpu else _ON_CPU)
+    config = resolve_device(config, given, resumed=resumed)
+    saved = _saved(config) if resumed else {}
+    config = _pin(_with_steps(config, given), saved.get("model", {}))
+    return _with(config, _on_gpu(config, given) if read_device(config.model.device).type == "cuda" else _ON_CPU)
+
+
+def resolve_device(config: RunConfig, given: Given, *, resumed: bool = False) -> RunConfig:
+    """The same as far as it takes no time: device and dtype are known, and all that a resumed run keeps."""
+    if resumed:
+        config = _with(config, _earlier(_saved(config)))
+    if given.model is None:
+        return with_device(config, lambda: choose_device(config, torch.cuda.is_available))
+    return _with(config, {"model": {"device": str(given.model.device), "dtype": _name_of(given.model.dtype)}})
+
+
+def _saved(config: RunConfig) -> dict[str, Any]:
+    """The configuration of the run that is in the folder, if there is one."""
+    return saved_config(config.folder) if (config.folder / "config.json").is_file() else {}
 
 
 def _with_steps(config: RunConfig, given: Given) -> RunConfig:
@@ -123,16 +130,6 @@ def _with(config: RunConfig, values: Mapping[str, Mapping[str, Any]]) -> RunConf
         if changes:
             sections[name] = section.model_copy(update=changes)
     return config.model_copy(update=sections) if sections else config
-
-
-def _choose_device(config: RunConfig, given: Given) -> str:
-    """The GPU where there is one; on Ray only if its actors ask for some."""
-    if given.model is not None:
-        return str(given.model.device)
-    if isinstance(config, DetachedConfig) and config.runtime == "ray":
-        asked = all(options.get("num_gpus") for options in (config.ray.trainer, config.ray.maker))
-        return "cuda" if asked else "cpu"
-    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def _on_gpu(config: RunConfig, given: Given) -> dict[str, dict[str, Any]]:

@@ -13,7 +13,7 @@ from ..config import ConfigError, DetachedConfig, RunConfig, SupervisedConfig, c
 from ..config.sections import GIVEN
 from ..dotted import name_of
 from ..evals.given_eval import GivenEval
-from ..rollouts.surroundings import NOTHING_GIVEN, GivenSurroundings
+from ..roles.surroundings import NOTHING_GIVEN, GivenSurroundings
 from ..spelling import did_you_mean, nearest
 
 RUN_ARGUMENTS = ("callbacks", "resume", "allow_changes", "overwrite")
@@ -34,7 +34,8 @@ class Given:
 
     def eval_of(self, name: str, reward: Any = None, weights: Sequence[float] | None = None) -> GivenEval:
         """What was given for an eval; `reward` is the run's own, which it may be scored by."""
-        return replace(self.evals.get(name, GivenEval()), reward=reward, weights=weights)
+        own = self.evals.get(name, GivenEval())
+        return replace(own, reward=reward, weights=weights, surroundings=self.surroundings)
 
 
 def configured(

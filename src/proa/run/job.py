@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from ..actors.interruption import Interruption
 from ..callbacks.performance import Performance
 from ..data.state import LoopState
+from ..lifecycle.manager import CallbackManager
 from ..record.run_folder import RunFolder
 from ..resume.inputs import Inputs
 from ..resume.resuming import Resumption
@@ -37,6 +38,14 @@ def state_summary(state: LoopState, evals: Iterable[str], callback_errors: dict[
         "evals": _latest_evals(state.metrics, evals),
         "callback_errors": callback_errors,
     }
+
+
+def first_errors_entry(managers: Iterable[CallbackManager]) -> dict[str, Any]:
+    """What the first failure of each callback said, where some failed; `callback_errors` counts them."""
+    found: dict[str, str] = {}
+    for manager in managers:
+        found = manager.first_errors | found
+    return {"first_callback_errors": found} if found else {}
 
 
 def engine_entry(kind: str, independent: Iterable[bool | None]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -120,7 +121,8 @@ def load_training_task(config: RunConfig, given: Given) -> Task:
         counted = {} if section.count is None else {"count": section.count}
         task = builtin_task(section.source, "train", seed=config.seed, **counted)
     else:
-        task = load_data(section.source if given.data is None else given.data, config, split=section.split)
+        source = section.source if given.data is None else given.data
+        task = load_data(source, config, columns=section.named_columns, split=section.split)
     task = replace(task, rows=task.rows[: section.count])
     check_columns(task)
     if isinstance(config, DetachedConfig):
@@ -130,9 +132,8 @@ def load_training_task(config: RunConfig, given: Given) -> Task:
     return task
 
 
-def load_data(source: Any, config: RunConfig, *, split: str | None = None) -> Task:
+def load_data(source: Any, config: RunConfig, *, columns: Mapping[str, str], split: str | None) -> Task:
     """The rows of a source, read as the algorithm needs them."""
-    columns = config.task.named_columns
     if isinstance(config, SupervisedConfig):
         settings = config.algorithm.settings()
         assert isinstance(settings, SFTSettings), "pairs are loaded as pairs"

@@ -22,7 +22,7 @@ from ..runtime.local import LocalRuntime
 from ..runtime.supervisor import Limits
 from .driver_record import DriverRecord
 from .given import Given
-from .job import engine_entry, performance_entry
+from .job import engine_entry, first_errors_entry, performance_entry
 from .maker_side import MakerSide
 from .placing import FIRST_TRAINER, Listeners, ToDriver, fresh_in_process
 from .trainer_side import Surroundings, TrainerSide
@@ -46,7 +46,7 @@ class DetachedRun:
             given,
             task=self.trainer_side.task,
             policy=self.trainer_side.policy,
-            longest_prompt=self.trainer_side.prompts.longest,
+            longest_prompt=self.trainer_side.longest_prompt,
         )
         inputs = self.maker_side.complete_inputs(self.trainer_side.inputs)
         self.inputs = self.trainer_side.inputs = replace(inputs, hooks=listeners.experience_hooks())
@@ -89,7 +89,8 @@ class DetachedRun:
         found = {name: measured_performance(manager.callbacks) for name, manager in managers.items()}
         performance = {name: one for name, one in found.items() if one is not None}
         engine = engine_entry(self.config.engine.kind, self._independent_engines)
-        return self.trainer_side.summary(dict(errors)) | engine | performance_entry(performance)
+        summary = self.trainer_side.summary(dict(errors)) | first_errors_entry(managers.values())
+        return summary | engine | performance_entry(performance)
 
     def make(self, name: str) -> ExperienceMakerHolder:
         """A maker, with its own callbacks."""

@@ -22,8 +22,8 @@ from ..rewards import InlineRewards, RewardWorkers
 from ..rewards.function import load_rewards
 from ..rewards.identity import identity
 from ..roles.maker import ExperienceMakerHolder
+from ..roles.surroundings import surroundings_of
 from ..rollouts import ModelReward, Rollout, SingleTurn
-from ..rollouts.surroundings import surroundings_of
 from ..tasks import Task
 from .given import Given
 from .loading import check_device, load_matching_reward_model, make_sampling
@@ -134,7 +134,10 @@ def select_rewards(config: DetachedConfig, given: Given, task: Task) -> Any:
     if not rewards and config.has_environment:
         return None  # it brings its own
     if not rewards:
-        raise ConfigError(f"the task {task.name} brings no reward: give reward.functions, or a reward.model")
+        raise ConfigError(
+            f"the task {task.name} brings no reward: give reward, one or several functions (in a file, "
+            "my_module:my_reward), or reward.model"
+        )
     return list(rewards) if isinstance(rewards, tuple) else rewards
 
 

@@ -53,7 +53,7 @@ from ..tasks.template_date import pin, pinned
 from .checks import check_portable_algorithm
 from .driver_record import DriverRecord
 from .given import Given
-from .job import engine_entry, performance_entry
+from .job import engine_entry, first_errors_entry, performance_entry
 from .loading import check_device, load_policy, load_training_task, read_device
 from .maker_side import MakerSide
 from .placing import Listeners, fresh
@@ -81,7 +81,7 @@ class RayRun:
         check_portable_algorithm(config, pickled)
         on_cpu = config.model_copy(update={"model": config.model.model_copy(update={"device": "cpu"})})
         side = TrainerSide(on_cpu, given, outline=True)
-        makers = MakerSide(on_cpu, given, task=side.task, policy=side.policy, longest_prompt=side.prompts.longest)
+        makers = MakerSide(on_cpu, given, task=side.task, policy=side.policy, longest_prompt=side.longest_prompt)
         self.inputs = replace(makers.complete_inputs(side.inputs), hooks=listeners.experience_hooks())
         travelling = [*self.listeners.makers, *self.listeners.trainer, *self.listeners.every_trainer]
         check_portable(travelling, pickled)
@@ -190,7 +190,9 @@ class RayRun:
         known = self._runtime.summary or ({"steps_run": state.global_step} if state.global_step else {})
         errors = Counter(self.listeners.manager.errors) + Counter(self._runtime.callback_errors)
         engine = engine_entry(self.config.engine.kind, self._runtime.independent_engines)
-        return known | {"callback_errors": dict(errors), **engine, **performance_entry(self._runtime.performance)}
+        first = first_errors_entry([self.listeners.manager])
+        performance = performance_entry(self._runtime.performance)
+        return known | {"callback_errors": dict(errors), **first, **engine, **performance}
 
 
 def _check_devices(config: DetachedConfig) -> None:

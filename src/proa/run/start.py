@@ -33,8 +33,10 @@ from ..resume.resuming import (
     warn_changed_libraries,
 )
 from ..tasks.template_date import pinned, pinned_to
-from ..terminal import JobConsole, tolerate_lost_output
-from .automatic import resolve_automatic
+from ..terminal import tolerate_lost_output
+from ..visible import print_visible
+from .automatic import resolve_automatic, resolve_device
+from .foreseen import first_line
 from .given import Given, configured
 from .job import Job
 from .local import DetachedRun
@@ -68,6 +70,22 @@ def start(
     if overwrite and resume is not None:
         raise ConfigError("overwrite removes the run that resume would continue: give one of them")
     settled, given = configured(config, algorithm, changes)
+    return start_configured(
+        settled, given, callbacks=callbacks, resume=resume, allow_changes=allow_changes, overwrite=overwrite
+    )
+
+
+def start_configured(
+    settled: RunConfig,
+    given: Given,
+    *,
+    callbacks: Callbacks = None,
+    resume: str | Path | None = None,
+    allow_changes: bool = False,
+    overwrite: bool = False,
+    announced: str = "",
+) -> LoopState:
+    """The same with a configuration and the objects beside it. A first line that was `announced` is not repeated."""
     if resume is not None and is_address(resume):
         remote = RemoteRun.find(resume)
         if settled.name == AUTO:
@@ -75,11 +93,13 @@ def start(
         remote.fetch(settled.folder)
         resume = AUTO
     settled = settle_name(settled, resumed=resume is not None, overwrite=overwrite)
+    settled = resolve_device(settled, given, resumed=resume is not None)
+    if settled.progress and first_line(settled) != announced:
+        with tolerate_lost_output():
+            print_visible(first_line(settled), flush=True)
     settled = resolve_automatic(settled, given, resumed=resume is not None)
     if resume == AUTO and (done := _complete(settled)) is not None:
         return done
-    if settled.progress:
-        JobConsole().print(_first_line(settled), soft_wrap=True)
     with place_callbacks(settled, callbacks) as listeners:
         if settled.progress and not any(isinstance(one, ConsoleProgress) for one in listeners.manager.callbacks):
             listeners.add(ConsoleProgress(every=None))
@@ -91,11 +111,6 @@ def start(
             allow_changes=allow_changes,
             overwrite=overwrite,
         )
-
-
-def _first_line(config: RunConfig) -> str:
-    """What was chosen, before the model and the data are loaded."""
-    return f"{config.folder}: {config.algorithm.name} on {config.model.device} in {config.model.dtype}"
 
 
 def build_run(config: RunConfig, given: Given, listeners: Listeners, journal: Sequence[Mapping[str, Any]] = ()) -> Job:

@@ -28,7 +28,7 @@ from ..supervised.training import HeldOut
 from ..tasks.task import TaskError
 from .driver_record import DriverRecord
 from .given import Given
-from .job import performance_entry, state_summary
+from .job import first_errors_entry, performance_entry, state_summary
 from .loading import begin_training, compute_settings, optimizer_settings
 from .placing import FIRST_TRAINER, Listeners
 from .step_record import TakeLoopSpans
@@ -113,6 +113,7 @@ class SupervisedRun:
         return {
             **state_summary(self.state, [section.name for section in self.config.eval], self.manager.errors),
             "weights_digest": weights_digest(self.trained.weights() | self.optimizer.masters),
+            **first_errors_entry([self.manager]),
             **performance_entry({} if measured is None else {FIRST_TRAINER: measured}),
         }
 

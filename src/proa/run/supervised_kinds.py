@@ -12,7 +12,7 @@ from ..config import ConfigError, SupervisedConfig
 from ..config.sections import EvalSection
 from ..config.supervised_settings import DPOSettings, RewardModelSettings, SFTSettings
 from ..data.state import LoopState
-from ..evals.evaluation import eval_source
+from ..evals.evaluation import eval_columns, eval_source
 from ..learning.optimizer import Optimizer
 from ..lifecycle.manager import CallbackManager
 from ..loop import Evaluator, Saver
@@ -103,7 +103,7 @@ class SFTKind(SupervisedKind[Task]):
         source = eval_source(section, self.config, self.given.eval_of(section.name))
         if isinstance(source, str) and source in BUILTIN:
             return builtin_task(source, "test", section.count)
-        task = load_data(source, self.config)
+        task = load_data(source, self.config, columns=eval_columns(section, self.config), split=section.split)
         return Task(task.name, task.rows[: section.count], task.reward)
 
     def load_model(self) -> None:
@@ -148,7 +148,8 @@ class PairsKind(SupervisedKind[Pairs]):
 
     def load_held_out(self, section: EvalSection) -> Pairs:
         source = eval_source(section, self.config, self.given.eval_of(section.name))
-        return load_preferences(source, columns=self.config.task.named_columns)[: section.count]
+        columns = eval_columns(section, self.config)
+        return load_preferences(source, columns=columns, split=section.split)[: section.count]
 
     @property
     def rows(self) -> Sequence[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,6 +37,7 @@ from ..roles.policy_trainer import PolicyTrainer
 from ..roles.probe import SEQUENCES
 from ..roles.source import SharedSource
 from ..roles.weights import WeightStore
+from ..slow_work import saying_if_slow
 from ..supervised.sft import fit_sft
 from ..tasks import PromptStream, Task
 from ..tasks.chat import warn_of_missing_turn
@@ -56,6 +58,8 @@ from .loading import (
 from .maker_side import select_rewards
 from .placing import TrainerListeners
 from .step_record import TakeStepRecord
+
+log = logging.getLogger("proa.run")
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,8 @@ class TrainerSide:
         self.policy = load_policy(config, given, outline=outline)
         self.prompts = _prompts(config, task, self.policy)
         self.task = self.prompts.task
+        self.longest_prompt = _longest_prompt(config, self.prompts.longest, context_length(self.policy.model.config))
+        """Before anything that is sampled: of a conversation, all but its last turn."""
         self.inputs = Inputs(
             rows=Rows.of(
                 row_tokens(self.prompts.row_tokens, self.task.rows, KEPT_ROWS),
@@ -106,10 +112,10 @@ class TrainerSide:
             self._check_model()
             set_up_computing(self.policy.model, compute_settings(config))
         if critic is not None and outline:
-            check_matching_reward_model(config, self.policy.tokenizer, self.prompts.longest, critic)
+            check_matching_reward_model(config, self.policy.tokenizer, self.longest_prompt, critic)
         elif critic is not None:
             self._critic_start = load_matching_reward_model(
-                config, self.policy.tokenizer, self.prompts.longest, critic
+                config, self.policy.tokenizer, self.longest_prompt, critic
             )  # fmt: skip
         rewards = select_rewards(config, given, self.task) if config.eval else None
         self._evaluators = [
@@ -135,15 +141,16 @@ class TrainerSide:
         is_first = replicas.rank == 0
         warm_start = self.config.warm_start
         if warm_start is not None and is_first and not resumed:
-            fit_sft(
-                self.policy.model,
-                self.policy.tokenizer,
-                self.task,
-                steps=warm_start.steps,
-                batch_size=warm_start.batch_size,
-                optimizer=OptimizerSettings(learning_rate=warm_start.learning_rate),
-                seed=self.config.seed,
-            )
+            with saying_if_slow(f"the warm start is under way: {warm_start.steps} supervised steps", log):
+                fit_sft(
+                    self.policy.model,
+                    self.policy.tokenizer,
+                    self.task,
+                    steps=warm_start.steps,
+                    batch_size=warm_start.batch_size,
+                    optimizer=OptimizerSettings(learning_rate=warm_start.learning_rate),
+                    seed=self.config.seed,
+                )
         needed_again = warm_start is not None and self.algorithm.needs_reference
         begin_training(self.policy, folder, resumed=resumed, saves=is_first, keep_start=needed_again)
         replicas.copy_first_([*self.policy.model.parameters()])
@@ -323,6 +330,13 @@ def _prompts(config: DetachedConfig, task: Task, policy: Policy) -> PromptStream
     )
     prompts.check()
     return prompts
+
+
+def _longest_prompt(config: DetachedConfig, longest: int, context: int | None) -> int:
+    limits = [size for size in (config.environment.max_trajectory_tokens, context) if size is not None]
+    if not config.has_environment or not limits:
+        return longest
+    return max(longest, min(limits) - config.sampling.max_new_tokens)
 
 
 def _plan(config: DetachedConfig) -> LeasePlan:

@@ -63,9 +63,10 @@ class Plan:
 class Caller:
     """One of them. What it asks is answered and forgotten; a session remembers."""
 
-    def __init__(self, user: User) -> None:
+    def __init__(self, user: User, name: str = "") -> None:
         self.under_way = UnderWay()
         self._user = user
+        self._name = name
         self._ids = itertools.count()
 
     @property
@@ -106,7 +107,7 @@ class Caller:
     ) -> tuple[Request, ...]:  # fmt: skip
         """One for each seed; with others of the same prompt it shares what is computed of that."""
         stops = StopStrings(sampling.stop, model.tokenizer) if sampling.stop else None
-        names = [str(next(self._ids)) for _ in seeds]
+        names = [f"{self._name}{next(self._ids)}" for _ in seeds]  # of one user there may be several callers
         return tuple(
             Request(
                 name, tokens, seed, sampling, group=f"group {names[0]}" if len(seeds) > 1 else "",

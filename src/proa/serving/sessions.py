@@ -123,7 +123,7 @@ class Session(Caller):
         keeps: bool,
         most_turns: int,
     ) -> None:
-        super().__init__(user)
+        super().__init__(user, f"session {number} request ")
         self.key = key
         """The token that requests bring."""
         self._sessions = sessions
@@ -137,6 +137,8 @@ class Session(Caller):
         self._asked: Counter[tuple[int, ...]] = Counter()
         self._turns: list[RecordedTurn] = []
         self._begun = 0
+        self.is_spent = False
+        """Whether it was refused a turn, having had all that it may have."""
         self._kept: dict[str, tuple[int, ...]] = {}
         """Turns that the engine can go on from, by their requests, with their tokens."""
         self._pending: set[str] = set()
@@ -180,6 +182,7 @@ class Session(Caller):
         sampling, given = self._settle(prompt, asked, model)
         with self._lock:
             if self._begun + asked.n > self._most_turns:
+                self.is_spent = True
                 raise Refusal(403, f"this session has had its {self._most_turns} completions", "too_many_turns")
             self._begun += asked.n
             count = self._asked[prompt.tokens]

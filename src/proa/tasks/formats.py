@@ -120,11 +120,12 @@ def rename(row: Any, columns: Columns, where: str) -> Any:
     """The row with its columns renamed; another column that had such a name is not read."""
     if not columns or not isinstance(row, Mapping):
         return row
-    for name in columns.values():
+    for what, name in columns.items():
         if name not in row:
             names = [str(one) for one in row]
             raise TaskError(
-                f"{where} has no column {name!r}{did_you_mean(name, names)} (it has: {', '.join(names) or 'none'})"
+                f"{where} has no column {name!r}{did_you_mean(name, names)}, which columns names as {what!r} (it has: "
+                f"{', '.join(names) or 'none'})"
             )
     others = {name: value for name, value in row.items() if name not in columns.values() and name not in columns}
     return {**{name: row[column] for name, column in columns.items()}, **others}
@@ -153,11 +154,24 @@ def advice(row: Mapping[str, Any], formats: Sequence[Format], origin: str) -> st
     nearest = max(formats, key=lambda one: sum(name in row for name in one.columns))  # the first, where none is near
     missing = [name for name in nearest.columns if name not in row]
     typos = "".join(did_you_mean(name, names) for name in missing)
-    places = ", ".join(f"{name}: NAME" for name in missing)
+    places = ", ".join(f"{name}: {_likely(name, names)}" for name in missing)
     return (
         f"{origin} has no columns that are known{typos} (it has: {', '.join(names) or 'none'}; known: {known}); "
         f"name yours under task, e.g. columns: {{{places}}}"
     )
+
+
+def _likely(wanted: str, names: Sequence[str]) -> str:
+    """The column that probably is what was not found, by a name that others give it."""
+    return next((name for name in _OFTEN_CALLED.get(wanted, ()) if name in names), "NAME")
+
+
+_OFTEN_CALLED = {
+    "prompt": ("question", "query", "problem", "input", "instruction", "text"),
+    "completion": ("output", "response", "solution", "target", "answer"),
+    "chosen": ("better", "preferred", "response_chosen", "accepted"),
+    "rejected": ("worse", "dispreferred", "response_rejected"),
+}
 
 
 def _line_for(one: Format, fitting: Sequence[Format]) -> str:

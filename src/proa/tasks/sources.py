@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..dotted import DottedPathError, resolve
+from ..hub_errors import explain_hub_error
 from ..spelling import did_you_mean
 from .builtin import BUILTIN
 from .task import TaskError
@@ -42,13 +43,23 @@ def is_named_data(source: str) -> bool:
     return source.startswith(HUB) or path.endswith(FILES) or os.sep in path or Path(path).exists()
 
 
-def find_source(path: str) -> Any:
-    """The object at a dotted path; a function is called."""
-    if not any(mark in path for mark in ":."):
+def check_there(source: str) -> None:
+    """Raise for a built-in task, a file or a folder that there is not; nothing is read."""
+    path = source.partition("?")[0]
+    if is_named_data(source) and not source.startswith(HUB) and not Path(path).exists():
+        is_like_hub = not Path(path).suffix and path.count("/") == 1
+        hub = f"; a dataset of the Hub is written {HUB}{source}" if is_like_hub else ""
+        raise TaskError(f"there is no file {path!r} (looked in {Path.cwd()}){hub}")
+    if not is_named_data(source) and source not in BUILTIN and not any(mark in source for mark in ":."):
         raise TaskError(
-            f"unknown task {path!r}{did_you_mean(path, BUILTIN)} (built in: {', '.join(BUILTIN)}; your own: "
+            f"unknown task {source!r}{did_you_mean(source, BUILTIN)} (built in: {', '.join(BUILTIN)}; your own: "
             f"'package.module:name', or the path of a file: {', '.join(FILES)})"
         )
+
+
+def find_source(path: str) -> Any:
+    """The object at a dotted path; a function is called."""
+    check_there(path)
     try:
         found = resolve(path)
     except DottedPathError as error:
@@ -78,17 +89,17 @@ def read_table(source: Any, split: str | None = None) -> Table | None:
 
 
 def _from_path(source: str, split: str | None) -> Table:
+    check_there(source)
     path = Path(source)
     if path.is_file():
         _refuse_split(split, source)
         return Table(_read_file(path), source, path.stem)
     folder, options = _options(source)
-    if Path(folder).is_dir():
-        dataset = _read_folder(Path(folder), options)
-        chosen = _choose_split(dataset, _one_split(split, options, source), source)
-        return Table(_dataset_rows(chosen), source, Path(folder).name)
-    hub = f"; a dataset of the Hub is written {HUB}{source}" if not path.suffix and source.count("/") == 1 else ""
-    raise TaskError(f"there is no file {source!r} (looked in {Path.cwd()}){hub}")
+    if not Path(folder).is_dir():
+        raise TaskError(f"{source}: {folder} is one file, of which nothing is to be chosen: leave out what follows it")
+    dataset = _read_folder(Path(folder), options)
+    chosen = _choose_split(dataset, _one_split(split, options, source), source)
+    return Table(_dataset_rows(chosen), source, Path(folder).name)
 
 
 def _read_file(path: Path) -> list[Any]:
@@ -191,7 +202,8 @@ def _from_hub(source: str, split: str | None) -> Table:
                 name, options.get("config"), revision=revision or options.get("revision"), split=chosen
             )
         except Exception as error:  # of the network, the Hub, the cache, or the files
-            raise TaskError(f"{source}: datasets cannot load it: {_first_line(error)}") from error
+            why = explain_hub_error(error, "dataset", name, revision or options.get("revision"))
+            raise TaskError(f"{source}: {why}") from error
         chosen = chosen if isinstance(dataset, Mapping) else None
     return Table(_dataset_rows(_choose_split(dataset, chosen, source)), source, name.rpartition("/")[2])
 

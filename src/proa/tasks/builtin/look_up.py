@@ -16,14 +16,14 @@ from .draw import draw_rows
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-LETTERS, DIGITS = "abcdefgh", "0123456789"
+LETTERS, DIGITS = "abcdefghijklmnop", "0123456789"
 LENGTH = 3
 """Of a key."""
-ROWS = 220
+ROWS = 1_700
 PAD, END = "<pad>", "<end>"
 CALL, CLOSE = '<tool_call>{"name": "look_up", "arguments": {"key": "', '"}}</tool_call>'
 VOCABULARY = (PAD, END, "<user>", "<assistant>", "<tool>", CALL, CLOSE, *LETTERS, *DIGITS)
-"""Twenty-five entries; a token's id is its place."""
+"""Thirty-three entries; a token's id is its place."""
 TEMPLATE = (
     "{% for message in messages %}<{{ message.role }}>{{ message.content }}"
     "{% for call in message.tool_calls or [] %}"

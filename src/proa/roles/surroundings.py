@@ -1,0 +1,141 @@
+"""What answers a run's model between its turns, as its configuration says: tools, an environment, or an agent."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ..config.sections import GIVEN
+from ..environments.given import EnvironmentSource
+from ..environments.pool import EnvironmentPool
+from ..errors import SettingError
+from ..model_shape import context_length
+from ..rollouts import Conversations, EnvironmentRollout, Limits
+from ..serving import Limits as ServingLimits
+from ..serving import ServedModel, Sessions
+from ..serving.agents import AgentRollout
+
+if TYPE_CHECKING:
+    from ..config import DetachedConfig
+    from ..data.sampling import Sampling
+    from ..policy.trainable import Trainable
+    from ..rewards import Scorer
+    from ..rollouts import ModelReward, Rollout
+    from ..serving.endpoint import Endpoint
+
+
+@dataclass(frozen=True)
+class GivenSurroundings:
+    """Objects in place of what the configuration can only name."""
+
+    tools: tuple[Callable[..., Any] | str, ...] | None = None
+    environment: Any = None
+    agent: Callable[..., Any] | None = None
+    recorded: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    """What environments answered in a run that is repeated, by the uid of each trajectory."""
+
+    def source(self, config: DetachedConfig) -> EnvironmentSource:
+        """The environments that are given, or named."""
+        for key, here, named in (
+            ("tools", self.tools, config.tools),
+            ("environment.path", self.environment, [config.environment.path]),
+            ("agent", self.agent, [config.agent]),
+        ):
+            missing = [name for name in named if name is not None and GIVEN in name]
+            if missing and here is None:
+                raise SettingError(
+                    f"{key}: {', '.join(missing)} is not here: name it by its dotted path, --{key} package.module:name"
+                )
+        if config.tools:
+            return EnvironmentSource.load(tools=self.tools or config.tools)
+        if config.agent is not None:
+            return EnvironmentSource.load(agent=self.agent or config.agent)
+        section = config.environment
+        given = section.path if self.environment is None else self.environment
+        return EnvironmentSource.load(environment=given, params=section.params)
+
+
+MOST_SEQUENCES = 65_536
+"""That agents of one maker may ask for at the same time: how many there are, the run decides."""
+NOTHING_GIVEN = GivenSurroundings()
+
+
+class Surroundings:
+    """The environments of one process, and how conversations with them are rendered. `close` ends what belongs to
+    them."""
+
+    def __init__(self, config: DetachedConfig, policy: Trainable, given: GivenSurroundings = NOTHING_GIVEN) -> None:
+        section = config.environment
+        self._pool = EnvironmentPool(
+            given.source(config),
+            workers=section.workers,
+            call_timeout=section.call_timeout,
+            step_timeout=section.step_timeout,
+            memory_gib=section.memory_gib,
+        )
+        self._policy = policy
+        self._words = Conversations(policy.tokenizer, policy.end_ids, system_prompt=config.task.system_prompt)
+        context = context_length(policy.model.config)
+        self._context = context or 2**31
+        most = min(size for size in (section.max_trajectory_tokens, context, 2**31) if size is not None)
+        self._limits = Limits(section.max_turns, most, section.trajectory_timeout)
+        self._recorded = given.recorded
+        self._sessions: Sessions | None = None
+        self._endpoint: Endpoint | None = None
+        self._starting = threading.Lock()
+        if config.agent is not None:
+            self._sessions = Sessions()
+
+    def rollout(
+        self, sampling: Sampling, *, scorer: Scorer | None = None, model_reward: ModelReward | None = None
+    ) -> Rollout:
+        """One that has them answer."""
+        if self._sessions is not None:
+            return AgentRollout(
+                self._words, sampling, self._pool, self._sessions, self,
+                limits=self._limits, recorded=self._recorded, scorer=scorer, model_reward=model_reward,
+            )  # fmt: skip
+        return EnvironmentRollout(
+            self._words, sampling, self._pool,
+            limits=self._limits, recorded=self._recorded, scorer=scorer, model_reward=model_reward,
+        )  # fmt: skip
+
+    @property
+    def base_url(self) -> str:
+        """Of the endpoint that agents of this process talk to, which is started when one asks for it: on this machine
+        alone, and with a key for each."""
+        with self._starting:
+            if self._endpoint is None:
+                self._endpoint = self._listen()
+            return self._endpoint.base_url
+
+    def close(self) -> None:
+        if self._sessions is not None:
+            self._sessions.close()
+        if self._endpoint is not None:
+            self._endpoint.close()
+        self._pool.close()
+
+    def _listen(self) -> Endpoint:
+        from ..serving.endpoint import Endpoint
+
+        assert self._sessions is not None
+        policy, limits = self._policy, self._limits
+        embeddings: Any = policy.model.get_input_embeddings()
+        model = ServedModel(
+            "policy",
+            policy.tokenizer,
+            end_ids=policy.end_ids,
+            context_length=min(self._context, limits.max_tokens),
+            vocabulary=int(embeddings.weight.shape[0]),
+        )
+        return Endpoint(model, self._sessions, limits=ServingLimits(sequences=MOST_SEQUENCES, seconds=limits.seconds))
+
+
+def surroundings_of(
+    config: DetachedConfig, policy: Trainable, given: GivenSurroundings = NOTHING_GIVEN
+) -> Surroundings | None:
+    """None in a run of single completions. What cannot be used as an environment is refused."""
+    return Surroundings(config, policy, given) if config.has_environment else None

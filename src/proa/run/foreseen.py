@@ -1,0 +1,79 @@
+"""The first line of a run: where it writes, what it does, on which device. The command line foresees the device without
+loading torch, which takes seconds.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from ..config import DetachedConfig, RunConfig
+from ..config.sections import AUTO
+from ..policy.hub import HubError, is_hub_name, no_folder
+from ..tasks.sources import check_there as check_source_there
+from ..visible import print_visible
+
+_DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
+"""What the driver of a GPU makes: of NVIDIA's, under WSL, and of AMD's."""
+
+
+def check_there(config: RunConfig) -> None:
+    """Raise for a model's folder, a file or a built-in task that there is not: a slip need not wait for torch."""
+    path = config.model.path
+    if path is not None and not Path(path).exists() and not is_hub_name(path):
+        raise HubError(no_folder(path))
+    check_source_there(config.task.source)
+
+
+def announce(config: RunConfig) -> str:
+    """Print the first line before torch is loaded; it is for `start`, which prints it again if it was not true."""
+    announced = first_line(with_device(config, lambda: choose_device(config, may_have_gpu)))
+    with suppress(OSError):  # the reader of a pipe has left: the run continues
+        print_visible(f"{announced}\nloading torch, the model and the data", flush=True)
+    return announced
+
+
+def first_line(config: RunConfig) -> str:
+    return f"{config.folder}: {config.algorithm.name} on {config.model.device} in {config.model.dtype}"
+
+
+def with_device(config: RunConfig, choose: Callable[[], str]) -> RunConfig:
+    """The configuration with a device for `auto`, and a dtype that suits the device."""
+    device = config.model.device if config.model.device != AUTO else choose()
+    dtype = config.model.dtype
+    if dtype == AUTO:
+        dtype = "bfloat16" if device.partition(":")[0] == "cuda" else "float32"
+    return config.model_copy(update={"model": config.model.model_copy(update={"device": device, "dtype": dtype})})
+
+
+def choose_device(config: RunConfig, has_gpu: Callable[[], bool]) -> str:
+    """The GPU where there is one; on Ray only if its actors ask for some."""
+    if isinstance(config, DetachedConfig) and config.runtime == "ray":
+        asked = all(options.get("num_gpus") for options in (config.ray.trainer, config.ray.maker))
+        return "cuda" if asked else "cpu"
+    return "cuda" if has_gpu() else "cpu"
+
+
+def may_have_gpu() -> bool:
+    """Whether torch is built for GPUs and the driver of one is there. Torch itself may still find none that it can use;
+    on Windows, where drivers leave no such trace, this is only known of torch."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "any") in ("", "-1"):
+        return False
+    has_driver = sys.platform == "win32" or any(Path(driver).exists() for driver in _DRIVERS)
+    return has_driver and _torch_is_built_for_gpus()
+
+
+def _torch_is_built_for_gpus() -> bool:
+    found = importlib.util.find_spec("torch")
+    if found is None or found.origin is None:
+        return False
+    try:
+        versions = Path(found.origin).with_name("version.py").read_text(encoding="utf-8")
+    except OSError:
+        return False
+    return re.search(r"^(cuda|hip)\b[^=]*= *['\"]", versions, flags=re.MULTILINE) is not None

@@ -1,0 +1,55 @@
+"""Runs with an agent, which talks to the model through an endpoint as it likes."""
+
+import json
+
+import pytest
+from tests.run.answering import SETTINGS
+
+from proa.errors import NothingToTrainOnError
+from proa.recipes import grpo
+from proa.record.journal import Journal
+from proa.run.replay import replay
+
+AGENTS = {**SETTINGS, "environment": {"max_turns": 4, "workers": 1}, "total_steps": 2}
+
+
+def made(tmp_path, name, agent, **settings):
+    grpo(**{**AGENTS, **settings}, agent=f"tests.run.answering:{agent}", output_dir=tmp_path, name=name)
+    return json.loads((tmp_path / name / "run.json").read_text())
+
+
+def rows_of(tmp_path, name):
+    files = sorted((tmp_path / name / "rollouts").iterdir())
+    return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+
+
+def test_an_agent_is_trained_on_the_tokens_that_it_was_answered_with(tmp_path):
+    found = made(tmp_path, "run", "agent")
+    assert found["ledger"]["trained"] == 16
+    rows = rows_of(tmp_path, "run")
+    assert {row["trajectory"]["turns"] for row in rows if "trajectory" in row} == {2}
+    two_turns = [row for row in rows if 0 in row["sampled"]]
+    assert two_turns, "the second turn goes on from the first, in one row"
+    assert all(row["sampled"].count(0) == 1 for row in two_turns)
+    assert any(row["reward"] for row in rows)
+
+
+def test_what_it_asked_is_journaled_and_the_run_repeated_without_it(tmp_path):
+    made(tmp_path, "run", "agent")
+    entries = [entry for entry in Journal(tmp_path / "run").read() if entry["kind"] == "environment"]
+    assert len(entries) == 16
+    assert any(turn["continues"] for entry in entries for turn in entry["answers"][:-1])
+    assert replay(tmp_path / "run").same
+
+
+def test_an_agent_that_says_that_it_is_deterministic_may_ask_at_once_and_gives_one_digest(tmp_path):
+    digests = {made(tmp_path, f"{makers}", "concurrent_agent", makers=makers)["weights_digest"] for makers in (1, 2, 3)}
+    assert len(digests) == 1
+
+
+def test_endings_of_agents_are_true(tmp_path):
+    with pytest.raises(NothingToTrainOnError, match="first because: the agent never asked the model for anything"):
+        made(tmp_path, "lazy", "lazy_agent", total_steps=1)
+    greedy = made(tmp_path, "greedy", "greedy_agent", total_steps=1)
+    assert greedy["ledger"]["trained"] == 8
+    assert {row["trajectory"]["ending"] for row in rows_of(tmp_path, "greedy") if "trajectory" in row} == {"max_turns"}
