@@ -42,13 +42,14 @@ class Answer:
 
     async def chunks(self) -> AsyncGenerator[dict[str, Any], None]:
         """The same in pieces, as they come."""
-        begun = [choice for index in range(len(self._requests)) if (choice := self._asked.first(index)) is not None]
-        if begun:
-            yield self._chunk(begun)
+        first = [choice for index in range(len(self._requests)) if (choice := self._asked.first(index)) is not None]
         growing = [_Growing(*pair, self._asked, self._model) for pair in enumerate(self._requests)]
         finished: dict[int, Finished] = {}
         async with contextlib.aclosing(events_of(self._requests, self._caller)) as happening:
             async for events in happening:
+                if first:  # not before something has come: what the engine refuses is said with its own status
+                    yield self._chunk(first)
+                    first = []
                 choices = []
                 for event in events:
                     one = growing[event.index]

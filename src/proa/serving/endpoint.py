@@ -92,7 +92,7 @@ class Endpoint:
         if self._loop is not None and self.is_alive:
             self._loop.call_soon_threadsafe(self._end, grace, over)
         self._thread.join(grace + _MARGIN)
-        self._desk.model.tokenising.shutdown(wait=False, cancel_futures=True)
+        self._desk.tokenising.shutdown(wait=False, cancel_futures=True)
 
     def _end(self, grace: float, over: Refusal) -> None:
         self._server.config.timeout_graceful_shutdown = math.ceil(grace) + 1

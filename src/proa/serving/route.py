@@ -7,7 +7,8 @@ import contextlib
 import logging
 import time
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("proa.serving")
 
+T = TypeVar("T")
+
 
 class Desk:
     """What the routes of an endpoint share: the model, who may ask, and what is under way."""
@@ -40,6 +43,8 @@ class Desk:
         self.limits = limits
         self.gate = Gate(limits.sequences)
         self.under_way = UnderWay()
+        self.tokenising = ThreadPoolExecutor(1, thread_name_prefix="proa tokens")
+        """Where prompts are rendered and tokenised, one after the other; that may take longer than others can wait."""
         self.failure: Exception | None = None
         """What the engine failed with, if it did: nothing is answered from then on."""
 
@@ -61,7 +66,9 @@ class Route:
                 asked = read_asked(self._kind, raw)
                 desk.model.check_name(asked.model)
                 with desk.gate.places(asked.count - 1, held=1):
-                    await self._while_present(self._answer(asked, caller, reply), caller, receive, ends_at)
+                    answer = await self._while_present(self._answer(asked, caller, reply), caller, receive, ends_at)
+            # Its places are free before the client knows, who may ask again at once.
+            await (reply.end_stream() if answer is None else reply.json(answer))
         except ClientDisconnect:
             return
         except Exception as error:
@@ -81,23 +88,21 @@ class Route:
                 raise Refusal(413, f"the body has more than {most:,} bytes: send less at a time", "body_too_large")
         return bytes(body)
 
-    async def _answer(self, asked: Asked, caller: Caller, reply: Reply) -> None:
+    async def _answer(self, asked: Asked, caller: Caller, reply: Reply) -> dict[str, Any] | None:
+        """What is to be answered; None where all but the end of it has been streamed."""
         model = self._desk.model
-        prompts = await asyncio.get_running_loop().run_in_executor(model.tokenising, asked.prompts, caller, model)
+        prompts = await asyncio.get_running_loop().run_in_executor(self._desk.tokenising, asked.prompts, caller, model)
         with caller.planned(prompts, asked, model) as plans:
             answer = Answer(asked, plans, caller, model)
             if not asked.stream:
-                await reply.json(await answer.whole())
-                return
+                return await answer.whole()
             async with contextlib.aclosing(answer.chunks()) as chunks:
                 async for chunk in chunks:
                     await reply.event(chunk)
-            await reply.end_stream()
+            return None
 
-    async def _while_present(
-        self, work: Coroutine[Any, Any, None], caller: Caller, receive: Receive, ends_at: float
-    ) -> None:
-        """Work until it is done, the client has left, its time is over, or somebody ends it."""
+    async def _while_present(self, work: Coroutine[Any, Any, T], caller: Caller, receive: Receive, ends_at: float) -> T:
+        """What comes of work, unless the client leaves, its time is over, or somebody ends it."""
         working = asyncio.create_task(work)
         leaving = asyncio.create_task(_disconnect(receive))
         try:
@@ -111,14 +116,12 @@ class Route:
             working.cancel()
             await asyncio.wait({working, leaving})
         if not working.cancelled():
-            if (error := working.exception()) is not None:
-                raise error
-        elif has_left:
+            return working.result()
+        if has_left:
             raise ClientDisconnect
-        elif is_late:
+        if is_late:
             raise Refusal(504, f"this took more than {self._desk.limits.seconds:g} s: ask for less", "deadline")
-        else:
-            raise caller.under_way.over or self._desk.under_way.over or Refusal(503, "the request was cancelled")
+        raise caller.under_way.over or self._desk.under_way.over or Refusal(503, "the request was cancelled")
 
     def _as_refusal(self, error: Exception) -> Refusal:
         if isinstance(error, Refusal):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -35,7 +34,7 @@ _SOME_TOOL: dict[str, Any] = {
 
 
 class ServedModel:
-    """What is served. The tokenizer is used in a thread of its own, one prompt after the other."""
+    """What is served."""
 
     def __init__(
         self,
@@ -55,7 +54,6 @@ class ServedModel:
         self.max_new_tokens = max_new_tokens
         self.created = int(time.time())
         self._words = Conversations(tokenizer, end_ids)
-        self.tokenising = ThreadPoolExecutor(1, thread_name_prefix="proa tokens")
 
     def check_name(self, name: str | None) -> None:
         if name is not None and name != self.name:

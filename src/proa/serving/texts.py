@@ -47,7 +47,8 @@ class TextStream:
         if len(now) > len(before) and not now.endswith("\ufffd"):
             self._text += now[len(before) :]
             self._first, self._read = self._read, len(self._tokens)
-        return self._give(max(self._sent, len(self._text) - self._held))
+        certain = cut(self._text[self._sent :], self._stops)
+        return self._give(min(self._sent + len(certain), max(self._sent, len(self._text) - self._held)))
 
     def end(self, tokens: Sequence[int]) -> str:
         """The rest, once all tokens are known."""
