@@ -28,7 +28,9 @@ def test_each_leads_to_a_setting_that_there_is(foreign):
 def test_a_file_that_uses_one_is_answered_with_ours(foreign, tmp_path):
     file = tmp_path / "run.yaml"
     file.write_text(f"total_steps: 1\ntrain_batch_size: 8\nmodel: m\ntask: sort_digits\n{foreign}: 3\n")
-    with pytest.raises(ConfigError, match=rf"line 5: unknown key '{foreign}': here it is {re.escape(_NAMES[foreign])}$"):
+    with pytest.raises(
+        ConfigError, match=rf"line 5: unknown key '{foreign}': here it is {re.escape(_NAMES[foreign])}$"
+    ):
         load_run_config(file)
 
 

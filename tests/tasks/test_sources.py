@@ -155,7 +155,9 @@ def test_a_dataset_that_is_not_there_is_reported(quiet):
 
 def test_columns_are_named_where_they_are_not_recognised():
     rows = [{"question": "1+1=", "final": "2", "id": 7}]
-    with pytest.raises(TaskError, match=r"it has: question, final, id; .* columns: {prompt: question, completion: NAME}"):
+    with pytest.raises(
+        TaskError, match=r"it has: question, final, id; .* columns: {prompt: question, completion: NAME}"
+    ):
         load_examples(rows)
     with pytest.raises(TaskError, match=r"e\.g\. columns: {prompt: question}$"):
         load_examples([{"question": "1+1=", "answer": "2"}])
