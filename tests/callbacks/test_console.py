@@ -219,6 +219,16 @@ def test_a_notebook_has_one_output_that_is_replaced_and_lines_are_printed_which_
     assert lines[5].startswith("done: 4 steps")
 
 
+def test_a_notebook_does_not_go_on_promising_time_after_a_failure(notebook):
+    steps = iter([{"loss": 0.5}])
+    with pytest.raises(StopIteration):
+        SupervisedLoop(
+            lambda batch: next(steps), callbacks=[ConsoleProgress(console=Console(force_jupyter=True))]
+        ).fit(lambda epoch: [TrainingBatch(0)] * 4, max_steps=4)  # fmt: skip
+    assert notebook[-1][1].splitlines()[0].rpartition("   ")[0] == "1 of 4 steps done"
+    assert "left" not in notebook[-1][1]
+
+
 def test_a_step_without_a_reward_says_first_what_is_wrong():
     out = io.StringIO()
     console = ConsoleProgress(console=Console(file=out, width=80))

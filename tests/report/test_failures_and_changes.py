@@ -2,6 +2,7 @@
 
 import html
 import json
+import random
 import re
 
 from tests.report import report_records as records
@@ -71,3 +72,14 @@ def test_predictions_that_could_not_be_scored_are_counted_with_the_most_frequent
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     records.write_lines(path, [{**rows[0], "error": "ValueError: odd"}, *rows[1:]])
     assert "5 of 60 rows could not be scored, 4 of them with: TimeoutError: 30 s" in words(run)
+
+
+def test_what_a_function_logged_of_a_prediction_is_a_column_and_a_truncated_sample_says_so(tmp_path):
+    run = records.write_run(tmp_path / "run", steps=4)
+    (prediction,) = records.prediction_rows(1, random.Random(0), "34")
+    records.write_lines(run / "evals" / "sort" / "step_4.jsonl", [{**prediction, "logged": {"digits": 0.25}}])
+    rollouts = [{**row, "finish_reason": "length"} for row in records.rollout_rows(3, random.Random(0), "34")]
+    records.write_lines(run / "rollouts" / "step_4.jsonl", rollouts)
+    lines = words(run)
+    assert {"digits", "0.25"} <= {*lines}
+    assert any(", truncated, group 3" in line for line in lines)

@@ -133,6 +133,7 @@ class ConsoleProgress(Callback):
 
     def on_train_end(self, state: LoopState, artifacts: LoopArtifacts) -> None:
         if self._live is not None:
+            self._update(state, self._step_values)  # a notebook keeps what was shown last
             self._live.stop()
             self._live = None
         elif self._last_line:
@@ -309,7 +310,8 @@ def _step(state: LoopState, step_idx: int) -> str:
 
 def _remaining(state: LoopState, elapsed: float, first_step: int) -> str:
     done = state.global_step - first_step
-    if done < 1 or state.global_step >= state.num_steps:
+    is_over = state.exception is not None or state.should_stop or state.global_step >= state.num_steps
+    if done < 1 or is_over:
         return ""
     return f", about {elapsed / done * (state.num_steps - state.global_step):.0f} s left"
 

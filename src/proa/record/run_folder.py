@@ -138,8 +138,8 @@ def check_unused(path: Path) -> None:
     inside = (path.iterdir() if path.is_dir() else [path]) if path.exists() else ()
     if not {one.name for one in inside} <= {LOCK_NAME, *WRITTEN_BEFORE_HEADER}:
         raise RunFolderError(
-            f"{path} was already used by a run: resume it with proa resume {path}, give this run another name or "
-            f"output_dir, or replace it with --overwrite"
+            f'{path} was already used by a run: resume it with proa resume {path} (in Python resume="auto"), give this '
+            f"run another name or output_dir, or replace it with --overwrite (overwrite=True)"
         )
 
 

@@ -140,7 +140,7 @@ def _sample(one: Rollout, largest: float, numbers: list[dict[str, Any]]) -> Mark
         f"{name} {value if isinstance(value, str) else number(value)}" for name, value in one.reward_logged.items()
     ]
     facts += [
-        one.finish_reason,
+        "truncated" if one.finish_reason == "length" else one.finish_reason,
         *_facts_of_trajectory(one.trajectory),
         f"group {one.group}" if one.group else "",
         count(one.all_tokens, "token") if one.all_tokens else "",

@@ -137,9 +137,11 @@ class Budget:
 
 
 def _prediction(row: dict[str, Any]) -> dict[str, Any]:
-    """A row with its texts clipped; columns stand beside the rest."""
-    columns = row.get("columns")
-    flat = {**(columns if isinstance(columns, dict) else {}), **{key: row[key] for key in row if key != "columns"}}
+    """A row with its texts clipped; its columns, and what its function logged, stand beside the rest."""
+    inner = [found for key in ("columns", "logged") if isinstance(found := row.get(key), dict)]
+    flat: dict[str, Any] = {}
+    for one in (*inner, {key: value for key, value in row.items() if key not in ("columns", "logged")}):
+        flat |= one
     kept: dict[str, Any] = {}
     for key, value in flat.items():
         if value is None or key == NOT_FINITE:
