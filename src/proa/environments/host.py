@@ -291,7 +291,7 @@ class Host:
         except TimeoutError:
             if agent_seconds is not None:
                 raise EnvironmentFailed(
-                    f"{what} did not end within {seconds:g} s (its deadline)", "timed_out"
+                    f"{what} did not answer within {seconds:g} s (its deadline)", "timed_out"
                 ) from None
             raise EnvironmentFailed(f"{what} did not answer within {seconds:g} s (step_timeout)") from None
 
