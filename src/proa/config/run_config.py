@@ -357,6 +357,8 @@ def _expand(key: str, value: Any) -> Any:
         return value.source()
     if isinstance(value, OptimizerSection | SamplingSection):
         return value.model_dump()
+    if key == "tools" and isinstance(value, str):
+        return [value]
     is_object = key == "algorithm" and not isinstance(value, Mapping | list | int | float | None)
     is_object |= key == "engine" and callable(value)
     is_object |= key == "reward" and isinstance(value, list)
