@@ -222,6 +222,30 @@ def test_an_engine_that_is_not_independent_gives_all_trajectories_their_turns_to
     assert make(lambda: Dawdles(3)) == make(lambda: Repeats(3))
 
 
+def test_those_of_a_prompt_ask_for_their_first_turns_together_and_wait_for_none_that_cannot_begin():
+    begun, seen = [], []
+
+    class BeginsLate(Repeats):
+        async def reset(self, row, *, seed):
+            await asyncio.sleep(0.02 * len(begun))
+            begun.append(row["prompt"][0]["content"])
+            if len(begun) == 2:
+                raise EnvironmentFailed("no room")
+            return super().reset(row, seed=seed)
+
+    class Watched(Scripted):
+        def submit(self, request):
+            seen.append(len(begun))
+            super().submit(request)
+
+    replies = [((7, END), "stop")] * 3
+    engine = VersionedEngine(Watched(*replies))
+    engine.load({}, 0)
+    made = run(engine, InProcess(lambda: BeginsLate(0, rewards=[1])), seeds=((1, 2, 3, 4),))
+    assert [ending for ending, _ in endings(made)].count("finished") == 3
+    assert seen == [4, 4, 4]
+
+
 # -- endings -----------------------------------------------------------------------------------------
 
 

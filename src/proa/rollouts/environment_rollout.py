@@ -91,6 +91,25 @@ class Limits:
     seconds: float = 600.0
 
 
+class _Group:
+    """The trajectories of one prompt: they ask for their first turns together, so that it is computed once."""
+
+    def __init__(self, seeds: Sequence[int]) -> None:
+        self.seed = _environment_seed(seeds[0])
+        """Of their environments: they are compared."""
+        self._missing = len(seeds)
+        self._all_are_here = asyncio.Event()
+
+    def note_one(self) -> None:
+        """One more has begun, or will not begin any more."""
+        self._missing -= 1
+        if self._missing == 0:
+            self._all_are_here.set()
+
+    async def wait(self) -> None:
+        await self._all_are_here.wait()
+
+
 @dataclass(eq=False)
 class _Trajectory:
     """What there is of a trajectory so far; it is kept whatever ends it."""
@@ -98,6 +117,7 @@ class _Trajectory:
     prompt: Prompt
     index: int
     seed: int
+    group: _Group
     messages: list[Message] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
     tool_calls: int = 0
@@ -112,6 +132,8 @@ class _Trajectory:
     tries: int = 1
     is_answered: bool = False
     """Whether its environment is at work."""
+    is_counted: bool = False
+    """Whether its group knows that it has begun."""
 
     @property
     def uid(self) -> str:
@@ -119,7 +141,14 @@ class _Trajectory:
 
     def begin_again(self) -> None:
         """As if there had been nothing yet."""
-        self.__init__(self.prompt, self.index, self.seed, tries=self.tries + 1)  # type: ignore[misc]
+        tries, is_counted = self.tries + 1, self.is_counted
+        self.__init__(self.prompt, self.index, self.seed, self.group, tries=tries, is_counted=is_counted)  # type: ignore[misc]
+
+    def note_begun(self) -> None:
+        """Once, also if it never does."""
+        if not self.is_counted:
+            self.is_counted = True
+            self.group.note_one()
 
     @contextmanager
     def answering(self) -> Iterator[None]:
@@ -198,27 +227,31 @@ class EnvironmentRollout:
 
     async def _all(self, turns: TurnEngine, prompts: Sequence[Prompt], seeds: Sequence[Sequence[int]]) -> list[Sample]:
         trajectories = [
-            (_Trajectory(prompt, index, seed), own[0])
+            _Trajectory(prompt, index, seed, group)
             for prompt, own in zip(prompts, seeds, strict=True)
+            for group in [_Group(own)]
             for index, seed in enumerate(own)
         ]
+
+        def are_answered() -> bool:
+            return any(trajectory.is_answered for trajectory in trajectories)
+
         for _ in trajectories:
             turns.join()
         try:
-            is_at_work = lambda: any(trajectory.is_answered for trajectory, _ in trajectories)  # noqa: E731
-            async with touching(turns.touch, is_at_work), asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._trajectory(turns, *one)) for one in trajectories]
+            async with touching(turns.touch, are_answered), asyncio.TaskGroup() as tasks:
+                running = [tasks.create_task(self._trajectory(turns, one)) for one in trajectories]
         except BaseExceptionGroup as errors:
             raise _first(errors) from None
-        return [task.result() for task in tasks]
+        return [task.result() for task in running]
 
-    async def _trajectory(self, turns: TurnEngine, trajectory: _Trajectory, group_seed: int) -> Sample:
+    async def _trajectory(self, turns: TurnEngine, trajectory: _Trajectory) -> Sample:
         """A trajectory to its end, from the beginning again if its environment's worker is lost."""
         alone = False
         try:
             while True:
                 try:
-                    await self._within_time(turns, trajectory, group_seed, alone=alone)
+                    await self._within_time(turns, trajectory, alone=alone)
                     break
                 except WorkerLostError as lost:
                     if trajectory.tries == MOST_TRIES:
@@ -227,20 +260,22 @@ class EnvironmentRollout:
                     trajectory.begin_again()
                     alone = alone or lost.was_calling
         finally:
+            trajectory.note_begun()
             turns.leave()
         return trajectory.sample(journaled=not self._environments.deterministic)
 
-    async def _within_time(self, turns: TurnEngine, trajectory: _Trajectory, group_seed: int, *, alone: bool) -> None:
+    async def _within_time(self, turns: TurnEngine, trajectory: _Trajectory, *, alone: bool) -> None:
         surroundings: Surroundings | None = None
         try:
             async with asyncio.timeout(self._limits.seconds) as deadline:
                 row = {"prompt": trajectory.prompt.text, **trajectory.prompt.columns}
-                seed = _environment_seed(group_seed)
                 with trajectory.answering():
                     if (recorded := self._recorded.get(trajectory.uid)) is not None:
                         surroundings = Recorded(recorded)
                     else:
-                        surroundings = await self._environments.begin(row, seed=seed, alone=alone)
+                        surroundings = await self._environments.begin(row, seed=trajectory.group.seed, alone=alone)
+                    trajectory.note_begun()
+                    await trajectory.group.wait()
                 await self._converse(turns, trajectory, surroundings)
                 if trajectory.ending != "finished" and trajectory.turns:
                     trajectory.add_reward(await surroundings.final_reward())
@@ -252,6 +287,7 @@ class EnvironmentRollout:
             trajectory.ending = "timed_out"
             trajectory.error = f"it took more than {self._limits.seconds:g} s (environment.trajectory_timeout)"
         finally:
+            trajectory.note_begun()
             turns.forget(trajectory.kept)
             if surroundings is not None:
                 trajectory.environment_seconds = surroundings.seconds
@@ -335,7 +371,6 @@ def turn_seed(seed: int, turn: int) -> int:
 
 
 def _environment_seed(group_seed: int) -> int:
-    """The same for all samples of a prompt: they are compared."""
     digest = hashlib.blake2b(f"{group_seed}/environment".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 33  # 31 bits: environments draw from numpy and the like
 
