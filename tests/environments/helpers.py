@@ -7,7 +7,8 @@ import time
 from unittest.mock import Mock
 
 from proa.environments import EnvironmentFailed, EnvironmentPool, EnvironmentSource, Step
-from proa.environments.host import Begin, Close, Deadlines, Host, Take
+from proa.environments.host import Host
+from proa.environments.questions import Begin, Close, Deadlines, Take
 
 ROW = {"prompt": "Begin."}
 

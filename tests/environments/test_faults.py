@@ -27,7 +27,7 @@ def pool():
 def hasty(request):
     """With short deadlines; what is no fault in it takes no time."""
     before, dealing.GRACE_SECONDS = dealing.GRACE_SECONDS, 1.0
-    with pool_of(tools=TOOLS, call_timeout=0.5, step_timeout=0.5) as pool:
+    with pool_of(tools=TOOLS, call_timeout=0.8) as pool:
         yield pool
     dealing.GRACE_SECONDS = before
 
@@ -86,7 +86,7 @@ def test_a_tool_that_passes_its_deadline_fails_its_trajectory_alone(hasty):
         with pytest.raises(EnvironmentFailed) as failed:
             await surroundings.step(called(order, "pid", tool=tool))
         await surroundings.close()
-        assert str(failed.value) == f"tool {tool!r} did not answer within 0.5 s (call_timeout)"
+        assert str(failed.value) == f"tool {tool!r} did not answer within 0.8 s (call_timeout)"
         assert failed.value.ending == "tool_failed"
 
     async def all_at_once(_):
@@ -170,10 +170,10 @@ def test_who_ends_the_worker_is_found_when_alone_and_its_neighbours_begin_again(
 
 def test_a_worker_that_does_not_answer_is_ended_and_who_is_at_fault_is_found(tmp_path, monkeypatch):
     """It holds Python's lock, is stopped, or holds up its event loop."""
-    monkeypatch.setattr(dealing, "GRACE_SECONDS", 0.3)
+    monkeypatch.setattr(dealing, "GRACE_SECONDS", 0.5)
     badly = "tests.environments.sources:obey_later_badly"
     cases = [(f"hold {tmp_path / 'held'}", "obey"), ("stop", "obey"), ("hang", "obey_later_badly")]
-    pools = [pool_of(tools=[*TOOLS, badly], call_timeout=0.3, step_timeout=0.3) for _ in cases]
+    pools = [pool_of(tools=[*TOOLS, badly], call_timeout=0.8, step_timeout=0.8) for _ in cases]
 
     async def all_at_once():
         return await asyncio.gather(*(lose_worker(pool, *case) for pool, case in zip(pools, cases, strict=True)))

@@ -237,7 +237,7 @@ def test_workers_do_not_outlive_a_parent_that_is_killed(word, tmp_path):
         "import asyncio, time\n"
         "from tests.environments.helpers import *\n"
         "from proa.environments import dealing\n"
-        "dealing.GRACE_SECONDS = 0.5\n"
+        "dealing.GRACE_SECONDS = dealing.ORPHAN_SECONDS = 1.0\n"
         f"pool = pool_of({OBEDIENT!r}, step_timeout=0.5, call_timeout=0.5)\n"
         "async def trajectory():\n"
         "    print(text_of(await one_step(pool, said('pid'))), flush=True)\n"

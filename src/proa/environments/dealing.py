@@ -12,14 +12,16 @@ from typing import Any
 
 from ..actors.waiting import ClosedError
 from .failures import EnvironmentFailed, WorkerLostError
-from .host import Begin, Cancel, Close, CloseAll, Deadlines, Ping, Question, RunAgent, Score, Take
 from .links import READY, Link
+from .questions import Begin, Cancel, Close, CloseAll, Deadlines, Ping, Question, RunAgent, Score, Take
 from .worker import NOTICE, START_SECONDS
 
 log = logging.getLogger("proa.environments")
 
 GRACE_SECONDS = 10.0
 """How much longer than the deadline of any call a worker may be silent, on a busy machine, before it is ended."""
+ORPHAN_SECONDS = 5.0
+"""After so much longer a worker process ends itself, for the pool that would have done it is gone."""
 MOST_ALONE = 8
 """So many trajectories are alone in a worker at the same time; others wait for their turn."""
 CLOSING_SECONDS = 5.0
@@ -29,9 +31,9 @@ _WORKER = "the worker of these environments"
 CLOSED = "these environments were closed"
 
 
-def longest_silence(deadlines: Deadlines) -> float:
-    """Of a worker that may still answer, in seconds."""
-    return max(deadlines.call, deadlines.step) + GRACE_SECONDS
+def orphaned_after(seconds: float) -> float:
+    """When a worker ends itself, in which a call may last so long: later than its pool would have done it."""
+    return seconds + GRACE_SECONDS + ORPHAN_SECONDS
 
 
 @dataclass(slots=True)
@@ -177,7 +179,7 @@ class Worker:
                 return
             self._was_heard = False
             if self._is_ready:
-                self.link.send(next(self._numbers), Ping(patience))
+                self.link.send(next(self._numbers), Ping(patience + ORPHAN_SECONDS))
             tick = min(_LONGEST_TICK, patience / 4)
             await asyncio.sleep(tick)
             silent = 0.0 if self._was_heard else silent + tick

@@ -14,8 +14,8 @@ from ..errors import SettingError
 from ..spelling import did_you_mean
 from .adapters import adapted, adapter_of
 from .adapters.adapter import Adapter
-from .host import Deadlines
 from .methods import MethodTools, method_schemas
+from .questions import Deadlines
 from .schemas import tool_schema
 from .text import described
 from .tools import ToolEnvironment, tools_by_name

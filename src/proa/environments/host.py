@@ -13,7 +13,7 @@ import gc
 import inspect
 import json
 import traceback
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from time import monotonic
 from typing import Any, Protocol, TypeAlias
@@ -21,86 +21,18 @@ from typing import Any, Protocol, TypeAlias
 from .answers import WrongShape, as_reward, as_start, as_step
 from .calls import Calls, is_async
 from .failures import EnvironmentFailed, Raised
-from .protocol import Message
-from .schemas import tool_name
+from .protocol import Start
+from .questions import Answer, Begin, Cancel, Close, CloseAll, Deadlines, Ping, Question, RunAgent, Score, Take, failed
+from .schemas import tool_name, tool_schema
 from .text import raised
 from .threads import UNWIND_SECONDS, CallThreads
 from .tools import ToolEnvironment
 
-
-@dataclass(frozen=True, slots=True)
-class Deadlines:
-    """In seconds."""
-
-    call: float
-    """Of one tool call."""
-    step: float
-    """Of one reset, step or close."""
-
-
-@dataclass(frozen=True, slots=True)
-class Begin:
-    trajectory: int
-    row: Mapping[str, Any]
-    seed: int
-
-
-@dataclass(frozen=True, slots=True)
-class Take:
-    """A step."""
-
-    trajectory: int
-    message: Message
-
-
-@dataclass(frozen=True, slots=True)
-class Score:
-    """The reward of an environment that gives one at the end, for a trajectory that ended otherwise."""
-
-    trajectory: int
-
-
-@dataclass(frozen=True, slots=True)
-class RunAgent:
-    trajectory: int
-    base_url: str
-    api_key: str
-    row: Mapping[str, Any]
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Close:
-    trajectory: int
-
-
-@dataclass(frozen=True, slots=True)
-class CloseAll:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class Cancel:
-    """Nobody waits for the answer to a question any more."""
-
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class Ping:
-    """Answered at once, by a loop that turns."""
-
-    patience: float
-    """After so many seconds without an answer the worker will be ended."""
-
-
-Question: TypeAlias = Begin | Take | Score | RunAgent | Close | CloseAll | Cancel | Ping
-Answer: TypeAlias = dict[str, Any]
-"""As JSON. With `failed` it says why there is none."""
 Maker: TypeAlias = Callable[..., Any]
 """Makes an environment, or is an agent."""
 
 
+_IMPORT_SECONDS = 120.0
 _SHORTEST_WAIT = 0.05  # while a tool is called, the time that is left to its step stands still
 
 
@@ -137,10 +69,6 @@ class _Opened:
     def called_seconds(self) -> float:
         """In tool calls, which have deadlines of their own."""
         return self._called_seconds + (monotonic() - self._calling_since if self._calling else 0.0)
-
-
-def failed(reason: str, ending: str = "tool_failed") -> Answer:
-    return {"failed": reason, "ending": ending}
 
 
 def make_or_refuse(load: Callable[[], Maker], name: str) -> Maker:
@@ -197,9 +125,19 @@ class Host:
         if isinstance(environment, ToolEnvironment):
             environment.calls = _HostCalls(self, opened)
         value = await self._call(opened, f"{self._name}.reset", environment.reset, begin.row, seed=begin.seed)
-        # In a thread: describing functions imports a slow library.
-        start = await self._read(opened, "reset", functools.partial(as_start, value, begin.row))
+        if isinstance(value, Start) and any(map(callable, value.tools)):
+            value = await self._described(opened, value)
+        start = self._read(f"{self._name}.reset", as_start, value, begin.row)
         return {"messages": start.messages, "tools": start.tools}
+
+    async def _described(self, opened: _Opened, start: Start) -> Start:
+        """With schemas of functions: in a thread, and with more time, for making the first imports a slow library."""
+        try:
+            schemas = await self._threads.run(opened.id, lambda: list(map(tool_schema, start.tools)), _IMPORT_SECONDS)
+        except Raised as failure:
+            reason = f"{self._name}.reset returned tools of which one cannot be used: {failure.error}"
+            raise EnvironmentFailed(reason) from None
+        return Start(start.messages, schemas)
 
     async def _made(self, opened: _Opened) -> Any:
         """The environment; if nobody waits for it any more, it is closed when it is there."""
@@ -222,7 +160,7 @@ class Host:
     async def _step(self, take: Take) -> Answer:
         opened = self._known(take.trajectory)
         value = await self._call(opened, f"{self._name}.step", opened.environment.step, take.message)
-        return asdict(await self._read(opened, "step", functools.partial(as_step, value)))
+        return asdict(self._read(f"{self._name}.step", as_step, value))
 
     async def _score(self, question: Score) -> Answer:
         opened = self._known(question.trajectory)
@@ -230,14 +168,19 @@ class Host:
         if score is None:
             return {"reward": None}
         value = await self._call(opened, f"{self._name}.get_reward", score)
-        return {"reward": await self._read(opened, "get_reward", functools.partial(as_reward, value))}
+        return {"reward": self._read(f"{self._name}.get_reward", as_reward, value)}
 
     async def _run_agent(self, question: RunAgent) -> Answer:
         opened = _Opened(question.trajectory)
-        given = (question.base_url, question.api_key, dict(question.row))
+        called = functools.partial(self._make, question.base_url, question.api_key, dict(question.row))
         try:
-            value = await self._call(opened, self._name, self._make, *given, agent_seconds=question.seconds)
-            return {"reward": await self._read(opened, "agent", functools.partial(as_reward, value))}
+            value = await self._called(opened, called, question.seconds, pausing=_never)
+            return {"reward": self._read(self._name, as_reward, value)}
+        except Raised as failure:
+            raise self._failure_of(failure.error, self._name) from None
+        except TimeoutError:
+            late = _late(question.seconds, "its deadline")
+            raise EnvironmentFailed(f"{self._name} {late}", "timed_out") from None
         finally:
             self._threads.forget(question.trajectory)
 
@@ -257,63 +200,61 @@ class Host:
         except KeyError:
             raise EnvironmentFailed(f"{self._name}: this trajectory was closed") from None
 
-    async def _read(self, opened: _Opened, method: str, read: Callable[[], Any]) -> Any:
+    def _read(self, what: str, read: Callable[..., Any], *value: Any) -> Any:
         """What was returned, in the protocol's form."""
         try:
-            return read() if method != "reset" else await self._threads.run(opened.id, read, self._deadlines.step * 10)
-        except Raised as failure:
-            error = failure.error
-        except Exception as caught:
-            error = caught
-        place = self._name if method == "agent" else f"{self._name}.{method}"
-        raise EnvironmentFailed(f"{place} returned {error if isinstance(error, WrongShape) else raised(error)}")
+            return read(*value)
+        except WrongShape as wrong:
+            raise EnvironmentFailed(f"{what} returned {wrong}") from None
+        except Exception as error:
+            self._check_memory(error)
+            raise EnvironmentFailed(f"{what} returned what cannot be read: {raised(error)}") from None
 
     async def _call(
-        self,
-        opened: _Opened,
-        what: str,
-        function: Callable[..., Any],
-        /,
-        *given: Any,
-        agent_seconds: float | None = None,
-        **named: Any,
+        self, opened: _Opened, what: str, function: Callable[..., Any], /, *given: Any, **named: Any
     ) -> Any:
         """What the user's function returns; EnvironmentFailed if it raises or passes its deadline."""
-        seconds = agent_seconds or self._deadlines.step
+        called = functools.partial(function, *given, **named)
         try:
-            called = functools.partial(function, *given, **named)
-            return await self._called(opened, called, seconds, pausing=opened.called_seconds)
+            return await self._called(opened, called, self._deadlines.step, pausing=opened.called_seconds)
+        except Raised as failure:
+            raise self._failure_of(failure.error, what) from None
+        except TimeoutError:
+            raise EnvironmentFailed(f"{what} {_late(self._deadlines.step, 'step_timeout')}") from None
+
+    async def call_tool(self, opened: _Opened, function: Callable[..., Any], **arguments: Any) -> Any:
+        """What a tool returns, or `Raised`; EnvironmentFailed if it passes its deadline, or raises that itself."""
+        called = functools.partial(function, **arguments)
+        opened.enter_call()
+        try:
+            return await self._called(opened, called, self._deadlines.call, pausing=_never)
         except Raised as failure:
             if isinstance(failure.error, EnvironmentFailed):
                 raise failure.error from None
             self._check_memory(failure.error)
-            raise EnvironmentFailed(f"{what} raised {raised(failure.error)}") from None
-        except TimeoutError:
-            if agent_seconds is not None:
-                raise EnvironmentFailed(
-                    f"{what} did not answer within {seconds:g} s (its deadline)", "timed_out"
-                ) from None
-            raise EnvironmentFailed(f"{what} did not answer within {seconds:g} s (step_timeout)") from None
-
-    async def call_tool(self, opened: _Opened, function: Callable[..., Any], **arguments: Any) -> Any:
-        """What a tool returns, or `Raised`; EnvironmentFailed if it passes its deadline."""
-        opened.enter_call()
-        try:
-            called = functools.partial(function, **arguments)
-            return await self._called(opened, called, self._deadlines.call, pausing=_never)
-        except Raised as failure:
-            self._check_memory(failure.error)
             raise
         except TimeoutError:
-            seconds = f"{self._deadlines.call:g} s (call_timeout)"
-            raise EnvironmentFailed(f"tool {tool_name(function)!r} did not answer within {seconds}") from None
+            late = _late(self._deadlines.call, "call_timeout")
+            raise EnvironmentFailed(f"tool {tool_name(function)!r} {late}") from None
         finally:
             opened.leave_call()
 
     async def call_method(self, opened: _Opened, function: Callable[..., Any], **arguments: Any) -> Any:
-        """What a method returns that an environment of ours calls for the user's, or `Raised`."""
+        """What a method returns that an environment of ours calls for the user's."""
         called = functools.partial(function, **arguments)
-        return await self._called(opened, called, self._deadlines.step, pausing=_never)
+        what = f"{self._name}.{tool_name(function)}"
+        try:
+            return await self._called(opened, called, self._deadlines.step, pausing=_never)
+        except Raised as failure:
+            raise self._failure_of(failure.error, what) from None
+        except TimeoutError:
+            raise EnvironmentFailed(f"{what} {_late(self._deadlines.step, 'step_timeout')}") from None
+
+    def _failure_of(self, error: BaseException, what: str) -> EnvironmentFailed:
+        if isinstance(error, EnvironmentFailed):
+            return error
+        self._check_memory(error)
+        return EnvironmentFailed(f"{what} raised {raised(error)}")
 
     async def _called(
         self, opened: _Opened, function: functools.partial[Any], seconds: float, *, pausing: Callable[[], float]
@@ -366,6 +307,10 @@ def _never() -> float:
     return 0.0
 
 
+def _late(seconds: float, setting: str) -> str:
+    return f"did not answer within {seconds:g} s ({setting})"
+
+
 class _HostCalls(Calls):
     """Calls of one trajectory, with its host's deadlines."""
 
@@ -395,11 +340,6 @@ class HostServer:
     def __init__(self, host: Host, send: Callable[[int, bytes], None]) -> None:
         self._host, self._send = host, send
         self._tasks: dict[int, asyncio.Task[None]] = {}
-
-    @property
-    def is_asked(self) -> bool:
-        """Whether questions are open."""
-        return bool(self._tasks)
 
     def receive(self, number: int, question: Question) -> None:
         if isinstance(question, Ping):

@@ -12,8 +12,9 @@ from typing import Any, Protocol
 from ..processes.channel import Message, MessageReader, StrayBytesError
 from ..processes.child import KILL_SECONDS, Child
 from ..processes.printed import STDERR, STDOUT, show
-from .host import Begin, Deadlines, Host, HostServer, Question, RunAgent, make_or_refuse
+from .host import Host, HostServer, make_or_refuse
 from .loops import LoopThread
+from .questions import Begin, Deadlines, Question, RunAgent
 from .worker import NOTICE, Setup
 
 READY = 1

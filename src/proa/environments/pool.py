@@ -18,13 +18,13 @@ from ..actors.waiting import ClosedError
 from ..errors import SettingError
 from ..processes.child import KILL_SECONDS
 from ..processes.portable import NotPortableToChild, pickled
-from .dealing import CLOSED, CLOSING_SECONDS, Claim, Dealer, Seat, longest_silence
+from .dealing import CLOSED, CLOSING_SECONDS, Claim, Dealer, Seat, orphaned_after
 from .failures import EnvironmentFailed, WorkerLostError
 from .given import EnvironmentSource
-from .host import Deadlines
 from .links import Link, ProcessLink, ThreadLink
 from .loops import LoopThread
 from .protocol import Message, Start, Step
+from .questions import Deadlines
 from .worker import Setup
 
 __all__ = ["EnvironmentFailed", "EnvironmentPool", "Surroundings", "WorkerLostError"]
@@ -196,7 +196,8 @@ def _end(thread: LoopThread, dealer: Dealer) -> None:
 
 def _links(source: EnvironmentSource, deadlines: Deadlines, memory_limit: int | None) -> Callable[[], Link]:
     try:
-        setup = Setup(pickled(source.recipe), source.name, deadlines, memory_limit, longest_silence(deadlines))
+        patience = orphaned_after(max(deadlines.call, deadlines.step))
+        setup = Setup(pickled(source.recipe), source.name, deadlines, memory_limit, patience)
     except NotPortableToChild as reason:
         _log.warning(
             "%s runs in threads of this process, where a hang cannot be ended and memory is not limited, because it "

@@ -13,15 +13,18 @@ import pickle
 import socket
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from ..processes.channel import Channel, Message, StrayBytesError
 from ..processes.printed import STDERR, STDOUT, PrintedText
-from .host import Deadlines, Host, HostServer, Ping, failed, make_or_refuse
+from .host import Host, HostServer, make_or_refuse
 from .loops import OwnProcessSelector, run_until_stopped
+from .questions import Deadlines, Ping, failed
 from .text import raised
+from .threads import MOST_THREADS
 
 NOTICE = 2**63 + 1
 """The number of messages that answer no question: `condemned`, or `last_words`."""
@@ -31,7 +34,7 @@ PRINTED_PER_SECOND = 100_000.0
 """Characters that a worker may print, over a while: a tool may print without end."""
 
 
-_GRACE_SECONDS = 1.0
+_BEAT_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,7 @@ class Setup:
     memory_limit: int | None
     """In bytes."""
     patience: float
-    """Until a `Ping` says how long a silence is allowed to last."""
+    """Of its own with itself: after a longer silence the worker ends itself, unless a `Ping` has another number."""
 
 
 def main(descriptor: int) -> None:
@@ -64,7 +67,6 @@ def main(descriptor: int) -> None:
         for stream in printed:
             stream.flush()
         channel.send(Message(number, b"{}"))
-        faulthandler.cancel_dump_traceback_later()
         _Worker(channel, printed, setup, make).serve()
     for stream in printed:
         stream.flush()
@@ -92,14 +94,20 @@ class _Worker:
         self._host = Host(make, setup.name, setup.deadlines, self, setup.memory_limit)
         self._server = HostServer(self._host, self._send)
         self._patience = setup.patience
-        self._is_watched = False
 
     def serve(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._loop.set_exception_handler(self._handle)
         self._loop.add_reader(self._channel.fileno(), self._receive)
         self._loop.call_soon(self._receive)  # what came before there was a loop
+        self._loop.set_default_executor(ThreadPoolExecutor(MOST_THREADS))  # with few, some that hang would hold up all
+        self._beat()
         run_until_stopped(self._loop)
+
+    def _beat(self) -> None:
+        """Go on for another while: as long as this loop turns, it sees whether the parent is there."""
+        _end_after(self._patience)
+        self._loop.call_later(_BEAT_SECONDS, self._beat)
 
     def stuck(self) -> None:
         self._send(NOTICE, b'{"condemned": true}')
@@ -125,19 +133,13 @@ class _Worker:
                 continue
             self._server.receive(message.number, question)
             if isinstance(question, Ping):
-                self._patience, self._is_watched = question.patience, False
-            if self._server.is_asked and not self._is_watched:
-                self._is_watched = True
-                _end_after(self._patience + _GRACE_SECONDS)
+                self._patience = question.patience
 
     def _send(self, number: int, content: bytes) -> None:
         if os.getpid() != self._own_id:  # a function forked: only its parent may answer
             os._exit(0)
         for stream in self._printed:
             stream.flush()
-        if self._is_watched and not self._server.is_asked:
-            self._is_watched = False
-            faulthandler.cancel_dump_traceback_later()
         with suppress(EOFError):
             self._channel.send(Message(number, content))
 
