@@ -1,6 +1,7 @@
 """What is answered: the engine's tokens and log-probabilities, the same whole and streamed, alone and in company."""
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -10,6 +11,7 @@ from tests.serving.parts import ADD, ASKED, KEY, SECONDS, WITH_TOOLS, Speaking, 
 
 from proa.data.sampling import Sampling
 from proa.engines import Request, build_engine, generate
+from proa.errors import SettingError
 
 CHAT, COMPLETE, TOKENS = "/v1/chat/completions", "/v1/completions", "/inference/v1/generate"
 
@@ -92,6 +94,32 @@ def test_echo_says_what_greedy_sampling_would_have_said(small):
         assert f"token_id:{tokens[place]}" in scores["top_logprobs"][place]
     last = scores["top_logprobs"][len(tokens) - 1]
     assert list(last) == [f"token_id:{tokens[-1]}"]  # it was greedy itself
+
+
+def test_prompts_that_are_scored_together_have_the_scores_of_each_alone_and_their_own_errors():
+    batches = []
+
+    class Scores(Speaking):
+        def score(self, sequences):
+            batches.append([*map(len, sequences)])
+            if any(len(tokens) == 13 for tokens in sequences):
+                raise SettingError("13 tokens are too many")
+            return [torch.full((len(tokens) - 1,), -float(len(tokens))) for tokens in sequences]
+
+    engine = Scores()
+    with serving(engine, model=served_model(context_length=20_000)) as served:
+        asked = {"max_tokens": 0, "echo": True, "logprobs": 0}
+        answer = served.complete([[5] * 3, [5] * 9_000, [5], [5] * 4], **asked)
+        scores = [choice["logprobs"]["token_logprobs"] for choice in answer["choices"]]
+        assert [(len(one), one[-1]) for one in scores] == [(3, -3.0), (9_000, -9_000.0), (1, None), (4, -4.0)]
+        assert batches == [[3], [9_000], [4]]  # 9,000 tokens are scored alone
+        with ThreadPoolExecutor(2) as pool:
+            good = pool.submit(served.complete, [[5] * 4], **asked)
+            status, error = served.refused(COMPLETE, prompt=[[5] * 13], **asked)
+        assert (status, error["message"]) == (400, "13 tokens are too many")
+        assert good.result()["choices"][0]["logprobs"]["token_logprobs"][-1] == -4.0
+        status, _ = served.refused(COMPLETE, prompt=[[5] * 13, [5] * 4], **asked)
+        assert (status, batches[-3:]) == (400, [[13, 4], [13], [4]])
 
 
 def test_prompts_of_one_request_get_what_each_gets_alone(small):

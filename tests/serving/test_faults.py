@@ -237,9 +237,9 @@ def test_a_slow_reader_holds_nobody_up_and_gets_all_of_it():
         async def read_late():
             body = {"prompt": "a", "stream": True, "seed": 1, "max_tokens": 150}
             reading = asyncio.create_task(app(*request_to(COMPLETE, body), send))
+            await asyncio.to_thread(until, lambda: sent)  # it has begun, and nobody reads
             answer = await asyncio.to_thread(served.complete, seed=2)
-            while not engine.submitted or engine._open:  # decoded to its end, though nobody reads
-                await asyncio.sleep(0.002)
+            await asyncio.to_thread(until, lambda: not engine._open)
             assert len(sent) == 1
             reads.set()
             await reading

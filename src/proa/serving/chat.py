@@ -67,7 +67,8 @@ class ChatAsked(Asked):
         if not self._reads_calls and not model.writes_own_format:
             return {"role": "assistant", "content": visible_text(finished.tokens, model.tokenizer, self.stop)}
         tools = self.tools if self._reads_calls else []
-        return wire_message(model.message(finished.tokens, tools), finished.seed, self.stop)
+        message = model.message(finished.tokens, tools, finished.prompt.tokens)
+        return wire_message(message, finished.seed, self.stop)
 
     # -- answers -------------------------------------------------------------------------------------
 
@@ -142,8 +143,8 @@ def wire_message(message: Mapping[str, Any], seed: int, stops: Sequence[str]) ->
         function = call["function"]
         arguments = json.dumps(function["arguments"], ensure_ascii=False)
         sent = {"name": function["name"], "arguments": arguments}
-        calls.append({"id": _call_id(seed, place), "type": "function", "function": sent})
-    thinking = message.get("thinking")
+        calls.append({"id": call.get("id") or _call_id(seed, place), "type": "function", "function": sent})
+    thinking = message.get("reasoning_content") or message.get("thinking")
     return {
         "role": "assistant",
         "content": content if content or not calls else None,

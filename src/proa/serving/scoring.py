@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from .callers import User
 
 TOGETHER = 64
-"""Sequences that are scored together. What is decoded waits meanwhile."""
+"""Sequences that are scored together, at the most. What is decoded waits meanwhile."""
+TOKENS_TOGETHER = 16_384
+"""Of them together, if each were as long as the longest: it bounds the memory of their cache."""
 LIKELIEST_PLACES = 64
 """At so many of a prompt's last tokens the likeliest token is looked for, if it is asked for: each takes a pass over
 the tokens before it."""
@@ -64,16 +66,30 @@ class Scoring:
 
     async def _run(self) -> None:
         try:
-            while batch := [self._waiting.popleft() for _ in range(min(TOGETHER, len(self._waiting)))]:
-                batch = [one for one in batch if not one.answer.done()]
-                try:
-                    await self._score(batch)
-                except Exception as error:
-                    for one in batch:
-                        if not one.answer.done():
-                            one.answer.set_exception(error)
+            while self._waiting:
+                await self._answer(self._batch())
         finally:
             self._running = None
+
+    def _batch(self) -> list[_Waiting]:
+        """Those that have waited longest, as many as are scored together."""
+        batch = [self._waiting.popleft()]
+        while self._waiting and len(batch) < TOGETHER:
+            longest = max(len(self._waiting[0].tokens), *(len(one.tokens) for one in batch))
+            if longest * (len(batch) + 1) > TOKENS_TOGETHER:
+                break
+            batch.append(self._waiting.popleft())
+        return [one for one in batch if not one.answer.done()]
+
+    async def _answer(self, batch: Sequence[_Waiting]) -> None:
+        try:
+            await self._score(batch)
+        except Exception as error:
+            if len(batch) > 1:  # the others are not to suffer from one of them
+                for one in batch:
+                    await self._answer([one])
+            elif batch and not batch[0].answer.done():
+                batch[0].answer.set_exception(error)
 
     async def _score(self, batch: Sequence[_Waiting]) -> None:
         if not batch:

@@ -110,9 +110,11 @@ class ServedModel:
             later = [template_message(message) for message in new]
             return self._words.after(shown, template_message(answer), sampled, later, tools)
 
-    def message(self, tokens: Sequence[int], tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """What the model said, as a message of the assistant, with the calls of tools in it."""
-        return self._words.message(tokens, tools)
+    def message(
+        self, tokens: Sequence[int], tools: Sequence[Mapping[str, Any]], prompt: Sequence[int]
+    ) -> dict[str, Any]:
+        """What the model said after a prompt, as a message of the assistant, with the calls of tools in it."""
+        return self._words.message(tokens, tools, prompt=prompt)
 
     @property
     def has_template(self) -> bool:

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import torch
 
 from ...data.sampling import Sampling
+from ...errors import SettingError
 from ..decoder import Decoder
-from ..protocol import EngineBusyError
 from ..sequences import DecodedSequence, Group
 from . import kernels
 from .passes import BLOCK, CHUNK, ROWS, Cache, PromptPass, RowState, StepPass
@@ -481,7 +481,7 @@ class CudaRows:
         for place, tokens in enumerate(sequences):
             own = blocks_for(len(tokens))
             if own > len(self._pool.for_scoring):
-                raise EngineBusyError(
+                raise SettingError(
                     f"a sequence of {len(tokens)} tokens cannot be scored: there is room for "
                     f"{len(self._pool.for_scoring) * BLOCK}"
                 )
