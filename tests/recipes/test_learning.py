@@ -222,7 +222,7 @@ def test_an_adapter_for_another_base_is_refused(tmp_path, folder):
         (sft, {"model": "nowhere"}, "no model folder nowhere"),
         (sft, {"model.tokenizer": "nowhere"}, "no tokenizer folder nowhere"),
         (sft, {"model.device": "cuda:7"}, "torch finds .* CUDA device"),
-        (sft, {"model.device": "gpu"}, "use cpu, cuda or cuda:0"),
+        (sft, {"model.device": "gpu"}, "write cpu, cuda or cuda:0"),
         (sft, {"eval": [{"name": "e"}]}, "has no data of its own"),
         (sft, {"eval": [{"name": "e", "source": "x.jsonl", "metric": "a:b"}]}, "metric is for evals that generate"),
         (grpo, {"reward": shortest, "sampling": PAIR, "eval": [{"name": "e", "kind": "loss"}]},

@@ -8,12 +8,16 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from proa.tasks import TaskError, load_task
-from proa.tasks.builtin import BUILTIN, builtin_task, reverse_digits, sort_digits
+from proa.tasks.builtin import BUILTIN, builtin_task, look_up, reverse_digits, sort_digits
 from proa.tasks.builtin.characters import VOCABULARY, tokenizer
 from proa.tasks.builtin.places import by_place, exact
 
 
-@pytest.fixture(params=BUILTIN)
+SINGLE_TURN = [name for name in BUILTIN if name != "look_up"]
+"""Tasks whose prompt and answer are text; that of look_up is a conversation, with tests of its own below."""
+
+
+@pytest.fixture(params=SINGLE_TURN)
 def module(request):
     return importlib.import_module(f"proa.tasks.builtin.{request.param}")
 
@@ -67,13 +71,49 @@ def test_only_the_exact_answer_earns_one(completion):
     assert (reward == 1) == (whole == 1) == (completion == "123456")
 
 
-@pytest.mark.parametrize("name", BUILTIN)
+@pytest.mark.parametrize("name", SINGLE_TURN)
 def test_a_built_in_task_is_loaded_by_name_with_its_reward(name):
     task = load_task(name)
     assert (task.name, len(task.rows)) == (name, 25_000)
     assert task.reward(
         [task.rows[0].prompt], [task.rows[0].columns["answer"]], answer=[task.rows[0].columns["answer"]]
     ) == [1.0]
+
+
+def test_the_words_of_look_up_are_distinct_and_those_of_its_splits_disjoint():
+    keys = {split: [row.columns["key"] for row in look_up.rows(split, 250, seed=1)] for split in ("train", "test")}
+    assert len(set(keys["train"])) == len(set(keys["test"])) == 250
+    assert not set(keys["train"]) & set(keys["test"])
+    assert look_up.rows("train", 250, seed=1) != look_up.rows("train", 250, seed=2)
+
+
+def called(key, answer):
+    call = {"function": {"name": "look_up", "arguments": {"key": key}}}
+    return [
+        {"role": "assistant", "content": "<tool_call>", "tool_calls": [call]},
+        {"role": "tool", "content": answer},
+        {"role": "assistant", "content": answer},
+    ]
+
+
+def test_each_step_of_a_look_up_earns_more_and_only_the_right_number_all():
+    task = load_task("look_up")
+    columns = task.rows[0].columns
+    key, answer = columns["key"], columns["answer"]
+    other = str((int(answer) + 1) % 10)
+    conversations = [
+        [{"role": "assistant", "content": answer}],  # guessed: right once in ten times, and worth nothing
+        [{"role": "assistant", "content": "<tool_call>"}],
+        called("zzz", answer)[:2],
+        called(key, answer)[:2],
+        called(key, other),
+        called(key, answer),
+    ]
+    columns_of_all = {name: [value] * len(conversations) for name, value in columns.items()}
+    scores = look_up.reward(conversations, **columns_of_all)
+    assert scores == [0.0, 0.1, 0.2, 0.5, 0.5, 1.0]
+    assert look_up.exact(conversations, **columns_of_all) == [1.0, 0.0, 0.0, 0.0, 0.0, 1.0]
+    assert task.reward([None], [called(key, answer)], **{name: [value] for name, value in columns.items()}) == [1.0]
 
 
 @pytest.mark.parametrize(("split", "count", "words"), [("valid", 1, "'train' or 'test'"), ("test", 10**6, "1 to 62500"),

@@ -164,7 +164,7 @@ def test_hostile_lines_are_told_in_a_sentence_with_their_number(tmp_path):
 def test_tools_that_no_template_is_given_are_warned_of(caplog):
     messages = [{"role": "user", "content": "2+2="}, {"role": "assistant", "content": "4"}]
     load_examples([{"messages": messages, "tools": []}])
-    assert "tools" not in caplog.text
+    assert "chat templates are not given it" not in caplog.text
     load_examples([{"messages": messages, "tools": [{"type": "function", "function": {"name": "add"}}]}])
     assert "the list has a column tools, and chat templates are not given it" in caplog.text
 

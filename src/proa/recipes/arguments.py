@@ -356,7 +356,7 @@ class EnvironmentArguments(TypedDict, total=False):
     workers: int
     """processes of each maker that environments live in"""
     memory_gib: float | None
-    """the most memory of such a process; by default 8 GiB"""
+    """the most memory of such a process; null is no limit"""
 
 
 class CriticArguments(TypedDict, total=False):

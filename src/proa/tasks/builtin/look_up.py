@@ -69,8 +69,8 @@ def reward(completions: list[list[dict[str, Any]]], key: list[str], answer: list
 
 
 def exact(completions: list[list[dict[str, Any]]], answer: list[str], **_columns: Any) -> list[float]:
-    """1 where the last message is the number, 0 for any other."""
-    return [float(bool(said) and said[-1]["content"] == right) for said, right in zip(completions, answer, strict=True)]
+    """1 where the model's last message is the number, 0 for any other."""
+    return [float(_answers(messages, right)) for messages, right in zip(completions, answer, strict=True)]
 
 
 def _score(messages: list[dict[str, Any]], key: str, answer: str) -> float:
@@ -80,10 +80,12 @@ def _score(messages: list[dict[str, Any]], key: str, answer: str) -> float:
         return 0.1 * said.startswith("<tool_call>") + (0.05 if calls else 0.0)
     given = str(calls[0]["function"]["arguments"].get("key", ""))
     copied = sum(a == b for a, b in zip(given, key, strict=False)) / max(len(given), len(key))
-    score = 0.2 + 0.3 * copied
-    return score + 0.5 * (
-        len(messages) > 1 and messages[-1]["role"] == "assistant" and messages[-1]["content"] == answer
-    )
+    return 0.2 + 0.3 * copied + 0.5 * _answers(messages[1:], answer)
+
+
+def _answers(messages: list[dict[str, Any]], answer: str) -> bool:
+    """Whether the model has the last word, and it is the answer: what a tool said last is not the model's."""
+    return bool(messages) and messages[-1]["role"] == "assistant" and messages[-1]["content"] == answer
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
