@@ -19,7 +19,7 @@ from transformers import PreTrainedModel, RepetitionPenaltyLogitsProcessor
 
 from proa import slow_work
 from proa.data.sampling import Completion, Sampling
-from proa.engines import Engine, NativeEngine, Request, build_engine, generate, group_requests, independence, ways
+from proa.engines import Engine, NativeEngine, Request, backends, build_engine, generate, group_requests, independence
 from proa.engines.generating import Collected
 from proa.engines.product_shapes import ProductShapes
 from proa.engines.protocol import EngineBusyError
@@ -398,7 +398,7 @@ def test_where_bits_depend_on_the_number_of_rows_there_is_only_one_number(
 ) -> None:
     engine = dependent(tiny_model(), monkeypatch, is_dependent=lambda rows: rows)
     assert engine.is_independent
-    assert engine.way.shapes == ProductShapes(16, 1024)
+    assert engine.backend.shapes == ProductShapes(16, 1024)
     together = generate(engine, requests_of(5))
     for request, completion in zip(requests_of(5), together, strict=True):
         assert bits(generate(engine, [request])[0]) == bits(completion)
@@ -420,11 +420,11 @@ def test_it_is_tried_on_this_model_and_takes_no_more_than_its_context(monkeypatc
 
 
 def test_what_takes_long_while_an_engine_is_built_is_said_meanwhile(monkeypatch, caplog) -> None:
-    with saying_if_slow("never said", ways.log):
+    with saying_if_slow("never said", backends.log):
         pass
     monkeypatch.setattr(slow_work, "SLOW_SECONDS", 0.0)
     deadline = time.monotonic() + 60.0
-    with saying_if_slow("kernels are compiled", ways.log):
+    with saying_if_slow("kernels are compiled", backends.log):
         while not caplog.messages:
             assert time.monotonic() < deadline
             time.sleep(0.01)

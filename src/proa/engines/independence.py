@@ -17,8 +17,8 @@ from .rows import Rows
 from .sequences import DecodedSequence, Given
 
 if TYPE_CHECKING:
+    from .decoding_rows import DecodingRows
     from .protocol import Progress
-    from .ways import DecodingRows
 
 _LENGTHS = (30, 1, 9, 70, 33, 64, 17, 5, 100, 31, 2, 47)
 """Of the prompts that are tried together. The first is the one whose bits are compared: its steps cross the end of a

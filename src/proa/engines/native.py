@@ -15,11 +15,12 @@ import torch
 
 from ..data.versions import NO_VERSION
 from ..errors import SettingError
+from .backends import choose_backend
+from .decoding_rows import DecodingRows
 from .description import ModelDescription
 from .protocol import EngineBusyError, Progress, Request, check_request, refuse_second
 from .sequences import DecodedSequence, Given, Group, Sampled, Segment
 from .shapes import build_decoder, check_known
-from .ways import DecodingRows, way_to_decode
 from .weights import WeightPlaces
 
 SLOTS = {"cpu": 64, "cuda": 256}
@@ -67,9 +68,9 @@ class NativeEngine:
         self._context_length = int(config.max_position_embeddings)
         self._vocabulary = decoder.embeddings.shape[0]
         self._slots = slots or SLOTS.get(decoder.device.type, 64)
-        self.way = way_to_decode(decoder, self._slots, description.end_ids, cache_tokens, self._context_length)
+        self.backend = choose_backend(decoder, self._slots, description.end_ids, cache_tokens, self._context_length)
         self._most_versions = versions
-        self._versions = {NO_VERSION: _Version(self.way.rows(decoder), places)}
+        self._versions = {NO_VERSION: _Version(self.backend.rows(decoder), places)}
         self._names: set[str] = set()  # of what waits or is decoded
         self._waiting: deque[DecodedSequence] = deque()
         self._awaited: Counter[tuple[int, Group]] = Counter()  # by version and group, how many of them wait
@@ -81,7 +82,7 @@ class NativeEngine:
 
     @property
     def is_independent(self) -> bool:
-        return self.way.is_independent
+        return self.backend.is_independent
 
     @property
     def free(self) -> int:
@@ -104,7 +105,7 @@ class NativeEngine:
     @property
     def cache_tokens(self) -> int:
         """How many tokens its cache has memory for now; on a GPU, how many of it are taken."""
-        return self.way.taken([version.rows for version in self._versions.values()])
+        return self.backend.taken([version.rows for version in self._versions.values()])
 
     @property
     def _decoded(self) -> int:
@@ -153,10 +154,10 @@ class NativeEngine:
 
     def _check_room(self, sequence: DecodedSequence) -> None:
         needed = self._versions[sequence.request.version].rows.tokens_alone(sequence)
-        if needed > self.way.most_tokens:
+        if needed > self.backend.most_tokens:
             raise SettingError(
                 f"request {sequence.request.id} may become {sequence.longest} tokens long, which takes {needed} tokens "
-                f"of the cache, and engine.cache_tokens is {self.way.most_tokens}"
+                f"of the cache, and engine.cache_tokens is {self.backend.most_tokens}"
             )
 
     @torch.inference_mode()
@@ -192,8 +193,8 @@ class NativeEngine:
         those after it."""
         if not self._waiting:
             return []
-        room = self._slots + self.way.ahead - self._decoded
-        if room < min(self.way.fewest_entering, len(self._waiting)):
+        room = self._slots + self.backend.ahead - self._decoded
+        if room < min(self.backend.fewest_entering, len(self._waiting)):
             return []
         for version in self._versions.values():
             version.rows.compact()
@@ -209,7 +210,7 @@ class NativeEngine:
     def _entering(self, rows: int) -> int:
         """How many of those that wait the cache has room for, after dropping what can be made again, if need be."""
         first = [self._waiting[place] for place in range(min(rows, len(self._waiting)))]
-        if self.way.most_tokens == math.inf:
+        if self.backend.most_tokens == math.inf:
             return len(first)
         self._drop_kept(self._needed(first))
         if not self._fits(first[:1]):
@@ -217,7 +218,7 @@ class NativeEngine:
         return bisect_left(range(1, len(first) + 1), True, key=lambda count: not self._fits(first[:count]))
 
     def _fits(self, entering: Sequence[DecodedSequence]) -> bool:
-        return self.cache_tokens + self._needed(entering) <= self.way.most_tokens
+        return self.cache_tokens + self._needed(entering) <= self.backend.most_tokens
 
     def _needed(self, entering: Sequence[DecodedSequence]) -> int:
         """How many tokens of the cache these take beyond what is taken."""
@@ -257,7 +258,7 @@ class NativeEngine:
     def _drop_kept(self, needed: int) -> None:
         """As long as that much room is missing, the caches of what is kept, the oldest first."""
         for name, kept in self._kept.items():
-            if self.cache_tokens + needed <= self.way.most_tokens:
+            if self.cache_tokens + needed <= self.backend.most_tokens:
                 return
             self._drop(kept.version, kept.cache)
             self._kept[name] = replace(kept, cache=None)
@@ -319,7 +320,7 @@ class NativeEngine:
         decoder, places = copy.deepcopy((first.rows.decoder, first.places))
         places.fill(weights)
         decoder.weights_changed()
-        return _Version(self.way.rows(decoder), places)
+        return _Version(self.backend.rows(decoder), places)
 
     def sleep(self) -> None:
         if self._decoded or self._waiting:

@@ -1,12 +1,11 @@
-"""The ways of the native engine to decode: with torch on any device, with kernels of its own on an NVIDIA GPU."""
+"""What the native engine decodes with: torch on any device, kernels of its own on an NVIDIA GPU."""
 
 from __future__ import annotations
 
 import logging
 import math
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from ..slow_work import saying_if_slow
@@ -15,52 +14,15 @@ from .product_shapes import ProductShapes, padded
 from .rows import CHUNK, Rows
 
 if TYPE_CHECKING:
-    import torch
-
     from .cuda.rows import CudaRows
     from .decoder import Decoder
-    from .sequences import DecodedSequence, Group
-
+    from .decoding_rows import DecodingRows
 
 log = logging.getLogger("proa.engines")
 
 
-class DecodingRows(Protocol):
-    """The sequences that are decoded with one version of the weights, each in a row."""
-
-    decoder: Decoder
-    live: list[DecodedSequence]
-
-    @property
-    def cache_tokens(self) -> int: ...
-
-    def tokens_alone(self, sequence: DecodedSequence) -> int: ...
-
-    def tokens_needed(self, entering: Sequence[DecodedSequence]) -> int: ...
-
-    def enter(self, sequences: Sequence[DecodedSequence]) -> None: ...
-
-    def step(self) -> None: ...
-
-    def kept(self, row: int) -> object: ...
-
-    def drop(self, kept: object) -> None: ...
-
-    def remove(self, rows: Iterable[int]) -> None: ...
-
-    def forget_prompts(self, is_awaited: Callable[[Group], bool]) -> None: ...
-
-    def score(self, sequences: Sequence[Sequence[int]]) -> list[torch.Tensor]: ...
-
-    def changing(self) -> AbstractContextManager[None]: ...
-
-    def compact(self) -> None: ...
-
-    def release(self) -> None: ...
-
-
-class WayToDecode(Protocol):
-    """What an engine needs to know of how it decodes."""
+class DecodingBackend(Protocol):
+    """Makes the rows that an engine decodes in, and says how many sequences they take."""
 
     @property
     def is_independent(self) -> bool:
@@ -91,8 +53,8 @@ class WayToDecode(Protocol):
         ...
 
 
-class TorchWay:
-    """With torch's products, in shapes in which this machine computes every sequence as if it were alone."""
+class TorchBackend:
+    """Torch's products, in shapes in which this machine computes every sequence as if it were alone."""
 
     def __init__(self, decoder: Decoder, slots: int, end_ids: frozenset[int], cache_tokens: int) -> None:
         self._end_ids = end_ids
@@ -110,8 +72,8 @@ class TorchWay:
         return sum(one.cache_tokens for one in rows)
 
 
-class KernelWay:
-    """With kernels of our own in recorded graphs; the versions share the blocks of one cache."""
+class KernelBackend:
+    """Kernels of our own in recorded graphs; the versions share the blocks of one cache."""
 
     def __init__(self, decoder: Decoder, slots: int, end_ids: frozenset[int], cache_tokens: int, context: int) -> None:
         from .cuda.pool import BlockPool, default_tokens
@@ -138,16 +100,16 @@ class KernelWay:
         return rows[0].cache_tokens
 
 
-def way_to_decode(
+def choose_backend(
     decoder: Decoder, slots: int, end_ids: frozenset[int], cache_tokens: int, context: int
-) -> WayToDecode:
-    """The fastest that this device and this model allow; if that is not the kernels on a GPU, a warning says why."""
+) -> DecodingBackend:
+    """The fastest one that device and model allow; if that is not the kernels on a GPU, a warning says why."""
     if decoder.device.type == "cuda":
         obstacle = _obstacle(decoder)
         if not obstacle:
-            return KernelWay(decoder, slots, end_ids, cache_tokens, context)
+            return KernelBackend(decoder, slots, end_ids, cache_tokens, context)
         warnings.warn(f"the native engine decodes slowly on this GPU: {obstacle}", stacklevel=2)
-    return TorchWay(decoder, slots, end_ids, cache_tokens)
+    return TorchBackend(decoder, slots, end_ids, cache_tokens)
 
 
 def _obstacle(decoder: Decoder) -> str:
