@@ -56,6 +56,20 @@ def test_values_are_laid_out_by_trajectory_and_back():
     assert trajectories.sum(values_B).tolist() == [3, 3]
 
 
+def test_turns_of_two_rows_that_came_in_turn_are_laid_out_in_the_order_of_time():
+    """An agent with two conversations: turn 0 in one, 1 in the other, 2 in the first again."""
+    first = replace(FORKED[0], turns=torch.tensor([0, 0, 2]))
+    other = replace(FORKED[1], turns=torch.tensor([1]))
+    batch = merge([other, first, replace(FORKED[2], turns=torch.tensor([0, 1]))])
+    trajectories = Trajectories(batch)
+    numbers_BA = torch.tensor([[4, 0, 0], [1, 2, 3], [5, 6, 0]])
+    joined_NT = trajectories.join(numbers_BA)
+    assert [number for number in joined_NT[0].tolist() if number] == [1, 2, 4, 3]
+    assert [number for number in joined_NT[1].tolist() if number] == [5, 6]
+    assert torch.equal(trajectories.split(joined_NT), numbers_BA)
+    assert trajectories.last(torch.tensor([1, 2, 3])).tolist() == [2, 3]
+
+
 def test_a_batch_without_forks_is_not_touched():
     batch = merge([FORKED[0], FORKED[2]])
     values = torch.rand(2, 3)

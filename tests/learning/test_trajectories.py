@@ -137,3 +137,37 @@ def test_advantages_follow_time_over_turns_and_rows():
         assert returns == pytest.approx([a + v for a, v in zip(expected, own, strict=True)], rel=1e-9)
         done += len(places)
     assert done == int(experience.action_mask.sum())
+
+
+def test_advantages_follow_time_where_turns_of_two_rows_alternate():
+    """Two conversations of one trajectory: turns 0 and 2 in the row that it ended in, turn 1 in the other."""
+    generator = torch.Generator().manual_seed(4)
+
+    def row(count, given, numbers, rewards):
+        sampled = torch.tensor([number is not None for number in numbers])
+        return BufferItem(
+            torch.randint(1, 11, (2 + count,), generator=generator),
+            -2 - 0.3 * torch.rand(count, generator=generator, dtype=torch.float64),
+            reward=torch.tensor(1.5, dtype=torch.float64),
+            action_mask=sampled,
+            versions=torch.where(sampled, 0, -1).int(),
+            turn_rewards=torch.tensor(rewards, dtype=torch.float64),
+            turns=torch.tensor([given if number is None else number for number in numbers], dtype=torch.int32),
+            uid="0/0",
+            group_id="0",
+        )
+
+    other = row(2, 1, [1, 1], [0.0, 0.4])
+    ended_in = row(5, 0, [0, 0, None, 2, 2], [0.0, -0.3, 0.0, 0.0, 0.7])
+    one = learner("ppo", separate_critic)
+    experience = merge([other, ended_in])
+    one.find_gradients(experience)
+    places = [(1, 0), (1, 1), (0, 0), (0, 1), (1, 3), (1, 4)]
+    own = [float(experience.values[at]) for at in places]
+    rewards = [float(experience.turn_rewards[at]) for at in places]
+    rewards[-1] += 1.5 - sum(rewards)
+    running, expected = 0.0, []
+    for value, reward, following in zip(reversed(own), reversed(rewards), [0.0, *reversed(own[1:])], strict=True):
+        running = reward + one.algorithm.gamma * following - value + one.algorithm.gamma * one.algorithm.lam * running
+        expected.insert(0, running + value)
+    assert [float(experience.returns[at]) for at in places] == pytest.approx(expected, rel=1e-9)

@@ -20,8 +20,9 @@ from tests.rollouts.talking import (
     byte_tokenizer,
 )
 
+from proa.data.facts import TrajectoryFacts
 from proa.data.lease import Prompt
-from proa.data.sampling import Sampling
+from proa.data.sampling import Completion, Sampling
 from proa.engines import build_engine
 from proa.environments import Start, Step
 from proa.environments.failures import EnvironmentFailed, WorkerLostError
@@ -29,6 +30,7 @@ from proa.rewards import InlineRewards
 from proa.rollouts import Progress, SingleTurn, VersionedEngine
 from proa.rollouts.conversation import Conversations
 from proa.rollouts.environment_rollout import EnvironmentRollout, Limits, turn_seed
+from proa.rollouts.sample import Sample, Turn
 
 PROMPT = Prompt(3, (), [{"role": "user", "content": "2+2?"}], {"answer": "4"})
 SAMPLING = Sampling(group_size=2, max_new_tokens=8)
@@ -133,6 +135,22 @@ def test_what_is_trained_is_exactly_what_was_sampled_each_token_once(turns, temp
         if template is FORGETS_THOUGHTS and role == "user" and thought:
             forks, thought = forks + 1, False
     assert len(sample.rows(SAMPLING)) == 1 + forks
+
+
+def test_turns_of_two_conversations_join_the_row_that_they_continue_and_know_their_place_in_time():
+    """An agent may talk to the model about two things at once."""
+
+    def turn(prompt, said):
+        return Turn(prompt, Completion(torch.tensor(said), torch.zeros(len(said)), "stop"), 3, "")
+
+    turns = (turn((1,), [2, 3]), turn((7, 8), [9]), turn((1, 2, 3, 4), [5]))
+    sample = Sample(PROMPT, 0, 1, turns, facts=TrajectoryFacts("finished"))
+    other, ended_in = sample.rows(SAMPLING)
+    assert (other.sequences.tolist(), other.turns.tolist()) == ([7, 8, 9], [1])
+    assert ended_in.sequences.tolist() == [1, 2, 3, 4, 5]
+    assert ended_in.action_mask.tolist() == [True, True, False, True]
+    assert ended_in.turns[ended_in.action_mask].tolist() == [0, 0, 2]
+    assert ended_in.facts.trajectory is sample.facts
 
 
 def test_what_the_environment_said_is_in_the_row_masked_and_of_no_version():

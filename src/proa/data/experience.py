@@ -48,6 +48,9 @@ class Experience:
     turn_rewards: torch.Tensor | None = field(default=None, kw_only=True)
     """`(B, A)`: what an environment gave for each turn, at its last sampled token. `reward` is the whole trajectory's,
     with these."""
+    turns: torch.Tensor | None = field(default=None, kw_only=True)
+    """`(B, A)`: the turn of its trajectory that each token belongs to, from 0. It says in which order the turns of
+    several rows came."""
     uids: tuple[str, ...] = field(default=(), kw_only=True)
     group_ids: tuple[str, ...] = field(default=(), kw_only=True)
     sampling: Sampling | None = field(default=None, kw_only=True)
@@ -99,6 +102,7 @@ class BufferItem:
     reference_log_probs: torch.Tensor | None = field(default=None, kw_only=True)
     returns: torch.Tensor | None = field(default=None, kw_only=True)
     turn_rewards: torch.Tensor | None = field(default=None, kw_only=True)
+    turns: torch.Tensor | None = field(default=None, kw_only=True)
     uid: str = field(default="", kw_only=True)
     group_id: str = field(default="", kw_only=True)
     sampling: Sampling | None = field(default=None, kw_only=True)
@@ -122,7 +126,7 @@ class BufferItem:
 SEQUENCE_LIKE = ("sequences", "attention_mask")
 ACTION_LIKE = (
     "action_log_probs", "values", "kl", "advantages", "action_mask", "versions",
-    "old_log_probs", "importance", "reference_log_probs", "returns", "turn_rewards",
+    "old_log_probs", "importance", "reference_log_probs", "returns", "turn_rewards", "turns",
 )  # fmt: skip
 _TENSORS = (*SEQUENCE_LIKE, *ACTION_LIKE, "reward")
 

@@ -1,8 +1,9 @@
 """Trajectories: samples of one row or several, side by side in a batch.
 
 A sample is one trajectory. It has several rows where a turn's prompt did not begin with exactly the tokens before it: a
-chat template that rewrites the past, or an agent that starts over. Its rows stand next to each other and have one uid.
-Algorithms never see rows: they are given trajectories, each as one row of `T` slots, its rows one after the other.
+chat template that rewrites the past, or an agent that starts over. Its rows stand next to each other and have one uid;
+the last is the one that it ended in. Algorithms never see rows: they are given trajectories, each as one row of `T`
+slots, its tokens in the order of time. Where an agent has several conversations, `turns` says which turn came when.
 
     rows (B, A)      a a .      trajectories (N, T)      a a . b b b
                      b b b                               c c . . . .
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     import torch
 
     from .experience import BufferItem, Experience
+
+_NEVER = 2**30
+"""The turn of slots that no row has: after all others."""
 
 
 def split_samples(items: Sequence[BufferItem]) -> list[tuple[BufferItem, ...]]:
@@ -48,10 +52,13 @@ class Trajectories:
     def __init__(self, experience: Experience) -> None:
         uids = experience.uids or [""] * len(experience)
         self.rows = list(rows_by_uid(uids))
-        """Of each trajectory, in the order of time."""
+        """Of each trajectory; the last is the one that it ended in."""
         self.has_forks = len(self.rows) < len(experience)
+        self._order_NT: torch.Tensor | None = None
         if self.has_forks:
             self._index(experience.sequences.device)
+            if experience.turns is not None:
+                self._sort_by_time(experience.turns)
 
     def _index(self, device: torch.device) -> None:
         import torch  # slow to import, and most of this package works without it
@@ -62,6 +69,13 @@ class Trajectories:
         places = [(number, place) for number, rows in enumerate(self.rows) for place in range(len(rows))]
         self._number_B, self._place_B = torch.tensor(places, device=device).unbind(1)
 
+    def _sort_by_time(self, turns_BA: torch.Tensor) -> None:
+        """Have the slots of each trajectory in the order of the turns that they belong to."""
+        turns_NKA = turns_BA.cummax(1).values[self._rows_NK.clamp(min=0)]  # padding belongs to the turn before it
+        turns_NT = turns_NKA.masked_fill((self._rows_NK < 0)[..., None], _NEVER).flatten(1)
+        self._order_NT = turns_NT.argsort(dim=1, stable=True)
+        self._back_NT = self._order_NT.argsort(1)
+
     def __len__(self) -> int:
         return len(self.rows)
 
@@ -70,12 +84,15 @@ class Trajectories:
         if not self.has_forks:
             return values_BA
         values_NKA = values_BA[self._rows_NK.clamp(min=0)]
-        return values_NKA.masked_fill((self._rows_NK < 0)[..., None], 0).flatten(1)
+        values_NT = values_NKA.masked_fill((self._rows_NK < 0)[..., None], 0).flatten(1)
+        return values_NT if self._order_NT is None else values_NT.gather(1, self._order_NT)
 
     def split(self, values_NT: torch.Tensor) -> torch.Tensor:
         """(B, A): the rows again."""
         if not self.has_forks:
             return values_NT
+        if self._order_NT is not None:
+            values_NT = values_NT.gather(1, self._back_NT)
         values_NKA = values_NT.view(*self._rows_NK.shape, -1)
         return values_NKA[self._number_B, self._place_B]
 

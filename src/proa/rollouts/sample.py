@@ -108,7 +108,8 @@ class Sample:
         other."""
         failure, error = self._failure()
         facts = SampleFacts(self.finish_reason, self.score.parts, error, failure, self.score.logged)
-        made = [self._row(turns, facts, sampling) for turns in join_turns(self.turns)] or [self._empty(facts, sampling)]
+        made = [self._row(numbers, facts, sampling) for numbers in join_turns(self.turns)]
+        made = made or [self._empty(facts, sampling)]
         made[-1] = replace(made[-1], facts=replace(facts, trajectory=self.facts))
         return made
 
@@ -121,19 +122,23 @@ class Sample:
         has_failed = self.score.value is None and self.score.error is not None
         return ("reward_failed", self.score.error) if has_failed else (None, None)
 
-    def _row(self, turns: Sequence[Turn], facts: SampleFacts, sampling: Sampling) -> BufferItem:
-        first, tokens = len(turns[0].prompt), turns[-1].tokens
+    def _row(self, numbers: Sequence[int], facts: SampleFacts, sampling: Sampling) -> BufferItem:
+        """The turns of these numbers, each of which begins with the tokens of the one before it."""
+        first, tokens = len(self.turns[numbers[0]].prompt), self.turns[numbers[-1]].tokens
         log_probs = torch.zeros(len(tokens) - first)
         versions = torch.full((len(tokens) - first,), NO_VERSION, dtype=torch.int32)
         is_sampled = torch.zeros(len(tokens) - first, dtype=torch.bool)
         rewards = torch.zeros(len(tokens) - first)
-        for turn in turns:
+        turns = torch.zeros(len(tokens) - first, dtype=torch.int32)
+        for number in numbers:
+            turn = self.turns[number]
             start = len(turn.prompt) - first
             end = start + len(turn.completion)
             log_probs[start:end] = turn.completion.log_probs
             versions[start:end] = turn.version
             is_sampled[start:end] = True
             rewards[end - 1] = turn.reward or 0.0
+            turns[start:] = number
         value = self.score.value
         return BufferItem(
             torch.tensor(tokens, dtype=torch.long),
@@ -143,6 +148,7 @@ class Sample:
             action_mask=is_sampled,
             versions=versions,
             turn_rewards=None if self.facts is None else rewards,
+            turns=None if self.facts is None else turns,
             uid=self.uid,
             group_id=str(self.prompt.ordinal),
             sampling=sampling,
@@ -160,6 +166,7 @@ class Sample:
             action_mask=nothing.bool(),
             versions=nothing.int(),
             turn_rewards=nothing,
+            turns=nothing.int(),
             uid=self.uid,
             group_id=str(self.prompt.ordinal),
             sampling=sampling,
@@ -167,14 +174,13 @@ class Sample:
         )
 
 
-def join_turns(turns: Sequence[Turn]) -> list[list[Turn]]:
-    """The rows of a trajectory: a turn extends the longest row with whose tokens its prompt begins, all of them; where
-    there is none it begins another."""
-    rows: list[list[Turn]] = []
-    for turn in turns:
-        fitting = [row for row in rows if turn.prompt[: len(row[-1].tokens)] == row[-1].tokens]
-        if fitting:
-            max(fitting, key=lambda row: len(row[-1].tokens)).append(turn)
-        else:
-            rows.append([turn])
+def join_turns(turns: Sequence[Turn]) -> list[list[int]]:
+    """The rows of a trajectory, as numbers of turns: each extends the longest row with whose tokens its prompt begins,
+    all of them; where there is none it begins another. The last row is the one that the trajectory ended in."""
+    rows: list[list[int]] = []
+    for number, turn in enumerate(turns):
+        ends = [turns[row[-1]].tokens for row in rows]
+        fitting = [place for place, tokens in enumerate(ends) if turn.prompt[: len(tokens)] == tokens]
+        row = rows.pop(max(fitting, key=lambda place: len(ends[place]))) if fitting else []
+        rows.append([*row, number])
     return rows

@@ -90,7 +90,7 @@ def _with_own_rewards(sample: Sample, score: Score, *, has_rewards: bool) -> Sam
 def _sampled(samples: Sequence[Sample]) -> dict[str, list[Any]]:
     """What is known of sampling, as columns: the tokens before and after the first that was sampled, of the row that a
     sample ended in, and the weights' version."""
-    last = [join_turns(sample.turns)[-1] for sample in samples]
+    last = [[sample.turns[number] for number in join_turns(sample.turns)[-1]] for sample in samples]
     return {
         "prompt_ids": [list(row[0].prompt) for row in last],
         "completion_ids": [list(row[-1].tokens[len(row[0].prompt) :]) for row in last],
