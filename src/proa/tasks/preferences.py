@@ -17,6 +17,7 @@ from ..spelling import did_you_mean, nearest
 from .completions import Tokens, check_fits, completion_tokens
 from .formats import PAIRS, Columns, rename
 from .overlong import Overlong, cut_prompt
+from .prompts import template_values
 from .sources import FILES, find_source, is_named_data, read_table
 from .task import TaskError
 
@@ -94,8 +95,9 @@ def tokenise_pair(
     where: str,
 ) -> TokenisedPair:
     """A pair as tokens; one whose longer side does not fit in `max_length` is refused, or its prompt cut."""
-    prompt, chosen = completion_tokens(pair.prompt, pair.chosen, tokenizer, where=where)
-    _, rejected = completion_tokens(pair.prompt, pair.rejected, tokenizer, where=where)
+    values = template_values(pair.columns, where)
+    prompt, chosen = completion_tokens(pair.prompt, pair.chosen, tokenizer, values=values, where=where)
+    _, rejected = completion_tokens(pair.prompt, pair.rejected, tokenizer, values=values, where=where)
     if chosen == rejected:
         raise TaskError(f"{where}: chosen and rejected are the same tokens, which says nothing: leave the row out")
     is_cut = False
