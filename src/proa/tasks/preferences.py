@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ..data.messages import Messages, is_conversation
 from ..spelling import did_you_mean, nearest
+from .builtin import builtin_task
 from .completions import Tokens, check_fits, completion_tokens
 from .formats import PAIRS, Columns, rename
 from .overlong import Overlong, cut_prompt
@@ -84,6 +85,23 @@ def load_preferences(source: Any, *, columns: Columns | None = None, split: str 
             table.origin,
         )  # fmt: skip
     return pairs
+
+
+def builtin_pairs(name: str, split: str = "train", count: int | None = None, seed: int = 0) -> list[PreferencePair]:
+    """The answers of a built-in task, each preferred to a wrong one: every digit of it is one more.
+
+    >>> builtin_pairs("sort_digits", count=1)
+    [PreferencePair(prompt='084460>', chosen='004468', rejected='115579', margin=None, columns={})]
+    """
+    pairs = []
+    for index, row in enumerate(builtin_task(name, split, count, seed).rows):
+        answer = str(row.columns["answer"])
+        sides = {"prompt": row.prompt, "chosen": answer, "rejected": answer.translate(_ONE_MORE)}
+        pairs.append(_pair(sides, f"task {name!r}, row {index}"))
+    return pairs
+
+
+_ONE_MORE = str.maketrans("0123456789", "1234567890")
 
 
 def tokenise_pair(
