@@ -2,6 +2,7 @@
 checked token by token."""
 
 import json
+import logging
 from types import MappingProxyType
 
 import pytest
@@ -202,3 +203,11 @@ def test_what_the_chat_template_does_not_use_is_warned_of(train, caplog):
     caplog.clear()
     train("sft", {"text": "The sky is blue.", "tools": [SKY]})
     assert "the column tools is for chat templates, and the data is text" in caplog.text
+
+
+@pytest.mark.parametrize("progress", [True, False])
+def test_what_was_recognised_is_said_with_the_progress(train, progress, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("proa.tasks"), "level", logging.NOTSET)
+    logging.getLogger("proa.tasks").manager._clear_cache()
+    train("sft", {"messages": [ASKED, BLUE]}, progress=progress)
+    assert ("data: 2 rows of messages (messages), from" in caplog.text) is progress
