@@ -65,9 +65,10 @@ class Registry:
     def check(self, name: str, *, others: Iterable[str] = ()) -> None:
         """Raise where nothing can have that name: it is unknown, and not a dotted path to a package that is there.
         Nothing is imported."""
-        known = [*self.names(), *others]
-        if name in known:
+        names = self.names()
+        if name in names:
             return
+        known = [*names, *others]
         if not any(mark in name for mark in ":."):
             raise self.error(
                 f"no {self.what} {name!r}{did_you_mean(name, known)} (known: {', '.join(known)}; your own: "
