@@ -51,6 +51,12 @@ def test_a_key_without_its_section_is_answered_with_it():
         load_run_config(**BASE, learning_rate=1e-5)
 
 
+def test_a_setting_that_the_algorithm_does_not_have_is_answered_with_ours():
+    said = r"has no setting .beta. \(it has: .*\); what others call beta is here algorithm\.params: {kl_coefficient"
+    with pytest.raises(ConfigError, match=said):
+        load_run_config(**BASE, algorithm={"name": "grpo", "params": {"beta": 0.04}})
+
+
 def test_a_misspelling_is_still_answered_with_the_nearest():
     with pytest.raises(ConfigError, match=r"did you mean 'total_steps'"):
         load_run_config(**BASE, total_stepz=3)

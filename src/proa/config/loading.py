@@ -295,7 +295,10 @@ def _explain(model: type[BaseModel], problem: ErrorDetails, lines: Mapping[KeyPa
     if may_be_auto := path[-1:] in _BESIDE_AUTO:
         path = path[:-1]
     if problem["type"] == MISTAKE:
-        return f"{_location(file, _nearest_line((*path, *problem['ctx']['place']), lines))}{problem['msg']}"
+        place = (*path, *problem["ctx"]["place"])
+        here = name_here(str(place[-1])) if place[:2] == _PARAMS and "has no setting" in problem["msg"] else None
+        hint = f"; what others call {place[-1]} is here {here}" if here is not None else ""
+        return f"{_location(file, _nearest_line(place, lines))}{problem['msg']}{hint}"
     dotted = ".".join(map(str, path))
     location = _location(file, lines.get(path))
     if problem["type"] == "extra_forbidden":
@@ -319,6 +322,7 @@ def _explain(model: type[BaseModel], problem: ErrorDetails, lines: Mapping[KeyPa
     return f"{location}{dotted + ': ' if dotted else ''}{problem['msg'].removeprefix('Value error, ')}{given}"
 
 
+_PARAMS = ("algorithm", "params")
 _AUTO = ("literal['auto']",)
 _BESIDE_AUTO = (("bool",), ("constrained-int",))
 """How pydantic names the members of `bool | "auto"` and `int | "auto"`, each of which has a mistake of its own."""
