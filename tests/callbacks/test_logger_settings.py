@@ -253,7 +253,7 @@ def test_trackio_that_hangs_is_given_up_and_closed_when_it_comes_late(tmp_path, 
 
     class Hanging(FailingModule):
         def init(self, **asked):
-            let_go.wait(30)
+            let_go.wait(120)
             return Late()
 
     put_in_place(monkeypatch, "trackio", Hanging())
@@ -262,4 +262,4 @@ def test_trackio_that_hangs_is_given_up_and_closed_when_it_comes_late(tmp_path, 
     assert time.monotonic() - begun < 5
     assert manager.errors == {"TrackioLogger": 1}
     let_go.set()
-    assert finished.wait(5)
+    assert finished.wait(120)

@@ -96,7 +96,7 @@ def test_starting_a_worker_does_not_block_the_callers_loop(monkeypatch):
 
     class SlowChild(links.Child):
         def __init__(self, module):
-            assert turned.wait(20)
+            assert turned.wait(120)
             super().__init__(module)
 
     async def trajectory():
