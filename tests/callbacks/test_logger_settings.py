@@ -47,6 +47,7 @@ def write_one(logger, folder, loss):
     assert manager.errors == {}
 
 
+@pytest.mark.prove
 @needs("wandb")
 def test_wandb_leaves_the_runs_of_others_alone_and_waits_as_long_as_it_was_told(tmp_path):
     import wandb

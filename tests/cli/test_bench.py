@@ -103,6 +103,7 @@ def test_a_shape_that_there_is_not_is_answered(capsys):
     assert "there is no shape '7B'; there are small, 0.6B" in capsys.readouterr().err
 
 
+@pytest.mark.prove
 def test_time_to_quality_is_told_seed_by_seed(capsys, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     arguments = ["--seeds", "1", "--target", "0.2", "--most-steps", "8"]

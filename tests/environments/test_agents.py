@@ -10,7 +10,7 @@ from proa.environments import EnvironmentFailed, WorkerLostError
 AGENTS = ["tests.environments.sources:agent", "tests.environments.sources:agent_in_a_thread"]
 
 
-def run(pool, prompt, *, timeout=20.0, alone=False):
+def run(pool, prompt, *, timeout=120.0, alone=False):
     row = {"prompt": prompt}
     return asyncio.run(pool.run_agent("http://localhost", "key", row, timeout=timeout, alone=alone))
 

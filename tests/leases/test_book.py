@@ -95,10 +95,10 @@ def test_with_filtering_and_refill_it_is_the_same_too_and_groups_stay_whole(scri
         return FilteredGroup(group, {}) if keep else FilteredGroup((), {"zero_variance": group})
 
     the = plan(max_staleness=staleness)
-    calm = LeaseBook(the, prompt, filter_group=keep_some, wait_timeout=20.0)
+    calm = LeaseBook(the, prompt, filter_group=keep_some, wait_timeout=120.0)
     expected = train(calm, before_take=_serving(calm, []))
     the = plan(max_staleness=staleness, buffer_limit=limit)
-    book = LeaseBook(the, prompt, filter_group=keep_some, wait_timeout=20.0)
+    book = LeaseBook(the, prompt, filter_group=keep_some, wait_timeout=120.0)
     steps = train(book, before_take=_serving(book, script))
     assert uids(steps) == uids(expected)
     for episode, items in steps:

@@ -155,7 +155,7 @@ def test_threads_that_score_at_once_get_their_own_answers_in_order():
 def test_two_workers_work_at_the_same_time(tmp_path):
     """The first waits for a file that the second makes."""
     with (
-        RewardWorkers("tests.rewards.judges:waits_or_releases", workers=2, timeout=60) as rewards,
+        RewardWorkers("tests.rewards.judges:waits_or_releases", workers=2, timeout=600) as rewards,
         ThreadPoolExecutor(2) as threads,
     ):
         waiting = threads.submit(values, rewards, [f"wait {tmp_path}"])
@@ -184,7 +184,7 @@ def test_a_function_of_the_main_script_runs_in_this_process(tmp_path):
         "with RewardWorkers([here, 'os:getpid'][:1]) as rewards: "
         "print(rewards.score(['p'], ['a'])[0].value == os.getpid())\n"
     )
-    ran = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, check=True)
+    ran = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=600, check=True)
     assert ran.stdout.split() == ["started", "True"]
     assert "defined in the main script" in ran.stderr
 
@@ -216,7 +216,7 @@ def test_a_stopped_worker_cannot_hang_the_caller():
 
 def test_what_a_function_started_dies_with_its_worker(tmp_path):
     pids = tmp_path / "pids"
-    rewards = RewardWorkers("tests.rewards.judges:starts_a_child_and_hangs", timeout=60)
+    rewards = RewardWorkers("tests.rewards.judges:starts_a_child_and_hangs", timeout=600)
     with ThreadPoolExecutor(1) as threads:
         hanging = threads.submit(rewards.score, ["p"], [str(pids)])
         wait_for(pids)
@@ -258,13 +258,13 @@ def wait_for(file, seconds=60):
 
 
 def test_closing_ends_a_score_that_is_under_way(tmp_path):
-    rewards = RewardWorkers("tests.rewards.judges:waits_or_releases", timeout=60)
+    rewards = RewardWorkers("tests.rewards.judges:waits_or_releases", timeout=600)
     with ThreadPoolExecutor(1) as threads:
         hanging = threads.submit(rewards.score, ["p"], [f"wait {tmp_path}"])
         wait_for(tmp_path / "waiting")
         rewards.close()
         with pytest.raises(RewardError, match="were closed"):
-            hanging.result(timeout=60)
+            hanging.result(timeout=600)
 
 
 @pytest.mark.parametrize("word", ["idle", "regex"])
