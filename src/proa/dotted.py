@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.util
+import sys
 from typing import Any
 
 from .errors import SettingError
@@ -20,11 +22,7 @@ def resolve(path: str) -> Any:
     >>> resolve("math:floor") is resolve("math.floor")
     True
     """
-    module_name, colon, name = path.partition(":")
-    if not colon:
-        module_name, _, name = path.rpartition(".")
-    if not module_name or not name:
-        raise DottedPathError(f"{path!r} is not a dotted path: write 'package.module:name'")
+    module_name, name = _parts(path)
     found = _import(module_name, path)
     for part in name.split("."):
         if not hasattr(found, part):
@@ -32,6 +30,13 @@ def resolve(path: str) -> Any:
             raise DottedPathError(f"{path!r}: {module_name} has no {part!r}{did_you_mean(part, names)}")
         found = getattr(found, part)
     return found
+
+
+def check_module(path: str) -> None:
+    """Raise for what is not a dotted path, or where its package is not there. Nothing is imported."""
+    package = _parts(path)[0].partition(".")[0]
+    if package not in sys.modules and importlib.util.find_spec(package) is None:
+        raise DottedPathError(f"{path!r}: no module {package!r} on Python's search path")
 
 
 def name_of(thing: Any) -> str:
@@ -43,6 +48,16 @@ def name_of(thing: Any) -> str:
     while isinstance(thing, functools.partial):
         thing = thing.func
     return str(getattr(thing, "__name__", type(thing).__name__))
+
+
+def _parts(path: str) -> tuple[str, str]:
+    """The module, and the name in it."""
+    module_name, colon, name = path.partition(":")
+    if not colon:
+        module_name, _, name = path.rpartition(".")
+    if not module_name or not name:
+        raise DottedPathError(f"{path!r} is not a dotted path: write 'package.module:name'")
+    return module_name, name
 
 
 def _import(module_name: str, path: str) -> Any:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from .dotted import DottedPathError, resolve
+from .dotted import DottedPathError, check_module, resolve
 from .errors import ProaError
 from .spelling import did_you_mean
 
@@ -56,14 +56,25 @@ class Registry:
         plugin = self._plugins().get(name)
         if plugin is not None:
             return self._load(name, plugin)
+        self.check(name, others=others)
+        try:
+            return resolve(name)
+        except DottedPathError as error:
+            raise self.error(f"{self.what} {error}") from error
+
+    def check(self, name: str, *, others: Iterable[str] = ()) -> None:
+        """Raise where nothing can have that name: it is unknown, and not a dotted path to a package that is there.
+        Nothing is imported."""
+        known = [*self.names(), *others]
+        if name in known:
+            return
         if not any(mark in name for mark in ":."):
-            known = [*self.names(), *others]
             raise self.error(
                 f"no {self.what} {name!r}{did_you_mean(name, known)} (known: {', '.join(known)}; your own: "
                 f"'package.module:Class')"
             )
         try:
-            return resolve(name)
+            check_module(name)
         except DottedPathError as error:
             raise self.error(f"{self.what} {error}") from error
 

@@ -1,13 +1,17 @@
 """Names from TRL, transformers, verl and OpenRLHF are answered with what they are called here."""
 
 import re
+from dataclasses import fields
 
 import pytest
 
+from proa.algorithms import ALGORITHMS
 from proa.config import ConfigError, load_run_config
 from proa.config.foreign_names import _NAMES, name_here
 from proa.config.reference import sections, settings
+from proa.config.supervised_settings import SUPERVISED
 
+PARAMS = {field.name for one in (*ALGORITHMS.values(), *SUPERVISED.values()) for field in fields(one)}
 BASE = {"total_steps": 1, "train_batch_size": 8, "model": "m", "task": "sort_digits"}
 
 
@@ -21,7 +25,11 @@ def test_there_are_many_and_none_is_ours():
 def test_each_leads_to_a_setting_that_there_is(foreign):
     known = {setting.key.replace("[]", "") for setting in settings()} | {*sections()}
     named = re.findall(r"[a-z_]+(?:\.[a-z_]+)*", _NAMES[foreign])
-    assert any(name in known for name in named) or "proa resume" in _NAMES[foreign]
+    commands = ("proa resume", "--overwrite")
+    assert any(name in known for name in named) or any(command in _NAMES[foreign] for command in commands)
+    for params in re.findall(r"algorithm\.params: {(.*?)}|or for dpo {(.*?)}", _NAMES[foreign]):
+        for name in re.findall(r"(\w+):", "".join(params)):
+            assert name in PARAMS, f"{name} is a setting of no algorithm"
 
 
 @pytest.mark.parametrize("foreign", ["num_generations", "beta", "reward_funcs", "bf16"])

@@ -90,12 +90,13 @@ def test_a_template_is_a_configuration_and_sets_what_it_shows(recipe, tmp_path):
     assert load_run_config(file) == plain  # what is a comment is at its default
 
 
-@pytest.mark.parametrize("recipe", ["grpo", "sft", "ppo"])
+@pytest.mark.parametrize("recipe", ["grpo", "ppo", *SUPERVISED])
 def test_a_template_runs_as_it_is(recipe, tmp_path):
     file = tmp_path / "run.yaml"
     file.write_text(template(recipe))
-    state = run_recipe(file, output_dir=str(tmp_path), total_steps=1, eval=[])
+    state = run_recipe(file, output_dir=str(tmp_path), total_steps=1, **{"eval.0.count": 8})
     assert state.global_step == 1
+    assert any(name.startswith("held_out.") for name in state.metrics)
 
 
 def test_the_command_prints_all_a_section_and_one(capsys):

@@ -216,7 +216,6 @@ def test_an_adapter_for_another_base_is_refused(tmp_path, folder):
         (ppo, {"algorithm": "grpo", "reward": shortest}, "the recipe ppo was given a configuration for algorithm grpo"),
         (dpo, {"task": PAIRS, "algorithm": {"params": {"beta": "1e-1"}}}, "beta must be a number.*in YAML"),
         (sft, {"algorithm": {"params": {"max_length": "20"}}}, "max_length must be a whole number"),
-        (dpo, {"task": "sort_digits"}, "learns from pairs"),
         (sft, {"optimizer": {"share_prompts": True}}, "share_prompts does not apply to algorithm sft"),
         (sft, {"lora": {"path": "x", "rank": 3}}, "leave out rank"),
         (sft, {"model": "nowhere"}, "no model folder nowhere"),

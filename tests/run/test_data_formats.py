@@ -2,6 +2,8 @@
 checked token by token."""
 
 import json
+import logging
+from types import MappingProxyType
 
 import pytest
 import yaml
@@ -20,6 +22,11 @@ EXAMPLES = {
     "language modeling, conversational": ({"messages": [ASKED, BLUE]}, CHAT, "It is blue.</s>"),
     "prompt-completion": ({"prompt": "The sky is", "completion": " blue."}, "<s>The sky is", " blue.</s>"),
     "prompt-completion, conversational": ({"prompt": [ASKED], "completion": [BLUE]}, CHAT, "It is blue.</s>"),
+    "language modeling, several turns": (
+        {"messages": [ASKED, BLUE, {"role": "user", "content": "And at dusk?"}, GREEN]},
+        f"{CHAT}It is blue.</s><|user|>And at dusk?</s><|assistant|>",
+        "It is green.</s>",
+    ),
     "prompt + answer": ({"prompt": "The sky is", "answer": " blue."}, "<s>The sky is", " blue.</s>"),
     "Alpaca": (
         {"instruction": "What color is this?", "input": "the sky", "output": "It is blue."},
@@ -37,6 +44,30 @@ EXAMPLES = {
         "It is blue.</s>",
     ),
 }
+SKY = {"type": "function", "function": {"name": "look_up", "parameters": {"properties": {"where": {"type": "string"}}}}}
+CALLS = {"role": "assistant", "tool_calls": [{"type": "function", "function": {"name": "look_up", "arguments": {}}}]}
+WITH_TOOLS = (
+    "{% for tool in tools or [] %}{{ tool | tojson }}</s>{% endfor %}{% for m in messages %}<|{{ m.role }}|>"
+    "{{ m.content }}{% for call in m.tool_calls or [] %}{{ call.function.name }}(){% endfor %}</s>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{{ mood }}{% endif %}"
+)
+"""A chat template with places for tools, for calls of them, and for a value called mood."""
+TOLD = f"{json.dumps(SKY)}</s>{CHAT}"
+TOOLED = {
+    "tools": ("sft", {"messages": [ASKED, BLUE], "tools": [SKY]}, TOLD, "It is blue.</s>"),
+    "tools as JSON": ("sft", {"messages": [ASKED, BLUE], "tools": json.dumps([SKY])}, TOLD, "It is blue.</s>"),
+    "a call of a tool": ("sft", {"messages": [ASKED, CALLS], "tools": [SKY]}, TOLD, "look_up()</s>"),
+    "tools, prompt-completion": (
+        "sft", {"prompt": [ASKED], "completion": [BLUE], "tools": [SKY]}, TOLD, "It is blue.</s>"
+    ),
+    "no tools": ("sft", {"messages": [ASKED, BLUE], "tools": []}, CHAT, "It is blue.</s>"),
+    "tools, preference, explicit": (
+        "dpo", {"prompt": [ASKED], "chosen": [BLUE], "rejected": [GREEN], "tools": [SKY]}, TOLD, "It is blue.</s>"
+    ),
+    "tools, preference, implicit": (
+        "reward_model", {"chosen": [ASKED, BLUE], "rejected": [ASKED, GREEN], "tools": [SKY]}, TOLD, "It is blue.</s>"
+    ),
+}  # fmt: skip
 PAIRS = {
     "preference, explicit": (
         {"prompt": "The sky is", "chosen": " blue.", "rejected": " green."},
@@ -57,6 +88,9 @@ PROMPTS = {
     "prompt-only": ({"prompt": "The sky is", "color": "blue"}, "<s>The sky is"),
     "prompt-only, conversational": ({"prompt": [ASKED], "color": "blue"}, CHAT),
 }
+
+
+NOTHING = MappingProxyType({})
 
 
 class Seen(Callback):
@@ -86,21 +120,21 @@ def tokenizer_folder(tmp_path_factory):
 def train(request, tokenizer_folder, tmp_path):
     """Trains for one step on a row, from a file or from objects; returns the batch."""
 
-    def trained(algorithm, row, **settings):
+    def trained(algorithm, row, task=NOTHING, **settings):
         config = {
             "algorithm": algorithm, "output_dir": str(tmp_path), "total_steps": 1, "train_batch_size": 2,
             "model": {
-                "config": {**MODEL, "vocab_size": len(TOKENIZER), "max_position_embeddings": 96},
+                "config": {**MODEL, "vocab_size": len(TOKENIZER), "max_position_embeddings": 320},
                 "tokenizer": str(tokenizer_folder),
             }, **settings,
         }  # fmt: skip
         seen, rows = Seen(), [row, row]
         if request.param == "Python":
-            run(**config, task=rows, callbacks=[seen])
+            run(**config, task={"source": rows, **task}, callbacks=[seen])
         else:
             data, file = tmp_path / "rows.jsonl", tmp_path / "run.yaml"
             data.write_text("".join(json.dumps(one) + "\n" for one in rows))
-            file.write_text(yaml.safe_dump({**config, "task": str(data)}))
+            file.write_text(yaml.safe_dump({**config, "task": {"source": str(data), **task}}))
             run(file, callbacks=[seen])
         (batch,) = seen.batches
         return batch
@@ -139,3 +173,41 @@ def test_a_prompt_is_completed_as_it_was_written(name, train):
     prompts = batch.sequences[0][: -batch.action_log_probs.shape[1]]
     mask = batch.attention_mask[0][: len(prompts)]
     assert [prompts[mask].tolist()] == tokens_of(text)
+
+
+@pytest.mark.parametrize("name", TOOLED)
+def test_a_chat_template_is_given_the_tools_of_its_row(name, train):
+    algorithm, row, given, learned = TOOLED[name]
+    batch = train(algorithm, row, task={"chat_template": WITH_TOOLS})
+    if algorithm == "sft":
+        assert [batch.sequences[0][batch.attention_mask[0]].tolist()] == tokens_of(given + learned)
+        acted = batch.sequences[0][-batch.action_mask.shape[1] :]
+        assert [acted[batch.action_mask[0]].tolist()] == tokens_of(learned)
+    else:
+        assert [list(batch.pairs[0].prompt), list(batch.pairs[0].chosen)] == tokens_of(given, learned)
+
+
+def test_a_chat_template_is_given_the_values_of_its_row(train):
+    """With a value of its own the template writes it, and it belongs to what the model is given."""
+    row = {"messages": [ASKED, BLUE], "chat_template_kwargs": {"mood": "calm"}}
+    template = WITH_TOOLS.replace("<|{{ m.role }}|>", "<|{{ m.role }}|>{{ mood if m.role == 'assistant' }}")
+    batch = train("sft", row, task={"chat_template": template})
+    assert [batch.sequences[0][batch.attention_mask[0]].tolist()] == tokens_of(f"{CHAT}calmIt is blue.</s>")
+    acted = batch.sequences[0][-batch.action_mask.shape[1] :]
+    assert [acted[batch.action_mask[0]].tolist()] == tokens_of("It is blue.</s>")
+
+
+def test_what_the_chat_template_does_not_use_is_warned_of(train, caplog):
+    train("sft", {"messages": [ASKED, BLUE], "tools": [SKY]})
+    assert "the chat template does not use 'tools', which the column tools gives it" in caplog.text
+    caplog.clear()
+    train("sft", {"text": "The sky is blue.", "tools": [SKY]})
+    assert "the column tools is for chat templates, and the data is text" in caplog.text
+
+
+@pytest.mark.parametrize("progress", [True, False])
+def test_what_was_recognised_is_said_with_the_progress(train, progress, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("proa.tasks"), "level", logging.NOTSET)
+    logging.getLogger("proa.tasks").manager._clear_cache()
+    train("sft", {"messages": [ASKED, BLUE]}, progress=progress)
+    assert ("data: 2 rows of messages (messages), from" in caplog.text) is progress

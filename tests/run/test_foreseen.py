@@ -6,9 +6,13 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+import yaml
 from tests.small import DETACHED
 
 from proa import RunConfig
+from proa.algorithms import ALGORITHMS
+from proa.config import outline_run_config
+from proa.config.sections import ALGORITHM_NAMES
 from proa.errors import ProaError
 from proa.recipes import grpo
 from proa.run import foreseen
@@ -90,6 +94,14 @@ def test_from_python_the_first_line_comes_before_the_data_is_read(tmp_path, caps
         ({"task": "sort_digit"}, "unknown task 'sort_digit'; did you mean 'sort_digits'"),
         ({"task": "mine/missing"}, "a dataset of the Hub is written hf:mine/missing"),
         ({"model": "missing"}, "no model folder missing: give the path of a Hugging Face folder"),
+        ({"callbacks": [{"kind": "wandbb"}]}, "no callback kind 'wandbb'; did you mean 'wandb'"),
+        ({"callbacks": [{"kind": "no_module:Mine"}]}, "callback kind 'no_module:Mine': no module 'no_module'"),
+        ({"reward": {"functions": ["exact"]}}, "reward 'exact' is not a dotted path: write 'package.module:name'"),
+        ({"reward": {"functions": ["no_module:exact"]}}, "reward 'no_module:exact': no module 'no_module' on Python's"),
+        ({"tools": ["no_module.inner:search"]}, "tool 'no_module.inner:search': no module 'no_module'"),
+        ({"agent": "no_module:solve"}, "agent 'no_module:solve': no module 'no_module'"),
+        ({"environment": {"path": "no_module:World"}}, "environment 'no_module:World': no module 'no_module'"),
+        ({"eval": [{"name": "e", "metric": "no_module:exact"}]}, "eval e: metric 'no_module:exact': no module"),
     ],
 )
 def test_what_is_not_there_is_refused_before_torch_is_loaded(tmp_path, changes, said):
@@ -100,6 +112,20 @@ def test_what_is_not_there_is_refused_before_torch_is_loaded(tmp_path, changes, 
 @pytest.mark.parametrize("source", ["hf:mine/data", "reasoning_gym:chain_sum?size=9", "my_module:rows", "add_digits"])
 def test_what_only_loading_can_tell_is_left_to_it(tmp_path, source):
     check_there(config(tmp_path, task=source, model="Qwen/Qwen3-0.6B"))
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("gropo", "did you mean 'grpo'"), ("no_module:Mine", "no module 'no_module'")]
+)
+def test_an_algorithm_that_is_not_there_is_refused_before_torch_is_loaded(tmp_path, name, said):
+    file = tmp_path / "run.yaml"
+    file.write_text(yaml.safe_dump({**DETACHED, "total_steps": 1, "algorithm": name}))
+    with pytest.raises(ProaError, match=said):
+        check_there(outline_run_config(file))
+
+
+def test_the_names_of_algorithms_are_those_that_there_are():
+    assert set(ALGORITHM_NAMES) == set(ALGORITHMS)
 
 
 def test_the_first_line_needs_neither_torch_nor_transformers():

@@ -5,7 +5,7 @@ import pytest
 from proa.tasks import load_task
 from proa.tasks.builtin.characters import tokenizer as make_tokenizer
 from proa.tasks.chat import check_is_chat, with_system_prompt, with_template
-from proa.tasks.prompts import tokenise
+from proa.tasks.prompts import template_values, tokenise
 from proa.tasks.task import TaskError
 
 CHAT = (
@@ -89,3 +89,17 @@ def test_a_template_for_prompts_that_are_text_is_refused_unless_they_become_mess
         check_is_chat(load_task([{"prompt": "12"}]))
     check_is_chat(with_system_prompt(load_task([{"prompt": "12"}]), ""))
     check_is_chat(load_task([{"prompt": MESSAGES}]))
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ({"tools": "add"}, r"row 2: the column tools is text and not JSON \(Expecting value\)"),
+        ({"tools": ["add"]}, "row 2: tools is a list of the schemas of functions, or such a list as JSON, not .'add'"),
+        ({"tools": '{"name": "add"}'}, "row 2: tools is a list of the schemas"),
+        ({"chat_template_kwargs": "calm"}, "row 2: chat_template_kwargs is a mapping of values"),
+    ],
+)
+def test_what_is_no_value_for_a_chat_template_is_refused(columns, words):
+    with pytest.raises(TaskError, match=words):
+        template_values(columns, "row 2")

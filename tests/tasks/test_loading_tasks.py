@@ -161,14 +161,6 @@ def test_hostile_lines_are_told_in_a_sentence_with_their_number(tmp_path):
         assert len(str(refused.value)) < 300 + len(str(path))
 
 
-def test_tools_that_no_template_is_given_are_warned_of(caplog):
-    messages = [{"role": "user", "content": "2+2="}, {"role": "assistant", "content": "4"}]
-    load_examples([{"messages": messages, "tools": []}])
-    assert "chat templates are not given it" not in caplog.text
-    load_examples([{"messages": messages, "tools": [{"type": "function", "function": {"name": "add"}}]}])
-    assert "the list has a column tools, and chat templates are not given it" in caplog.text
-
-
 def test_a_column_that_others_often_call_so_is_named_in_the_line_to_write():
     with pytest.raises(TaskError, match=r"e.g. columns: \{prompt: question\}"):
         load_task([{"question": "2+2=", "answer": "4"}])

@@ -6,9 +6,10 @@ import pickle
 import pytest
 
 from proa.tasks import TaskError
+from proa.tasks.builtin import BUILTIN, builtin_task, builtin_tokenizer
 from proa.tasks.builtin.characters import tokenizer as make_tokenizer
 from proa.tasks.completions import completion_tokens, conversation_tokens
-from proa.tasks.preferences import PreferencePair, TokenisedPair, load_preferences, tokenise_pair
+from proa.tasks.preferences import PreferencePair, TokenisedPair, builtin_pairs, load_preferences, tokenise_pair
 
 ROWS = [
     {"prompt": "1+1=", "chosen": "2", "rejected": "3", "source": "a"},
@@ -297,3 +298,18 @@ def test_a_conversation_without_a_last_answer_is_refused(messages, chat):
 def test_a_greeting_cannot_be_learned(chat):
     with pytest.raises(TaskError, match="begins with the assistant's message"):
         learned(chat, [assistant("0"), user("1"), assistant("2")], every_answer=True)
+
+
+@pytest.mark.parametrize("name", BUILTIN)
+def test_a_built_in_task_has_pairs_of_a_right_and_a_wrong_answer(name):
+    rows = builtin_task(name, "test", 20).rows
+    pairs = builtin_pairs(name, "test", 20)
+    assert [pair.prompt for pair in pairs] == [row.prompt for row in rows]
+    for row, pair in zip(rows, pairs, strict=True):
+        chosen, rejected = (
+            side if isinstance(side, str) else side[0]["content"] for side in (pair.chosen, pair.rejected)
+        )
+        assert chosen == row.columns["answer"]
+        assert rejected != chosen
+        tokens = tokenise_pair(pair, builtin_tokenizer(name), where="pair")
+        assert len(tokens.chosen) == len(tokens.rejected)

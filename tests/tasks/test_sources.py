@@ -9,6 +9,7 @@ from tests.tasks.task_sources import ROWS
 
 from proa.tasks import TaskError, TaskRow, load_examples, load_task
 from proa.tasks.preferences import load_preferences
+from proa.tasks.sources import read_table
 
 TASK_ROWS = [TaskRow("1+1=", {"answer": "2"}), TaskRow("2+2=", {"answer": "4"})]
 
@@ -229,3 +230,21 @@ def test_what_was_recognised_is_said(caplog):
 def test_a_row_that_is_not_what_its_columns_say_is_refused(row, words):
     with pytest.raises(TaskError, match=words):
         load_examples([row])
+
+
+def test_what_an_arrow_table_fills_in_is_not_data(tmp_path):
+    """Every mapping of a column gets the keys of all, with None; a chat template would write `"b": null`."""
+    datasets = pytest.importorskip("datasets", reason="datasets is not installed")
+
+    def row(name):
+        call = {"role": "assistant", "content": None, "tool_calls": [{"name": "add", "arguments": {name: 1}}]}
+        tools = [{"name": "add", "parameters": {"properties": {name: {"type": "integer"}}}}]
+        return {"messages": [{"role": "user", "content": name}, call], "tools": tools, "notes": {"a": None, "b": name}}
+
+    rows = [row("a"), row("b")]
+    dataset = datasets.Dataset.from_list(rows)
+    assert dataset[0]["tools"][0]["parameters"]["properties"]["b"] is None
+    dataset.to_parquet(tmp_path / "rows.parquet")
+    dataset.save_to_disk(tmp_path / "saved")
+    for source in (dataset, str(tmp_path / "rows.parquet"), str(tmp_path / "saved")):
+        assert read_table(source).rows == rows

@@ -78,6 +78,11 @@ def check_callback(spec: Mapping[str, Any]) -> None:
         _check_params(kind, _factory(kind), params)
 
 
+def check_kind(kind: str) -> None:
+    """Raise for a kind that there is not. Nothing is imported."""
+    _KINDS.check(kind)
+
+
 def _parse(spec: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     wrong = CallbackConfigError(f"a callback is given as {{kind: …, params: {{…}}}}, not as {spec!r}")
     if not isinstance(spec, Mapping) or spec.keys() - {"kind", "params"}:

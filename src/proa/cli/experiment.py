@@ -13,7 +13,6 @@ from rich.text import Text
 
 from ..config import load_experiment_config
 from ..data.results import ArmResult, ExperimentResult
-from ..experiments import Experiment
 from ..terminal import JobConsole, tolerate_lost_output
 from ..visible import print_visible
 from .exit_codes import exit_code
@@ -28,6 +27,8 @@ def experiment(file: str, flags: Sequence[str]) -> int:
 
     def work() -> int:
         config = load_experiment_config(file, flags)
+        from ..experiments import Experiment  # imports torch: a mistake in the file need not wait for it
+
         planned = Experiment(config, report=lambda arm: _show_arm(console, arm))
         runs = count(sum(len(chain) for chain in planned.plan), "run")
         console.print(f"{config.name}: {runs} in {config.folder}", highlight=False, soft_wrap=True)

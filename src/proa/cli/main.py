@@ -230,6 +230,11 @@ def _add_eval(verbs: Verbs) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
     def run(options: argparse.Namespace) -> int:
+        if not Path(options.source).is_dir():  # said before torch is loaded
+            print_visible(
+                f"there is no folder {options.source}: give the folder of a run, a model or an adapter", file=sys.stderr
+            )
+            return 2
         from .evaluate import EvalFlags, evaluate
 
         columns = None if options.column is None else dict(options.column)
@@ -304,6 +309,13 @@ def _add_replay(verbs: Verbs) -> None:
     parser.add_argument("--json", action="store_true", help="print the comparison as one JSON object")
 
     def run(options: argparse.Namespace) -> int:
+        from ..record.reading import RunNotFoundError, check_run_folder
+
+        try:
+            check_run_folder(Path(options.folder))  # before torch is loaded
+        except RunNotFoundError as error:
+            print_visible(error, file=sys.stderr)
+            return 2
         from .replay import run_replay
 
         return run_replay(

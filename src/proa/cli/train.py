@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,7 @@ from ..record.run_folder import BrokenRecordError, read_json
 from ..run.given import Given
 from ..run.start import start_configured
 from ..terminal import JobConsole, tolerate_lost_output
-from ..visible import print_visible, show_details
+from ..visible import print_visible
 from .exit_codes import exit_code
 from .text import count, curve, ledger_line, metric_values
 
@@ -43,7 +42,6 @@ def run_to_end(
     """Start a run, or resume one, and show its results. Exit code: 0 done, 1 failed, 2 wrong use."""
     # A progress bar for writing one file would appear among the results.
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    show_details(logging.getLogger("proa.tasks"))  # what was recognised as data
     console = JobConsole()
     shown = [] if resume is None else [_ResumeMessage(console)]
 

@@ -61,24 +61,33 @@ def load_experiment_config(
     name = str(file) if file else ""
     lines |= _named_lines(content.get("runs"), lines)
     config = _validate(ExperimentConfig, content, lines, name)
-    for arm, arm_content in config.arms.items():
-        try:
-            arm_config(config, arm, lines=_arm_lines(arm_content, lines), file=name)
-        except ConfigError as error:
-            raise ConfigError(f"arm {arm}: {error}") from None
+    for outline in (True, False):  # what can be wrong without a look at algorithms, which imports torch, comes first
+        for arm, arm_content in config.arms.items():
+            try:
+                arm_config(config, arm, lines=_arm_lines(arm_content, lines), file=name, outline=outline)
+            except ConfigError as error:
+                raise ConfigError(f"arm {arm}: {error}") from None
     return config
 
 
 def arm_config(
-    config: ExperimentConfig, arm: str, *, lines: Mapping[KeyPath, int] | None = None, file: str = "", **changes: Any
+    config: ExperimentConfig,
+    arm: str,
+    *,
+    lines: Mapping[KeyPath, int] | None = None,
+    file: str = "",
+    outline: bool = False,
+    **changes: Any,
 ) -> RunConfig:
-    """The configuration of one run of an arm; `changes` are its name, its seed and its stage."""
+    """The configuration of one run of an arm; `changes` are its name, its seed and its stage. An `outline` is without a
+    look at its algorithm and engine."""
     source = config.arms[arm]
     content = unshared(source.content)
     common: dict[str, Any] = {"name": arm, "output_dir": str(config.folder)}
     if config.continual is not None and "task" not in content:
         common["task"] = config.continual.datasets[0]  # each stage has its own task
-    return _build(content, (), {**source.changes, **common, **changes}, lines or {}, file, None)
+    context = RESTORED if outline else None
+    return _build(content, (), {**source.changes, **common, **changes}, lines or {}, file, None, context)
 
 
 def _named_lines(runs: Any, lines: Mapping[KeyPath, int]) -> dict[KeyPath, int]:

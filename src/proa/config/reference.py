@@ -214,31 +214,23 @@ sampling:
   temperature: 1.0
 # reward: my_module:my_reward    # by default the task's own
 """
-_EVAL = """\
-eval:
-  - name: held_out               # greedy completions of held-out prompts
-    run_every: 50
-"""
 
 
 def template(recipe: str) -> str:
-    """A commented YAML file to begin with: it trains a tiny model on a built-in task as it is. Preferences are the
-    user's own: there is no built-in task of them."""
-    needs_pairs = recipe in ("dpo", "reward_model")
+    """A commented YAML file to begin with: it trains a tiny model on a built-in task as it is."""
     is_detached = recipe not in SUPERVISED
-    task = "pairs.jsonl               # your file, with columns chosen and rejected" if needs_pairs else (
-        "sort_digits               # built in; or a file, or hf:NAME of the Hub"
-    )  # fmt: skip
+    data = "a file with columns chosen and rejected" if recipe in ("dpo", "reward_model") else "a file"
+    measured = "greedy completions of held-out prompts" if is_detached else "the loss on held-out data, and more"
     blocks = [
         f"# proa train FILE. Every other key: proa config\nname: {recipe}\noutput_dir: runs\nseed: 0\n"
         f"total_steps: 100                 # batches\ntrain_batch_size: 64             # samples of a batch\n",
-        f"{_MODEL}task: {task}\n",
+        f"{_MODEL}task: sort_digits                # built in; or {data}, or hf:NAME of the Hub\n",
         f"algorithm: {recipe}\n{_DETACHED if is_detached else ''}",
-        "" if needs_pairs else _EVAL,
+        f"eval:\n  - name: held_out               # {measured}\n    run_every: 50\n",
         _optional("optimizer", {"learning_rate": "1e-3"}, is_detached),
         _optional("checkpoint", {"save_every": "50"}, is_detached),
     ]
-    return "\n".join(filter(None, blocks))
+    return "\n".join(blocks)
 
 
 def _optional(section: str, said: dict[str, str], is_detached: bool) -> str:

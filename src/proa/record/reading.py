@@ -161,7 +161,7 @@ def eval_name(metric: str, names: Iterable[str]) -> str | None:
 
 def read_run(folder: Path) -> RunSummary:
     """Read the run in this folder, whatever state it is in."""
-    _check_run_folder(folder)
+    check_run_folder(folder)
     try:
         record = _read(folder)
         # It may have ended after its header was read and before its process was looked up.
@@ -293,7 +293,8 @@ def _is_zombie(pid: int) -> bool:
     return state.rpartition(")")[2].split()[0] == "Z"
 
 
-def _check_run_folder(folder: Path) -> None:
+def check_run_folder(folder: Path) -> None:
+    """Raise where there is no run."""
     if (folder / "run.json").is_file():
         return
     if not folder.exists():

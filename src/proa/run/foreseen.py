@@ -8,26 +8,54 @@ import importlib.util
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from ..config import DetachedConfig, RunConfig
-from ..config.sections import AUTO
+from ..callbacks.registry import check_kind
+from ..config import ConfigError, DetachedConfig, RunConfig
+from ..config.sections import ALGORITHM_NAMES, AUTO
+from ..config.supervised_settings import SUPERVISED
+from ..dotted import DottedPathError, check_module
+from ..errors import UnknownNameError
 from ..policy.hub import HubError, is_hub_name, no_folder
+from ..registry import Registry
 from ..tasks.sources import check_there as check_source_there
 from ..visible import print_visible
 
 _DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 """What the driver of a GPU makes: of NVIDIA's, under WSL, and of AMD's."""
+_ALGORITHMS = Registry("algorithm", "proa.algorithms", dict.fromkeys(ALGORITHM_NAMES, ""), UnknownNameError)
+"""Their names only: what they are needs torch."""
 
 
 def check_there(config: RunConfig) -> None:
-    """Raise for a model's folder, a file or a built-in task that there is not: a slip need not wait for torch."""
+    """Raise for a folder, a file, an algorithm, a kind of callbacks or a module that there is not: a slip need not wait
+    for torch."""
     path = config.model.path
     if path is not None and not Path(path).exists() and not is_hub_name(path):
         raise HubError(no_folder(path))
     check_source_there(config.task.source)
+    _ALGORITHMS.check(config.algorithm.name, others=SUPERVISED)
+    for callback in config.callbacks:
+        check_kind(callback.kind)
+    for what, dotted in _dotted_paths(config):
+        try:
+            check_module(dotted)
+        except DottedPathError as error:
+            raise ConfigError(f"{what} {error}") from error
+
+
+def _dotted_paths(config: RunConfig) -> Iterator[tuple[str, str]]:
+    """What is the user's own code, and where."""
+    yield from ((f"eval {one.name}: metric", one.metric) for one in config.eval if one.metric is not None)
+    yield from ((f"eval {one.name}: evaluator", one.evaluator) for one in config.eval if one.evaluator is not None)
+    if not isinstance(config, DetachedConfig):
+        return
+    yield from (("reward", function) for function in config.reward.functions)
+    yield from (("tool", tool) for tool in config.tools)
+    yield from (("environment", path) for path in [config.environment.path] if path is not None)
+    yield from (("agent", path) for path in [config.agent] if path is not None)
 
 
 def announce(config: RunConfig) -> str:

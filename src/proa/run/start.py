@@ -34,7 +34,7 @@ from ..resume.resuming import (
 )
 from ..tasks.template_date import pinned, pinned_to
 from ..terminal import tolerate_lost_output
-from ..visible import print_visible
+from ..visible import print_visible, show_details
 from .automatic import resolve_automatic, resolve_device
 from .foreseen import first_line
 from .given import Given, configured
@@ -97,6 +97,8 @@ def start_configured(
     if settled.progress and first_line(settled) != announced:
         with tolerate_lost_output():
             print_visible(first_line(settled), flush=True)
+    if settled.progress:
+        show_details(logging.getLogger("proa.tasks"))  # what was recognised as data
     settled = resolve_automatic(settled, given, resumed=resume is not None)
     if resume == AUTO and (done := _complete(settled)) is not None:
         return done

@@ -25,6 +25,7 @@ from ..resume.checkpoints import Checkpoints
 from ..resume.inputs import Inputs, Rows, model_architecture, row_tokens, tokenizer_digest
 from ..resume.resuming import Resumption, changed_start_error, restore_process
 from ..supervised.training import HeldOut
+from ..tasks.chat import warn_of_unread_columns
 from ..tasks.task import TaskError
 from .driver_record import DriverRecord
 from .given import Given
@@ -50,6 +51,8 @@ class SupervisedRun:
         self._held_out_data = None if section is None else kind.load_held_out(section)
         kind.load_model()
         self.trained = kind.trained
+        if kind.rows:
+            warn_of_unread_columns(kind.rows[0].prompt, kind.rows[0].columns, self.trained.tokenizer)
         set_up_computing(self.trained.model, compute_settings(config))  # what is wrong with that is found now
         self.inputs = Inputs(
             rows=Rows.of(row_tokens(self._row_tokens, kind.rows, TRIED_ROWS), kind.rows, len(kind.rows)),

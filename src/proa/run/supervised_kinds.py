@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypedDict, TypeVar
 
-from ..config import ConfigError, SupervisedConfig
+from ..config import SupervisedConfig
 from ..config.sections import EvalSection
 from ..config.supervised_settings import DPOSettings, RewardModelSettings, SFTSettings
 from ..data.state import LoopState
@@ -27,7 +27,7 @@ from ..supervised.training import HeldOut
 from ..tasks import Task
 from ..tasks.builtin import BUILTIN, builtin_task
 from ..tasks.overlong import Overlong
-from ..tasks.preferences import PreferencePair, load_preferences, tokenise_pair
+from ..tasks.preferences import PreferencePair, builtin_pairs, load_preferences, tokenise_pair
 from .given import Given
 from .loading import load_data, load_policy, load_trained_reward_model, load_training_task
 
@@ -139,15 +139,14 @@ class PairsKind(SupervisedKind[Pairs]):
     def load_data(self) -> Pairs:
         task, given = self.config.task, self.given.data
         if given is None and task.source in BUILTIN:
-            raise ConfigError(
-                f"the task {task.source} has prompts and answers, and {self.config.algorithm.name} learns from pairs: "
-                "give a file of prompt, chosen and rejected"
-            )
+            return builtin_pairs(task.source, "train", task.count, self.config.seed)
         source = task.source if given is None else given
         return load_preferences(source, columns=task.named_columns, split=task.split)[: task.count]
 
     def load_held_out(self, section: EvalSection) -> Pairs:
         source = eval_source(section, self.config, self.given.eval_of(section.name))
+        if isinstance(source, str) and source in BUILTIN:
+            return builtin_pairs(source, "test", section.count)
         columns = eval_columns(section, self.config)
         return load_preferences(source, columns=columns, split=section.split)[: section.count]
 

@@ -25,6 +25,7 @@ from ..policy.packing import check_packing, pack, pack_lengths, packed_log_probs
 from ..spelling import did_you_mean
 from ..tasks.completions import check_fits, completion_tokens, conversation_tokens, document_tokens
 from ..tasks.overlong import Overlong, cut_prompt, leave_out_overlong, say_cut
+from ..tasks.prompts import template_values
 from ..tasks.task import Task, TaskError, TaskRow
 from .training import BatchOrder, HeldOut, SupervisedStep, check_context, make_optimizer, run_loop
 
@@ -139,7 +140,7 @@ class Examples:
         column = self._column(row)
         if column is None and is_conversation(row.prompt):
             assert not isinstance(row.prompt, str)
-            return conversation_tokens(row.prompt, self.tokenizer, every_answer=self.settings.every_answer, where=where)
+            return self._conversation(row.prompt, row, where)
         answer = self._answer(row, column, where)
         if row.prompt == "" and isinstance(answer, str):
             return document_tokens(answer, self.tokenizer, where=where)
@@ -152,8 +153,18 @@ class Examples:
             prompt, completion = completion_tokens(row.prompt, answer, self.tokenizer, where=where)
             return prompt + completion, [False] * len(prompt) + [True] * len(completion)
         messages = [*row.prompt, *([{"role": "assistant", "content": answer}] if isinstance(answer, str) else answer)]
+        return self._conversation(messages, row, where, given=len(row.prompt))
+
+    def _conversation(
+        self, messages: Messages, row: TaskRow, where: str, *, given: int | None = None
+    ) -> tuple[tuple[int, ...], list[bool]]:
         return conversation_tokens(
-            messages, self.tokenizer, every_answer=self.settings.every_answer, given=len(row.prompt), where=where
+            messages,
+            self.tokenizer,
+            every_answer=self.settings.every_answer,
+            given=given,
+            values=template_values(row.columns, where),
+            where=where,
         )
 
     def _column(self, row: TaskRow) -> str | None:

@@ -10,7 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .prompts import template_text
+from ..data.messages import Messages
+from .prompts import template_text, template_values
 from .task import ChatRow, Task, TaskError, TaskRow
 
 if TYPE_CHECKING:
@@ -94,6 +95,22 @@ def warn_of_missing_turn(task: Task, tokenizer: PreTrainedTokenizerBase) -> None
             "the chat template does not begin the assistant's turn (add_generation_prompt changes nothing): prompts "
             "end with %r, and completions begin right there", with_turn[-40:],
         )  # fmt: skip
+
+
+def warn_of_unread_columns(
+    prompt: str | Messages, columns: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """Warn where the data has values for its chat template (`tools`, `chat_template_kwargs`) that get nowhere."""
+    template = getattr(tokenizer, "chat_template", None)
+    for name in template_values(columns, "row 0"):
+        column = "tools" if name == "tools" else "chat_template_kwargs"
+        if isinstance(prompt, str):
+            log.warning("the column %s is for chat templates, and the data is text: it changes nothing", column)
+        elif template and name not in json.dumps(template):
+            log.warning(
+                "the chat template does not use %r, which the column %s gives it: what is learned does not know of it. "
+                "Give a task.chat_template that does", name, column,
+            )  # fmt: skip
 
 
 def _read_template(given: str) -> str:

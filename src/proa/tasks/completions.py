@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..data.messages import Messages
 from .overlong import OverlongError
-from .prompts import template_options, template_text, template_tokens, text_tokens, tokenise
+from .prompts import NO_VALUES, template_options, template_text, template_tokens, text_tokens, tokenise
 from .task import TaskError, TaskRow
 
 if TYPE_CHECKING:
@@ -26,13 +26,19 @@ _CONTEXTS = ("", "\n", "a", "0", ".", "=", ")", "Z", "é", "中")
 
 
 def completion_tokens(
-    prompt: str | Messages, completion: str | Messages, tokenizer: PreTrainedTokenizerBase, *, where: str
+    prompt: str | Messages,
+    completion: str | Messages,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    values: Mapping[str, Any] = NO_VALUES,
+    where: str,
 ) -> tuple[Tokens, Tokens]:
-    """The tokens of a prompt and of its completion with the end token; both are text or both messages.
+    """The tokens of a prompt and of its completion with the end token; both are text or both messages, whose chat
+    template is given `values` besides.
 
     If a prompt ends with a message of the assistant, the completion continues that message.
     """
-    prompt_tokens = tokenise(TaskRow(prompt), tokenizer, where=where)
+    prompt_tokens = tokenise(TaskRow(prompt), tokenizer, values=values, where=where)
     if isinstance(prompt, str):
         assert isinstance(completion, str), "loading gives both sides one form"
         together = text_tokens(prompt + completion, tokenizer)
@@ -44,14 +50,20 @@ def completion_tokens(
             whole = [*prompt[:-1], _continued(prompt[-1], completion, where)]
         else:
             whole = [*prompt, *completion]
-        tokens = _answer(prompt, prompt_tokens, whole, tokenizer, where, options)
+        tokens = _answer(prompt, prompt_tokens, whole, tokenizer, where, options, values)
     end = _end_token(tokenizer, where)
     tokens = _trim_end(tokens, end, tokenizer)
     return prompt_tokens, tokens if tokens[-1:] == (end,) else (*tokens, end)
 
 
 def conversation_tokens(
-    messages: Messages, tokenizer: PreTrainedTokenizerBase, *, every_answer: bool, given: int | None = None, where: str
+    messages: Messages,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    every_answer: bool,
+    given: int | None = None,
+    values: Mapping[str, Any] = NO_VALUES,
+    where: str,
 ) -> tuple[Tokens, list[bool]]:
     """The tokens of a whole conversation, and which of them are learned.
 
@@ -64,17 +76,17 @@ def conversation_tokens(
             f"{where}: a conversation to learn from must end with the assistant's message, after at least one other"
         )
     if given is not None and messages[given - 1].get("role") == "assistant":
-        prompt, answer = completion_tokens(messages[:given], messages[given:], tokenizer, where=where)
+        prompt, answer = completion_tokens(messages[:given], messages[given:], tokenizer, values=values, where=where)
         earlier = messages[: given - 1]
     else:
-        prompt, answer = _turn(messages, tokenizer, where, is_last=True)
+        prompt, answer = _turn(messages, tokenizer, where, values, is_last=True)
         earlier = messages[:-1]
     tokens = prompt + answer
     learned = [False] * len(prompt) + [True] * len(answer)
     first = 0 if every_answer else len(earlier) if given is None else given
     for place in range(first, len(earlier)):
         if messages[place].get("role") == "assistant":
-            begin, end = _span(messages[: place + 1], tokens, tokenizer, where)
+            begin, end = _span(messages[: place + 1], tokens, tokenizer, where, values)
             learned[begin:end] = [True] * (end - begin)
     return tokens, learned
 
@@ -100,7 +112,7 @@ def check_fits(prompt: int, completion: int, max_length: int | None, *, where: s
     if prompt >= max_length:
         raise OverlongError(
             f"{where}: the prompt has {prompt} tokens and fills the context of {max_length}, "
-            f"with no space for a {what}: {remedy}"
+            f"with no space for the {what}: {remedy}"
         )
     raise OverlongError(
         f"{where}: the prompt ({prompt} tokens) and its {what} ({completion}) have {prompt + completion} tokens, "
@@ -162,14 +174,15 @@ def _answer(
     tokenizer: PreTrainedTokenizerBase,
     where: str,
     options: Mapping[str, bool],
+    values: Mapping[str, Any],
 ) -> Tokens:
     """The tokens that the template writes after the prompt, in the whole conversation."""
-    tokens = template_tokens(whole, tokenizer, {}, where=where, what="answer")
+    tokens = template_tokens(whole, tokenizer, values, where=where, what="answer")
     if tokens[: len(prompt_tokens)] == prompt_tokens:
         return tokens[len(prompt_tokens) :]
     begun, text = (
-        template_text(prompt, tokenizer, options, where=where),
-        template_text(whole, tokenizer, {}, where=where),
+        template_text(prompt, tokenizer, {**options, **values}, where=where),
+        template_text(whole, tokenizer, values, where=where),
     )
     if not text.startswith(begun):
         raise TaskError(
@@ -181,22 +194,28 @@ def _answer(
 
 
 def _turn(
-    messages: Messages, tokenizer: PreTrainedTokenizerBase, where: str, *, is_last: bool
+    messages: Messages, tokenizer: PreTrainedTokenizerBase, where: str, values: Mapping[str, Any], *, is_last: bool
 ) -> tuple[Tokens, Tokens]:
     """The tokens before the last of these messages, which is the assistant's, and those of the message."""
     options = {"add_generation_prompt": True}
-    prompt = template_tokens(messages[:-1], tokenizer, options, where=where)
-    answer = _answer(messages[:-1], prompt, messages, tokenizer, where, options)
+    prompt = template_tokens(messages[:-1], tokenizer, {**options, **values}, where=where)
+    answer = _answer(messages[:-1], prompt, messages, tokenizer, where, options, values)
     end = _end_token(tokenizer, where)
     answer = _trim_end(answer, end, tokenizer)
     return prompt, (*answer, end) if is_last and answer[-1:] != (end,) else answer
 
 
-def _span(messages: Messages, tokens: Sequence[int], tokenizer: PreTrainedTokenizerBase, where: str) -> tuple[int, int]:
+def _span(
+    messages: Messages,
+    tokens: Sequence[int],
+    tokenizer: PreTrainedTokenizerBase,
+    where: str,
+    values: Mapping[str, Any],
+) -> tuple[int, int]:
     """The place of the last of these messages in the tokens of the whole conversation."""
     if len(messages) == 1:
         raise TaskError(f"{where}: the conversation begins with the assistant's message, without a prompt for it")
-    prompt, answer = _turn(messages, tokenizer, where, is_last=False)
+    prompt, answer = _turn(messages, tokenizer, where, values, is_last=False)
     until = len(prompt) + len(answer)
     if tuple(tokens[:until]) != prompt + answer:
         raise TaskError(

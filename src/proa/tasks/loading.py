@@ -107,11 +107,6 @@ def _read_as(rows: Sequence[Any], formats: Sequence[Format], columns: Columns, o
         "data: %s row%s of %s%s, from %s", f"{len(rows):,}", "s" * (len(rows) > 1), found.describe(first),
         f" with {', '.join(others)}" if others else "", origin,
     )  # fmt: skip
-    if formats is not PROMPTS and first.get("tools"):
-        log.warning(
-            "%s has a column tools, and chat templates are not given it: what is learned does not know of these tools. "
-            "Write them into the system messages, as the template would", origin,
-        )  # fmt: skip
     return [_rewritten(row, found, f"{origin}, row {index}") for index, row in enumerate(renamed)]
 
 

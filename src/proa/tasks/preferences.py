@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ..data.messages import Messages, is_conversation
 from ..spelling import did_you_mean, nearest
+from .builtin import builtin_task
 from .completions import Tokens, check_fits, completion_tokens
 from .formats import PAIRS, Columns, rename
 from .overlong import Overlong, cut_prompt
+from .prompts import template_values
 from .sources import FILES, find_source, is_named_data, read_table
 from .task import TaskError
 
@@ -85,6 +87,23 @@ def load_preferences(source: Any, *, columns: Columns | None = None, split: str 
     return pairs
 
 
+def builtin_pairs(name: str, split: str = "train", count: int | None = None, seed: int = 0) -> list[PreferencePair]:
+    """The answers of a built-in task, each preferred to a wrong one: every digit of it is one more.
+
+    >>> builtin_pairs("sort_digits", count=1)
+    [PreferencePair(prompt='084460>', chosen='004468', rejected='115579', margin=None, columns={})]
+    """
+    pairs = []
+    for index, row in enumerate(builtin_task(name, split, count, seed).rows):
+        answer = str(row.columns["answer"])
+        sides = {"prompt": row.prompt, "chosen": answer, "rejected": answer.translate(_ONE_MORE)}
+        pairs.append(_pair(sides, f"task {name!r}, row {index}"))
+    return pairs
+
+
+_ONE_MORE = str.maketrans("0123456789", "1234567890")
+
+
 def tokenise_pair(
     pair: PreferencePair,
     tokenizer: PreTrainedTokenizerBase,
@@ -94,8 +113,9 @@ def tokenise_pair(
     where: str,
 ) -> TokenisedPair:
     """A pair as tokens; one whose longer side does not fit in `max_length` is refused, or its prompt cut."""
-    prompt, chosen = completion_tokens(pair.prompt, pair.chosen, tokenizer, where=where)
-    _, rejected = completion_tokens(pair.prompt, pair.rejected, tokenizer, where=where)
+    values = template_values(pair.columns, where)
+    prompt, chosen = completion_tokens(pair.prompt, pair.chosen, tokenizer, values=values, where=where)
+    _, rejected = completion_tokens(pair.prompt, pair.rejected, tokenizer, values=values, where=where)
     if chosen == rejected:
         raise TaskError(f"{where}: chosen and rejected are the same tokens, which says nothing: leave the row out")
     is_cut = False

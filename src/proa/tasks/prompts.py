@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ..data.lease import Prompt
@@ -20,6 +22,7 @@ KEPT_PASSES = 3
 """Orders kept in memory: leases that are open at the same time are in neighbouring passes."""
 KEPT_ROWS = 20_000
 """How many rows' tokens are kept in memory."""
+NO_VALUES: Mapping[str, Any] = MappingProxyType({})
 
 
 class PromptStream:
@@ -140,8 +143,11 @@ class PromptStream:
         return tokens
 
 
-def tokenise(row: TaskRow, tokenizer: PreTrainedTokenizerBase, *, where: str) -> tuple[int, ...]:
-    """The tokens of a row's prompt, ready for generation: text is tokenised, messages go through the chat template.
+def tokenise(
+    row: TaskRow, tokenizer: PreTrainedTokenizerBase, *, values: Mapping[str, Any] = NO_VALUES, where: str
+) -> tuple[int, ...]:
+    """The tokens of a row's prompt, ready for generation: text is tokenised, messages go through the chat template,
+    which is given `values` besides.
 
     An end token that the tokenizer adds after every text is removed. If the last message is the assistant's it is
     continued, otherwise a message of the assistant begins.
@@ -150,7 +156,7 @@ def tokenise(row: TaskRow, tokenizer: PreTrainedTokenizerBase, *, where: str) ->
     if isinstance(prompt, str):
         tokens = text_tokens(prompt, tokenizer)
     else:
-        tokens = template_tokens(prompt, tokenizer, template_options(prompt), where=where)
+        tokens = template_tokens(prompt, tokenizer, {**template_options(prompt), **values}, where=where)
     if not tokens:
         raise TaskError(f"{where}: the prompt {row.prompt!r:.40} has no tokens")
     return tokens
@@ -170,6 +176,26 @@ def text_tokens(text: str, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...
     return tuple(map(int, tokens[begin:end]))
 
 
+def template_values(columns: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """What data gives its chat template besides messages, in columns that are called as TRL calls them: `tools`, the
+    schemas of functions, as a list or as JSON, and `chat_template_kwargs`."""
+    tools, more = columns.get("tools"), columns.get("chat_template_kwargs")
+    if not tools and not more:
+        return NO_VALUES
+    if isinstance(tools, str):
+        try:
+            tools = json.loads(tools)
+        except json.JSONDecodeError as error:
+            raise TaskError(f"{where}: the column tools is text and not JSON ({error.msg})") from None
+    if tools and not (isinstance(tools, list) and all(isinstance(tool, Mapping) for tool in tools)):
+        raise TaskError(
+            f"{where}: tools is a list of the schemas of functions, or such a list as JSON, not {tools!r:.60}"
+        )
+    if more and not isinstance(more, Mapping):
+        raise TaskError(f"{where}: chat_template_kwargs is a mapping of values for the chat template, not {more!r:.60}")
+    return {**({"tools": tools} if tools else {}), **(more or {})}
+
+
 def template_options(messages: Sequence[Mapping[str, Any]]) -> dict[str, bool]:
     """Options of a chat template to continue the assistant's last message, or to begin one."""
     is_continued = messages[-1].get("role") == "assistant"
@@ -179,7 +205,7 @@ def template_options(messages: Sequence[Mapping[str, Any]]) -> dict[str, bool]:
 def template_tokens(
     messages: Sequence[Mapping[str, Any]],
     tokenizer: PreTrainedTokenizerBase,
-    options: Mapping[str, bool],
+    options: Mapping[str, Any],
     *,
     where: str,
     what: str = "messages",
@@ -192,7 +218,7 @@ def template_tokens(
 def template_text(
     messages: Sequence[Mapping[str, Any]],
     tokenizer: PreTrainedTokenizerBase,
-    options: Mapping[str, bool],
+    options: Mapping[str, Any],
     *,
     where: str,
     tools: Sequence[Mapping[str, Any]] = (),

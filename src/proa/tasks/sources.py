@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..data.messages import is_conversation
 from ..dotted import DottedPathError, resolve
 from ..hub_errors import explain_hub_error
 from ..spelling import did_you_mean
@@ -165,7 +166,7 @@ def _read_csv(path: Path) -> list[dict[str, str]]:
 def _read_parquet(path: Path) -> list[Any]:
     reader = _package("pyarrow.parquet", str(path))
     try:
-        rows: list[Any] = reader.ParquetFile(path).read().to_pylist()
+        rows = [_without_filled(row) for row in reader.ParquetFile(path).read().to_pylist()]
     except OSError:
         raise
     except Exception as error:  # pyarrow has its own kinds
@@ -254,7 +255,22 @@ def _refuse_split(split: str | None, origin: str) -> None:
 
 
 def _dataset_rows(dataset: Any) -> list[Any]:
-    return [dict(row) for row in dataset]
+    return [_without_filled(row) for row in dataset]
+
+
+def _without_filled(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of an Arrow table, in which every mapping of a column has the keys of all: without those that are None
+    because another row has them. Chat templates would write them, in messages and in the schemas of tools."""
+    return {
+        name: _without_none(value) if is_conversation(value) or name in ("tools", "chat_template_kwargs") else value
+        for name, value in row.items()
+    }
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_none(one) for key, one in value.items() if one is not None or key == "content"}
+    return [_without_none(one) for one in value] if isinstance(value, list) else value
 
 
 def _package(name: str, source: str) -> Any:
