@@ -32,7 +32,10 @@ EngineFactory: TypeAlias = Callable[..., Engine]
 ENGINES = Registry(
     "engine",
     "proa.engines",
-    {"native": "proa.engines.native:NativeEngine", "hf": "proa.engines.hf:HFEngine"},
+    {
+        "native": "proa.engines.native:NativeEngine", "hf": "proa.engines.hf:HFEngine",
+        "vllm": "proa.engines.vllm:VLLMEngine",
+    },
     UnknownNameError,
 )
 

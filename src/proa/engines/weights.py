@@ -19,7 +19,7 @@ class WeightPlaces:
     @torch.no_grad()
     def fill(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Copy all weights to their places; a ValueError, and nothing copied, if they do not fit exactly."""
-        sources = self._sources(weights)
+        sources = self.matched(weights)
         for name, place in self._places.items():
             place.copy_(sources[name])
 
@@ -33,7 +33,8 @@ class WeightPlaces:
             scaled = scaled.to(place)  # where and as it is stored: repeated in float32 on the host it takes seconds
             place.copy_(scaled.repeat(-(-place.numel() // _NOISE))[: place.numel()].view(place.shape))
 
-    def _sources(self, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def matched(self, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The weight for each place, by the place's name; a ValueError if they do not fit exactly."""
         sources: dict[str, torch.Tensor] = {}
         unexpected, misshapen, untied = [], [], []
         for name, weight in weights.items():
@@ -51,6 +52,20 @@ class WeightPlaces:
         missing = [name for name in self._places if name not in given]
         _refuse(missing, unexpected, misshapen + untied)
         return sources
+
+
+def places_of(model: torch.nn.Module) -> WeightPlaces:
+    """Where the weights of a Hugging Face model go: into itself. A tied one has the name that comes first."""
+    places: dict[str, torch.Tensor] = {}
+    tied: dict[str, str] = {}
+    names: dict[int, str] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        main = names.setdefault(id(tensor), name)
+        if main == name:
+            places[name] = tensor
+        else:
+            tied[name] = main
+    return WeightPlaces(places, tied)
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
