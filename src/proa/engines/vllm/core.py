@@ -20,7 +20,6 @@ import torch
 
 from ...errors import ProaError, SettingError
 from ...slow_work import saying_if_slow
-from .options import check_options, known_arguments
 from .requests import Said, said
 
 if TYPE_CHECKING:
@@ -68,7 +67,7 @@ def undisturbed() -> Iterator[None]:
     """Inside, vLLM is imported or started; outside, threads, environment and random numbers are as they were."""
     environment, level = dict(os.environ), os.environ.get("VLLM_LOGGING_LEVEL", "ERROR")
     threads, set_threads, dtype = torch.get_num_threads(), torch.set_num_threads, torch.get_default_dtype()
-    chance, numbers = random.getstate(), numpy.random.get_state()  # noqa: NPY002
+    chance, numbers = random.getstate(), numpy.random.get_state()
     with TURN, torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         os.environ.update(_ENVIRONMENT, VLLM_LOGGING_LEVEL=level)
@@ -81,7 +80,7 @@ def undisturbed() -> Iterator[None]:
             torch.set_num_threads(threads)
             torch.set_default_dtype(dtype)
             random.setstate(chance)
-            numpy.random.set_state(numbers)  # noqa: NPY002
+            numpy.random.set_state(numbers)
             gc.unfreeze()
 
 
@@ -150,7 +149,6 @@ class Core:
 
 
 def _start(description: ModelDescription, options: Mapping[str, Any], own: Mapping[str, Any]) -> Any:
-    check_options(options, known_arguments())
     _check_process(description, options)
     from vllm import EngineArgs, LLMEngine
     from vllm.config import WeightTransferConfig
@@ -172,7 +170,9 @@ def _start(description: ModelDescription, options: Mapping[str, Any], own: Mappi
         except ProaError:
             raise
         except Exception as error:
-            raise SettingError(f"vLLM does not start with this model and engine.options: {_first_line(error)}") from error
+            raise SettingError(
+                f"vLLM does not start with this model and engine.options: {_first_line(error)}"
+            ) from error
     engine.collective_rpc(use_policy_sampler)
     engine.collective_rpc("init_weight_transfer_engine", args=({},))
     return engine
@@ -209,5 +209,3 @@ def _check_process(description: ModelDescription, options: Mapping[str, Any]) ->
             "this process is one of a group of trainers, and vLLM needs a process of its own: run on Ray, where each "
             "maker has one"
         )
-
-

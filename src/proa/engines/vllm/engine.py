@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,26 +18,30 @@ from ...model_shape import cache_bytes
 from ..description import ModelDescription
 from ..native import SLOTS
 from ..protocol import EngineBusyError, Progress, Request, check_request, refuse_second
-from ..weights import places_of
-from .core import Core, check_installed, check_served
+from ..weights import noise_for, places_of
+from .core import Core, check_installed, check_served, undisturbed
 from .independence import is_independent
-from .options import SIZES, check_sizes
+from .options import SIZES, check_options, check_sizes, known_arguments
 from .requests import Said, sampling_params, scoring_params
 
 log = logging.getLogger("proa.vllm")
 
+_TRIAL = 0
+"""The version that the weights of the trial are given."""
 _SHARE = 4
-"""Of the memory that is free when it starts, this part is the most that the cache takes unless it is set."""
+"""Of the memory that is there for engines, a fourth is the most that the cache takes unless it is set."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """What vLLM is to decode: a name, tokens before it, vLLM's settings, and the most blocks of the cache it may take."""
+    """What vLLM is to decode."""
 
     name: str
     tokens: Sequence[int]
     params: Any
+    """vLLM's."""
     blocks: int
+    """Of the cache, that it takes at the most."""
 
 
 class VLLMEngine:
@@ -54,11 +59,10 @@ class VLLMEngine:
         cache_tokens: int = 0,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        options = dict(options or {})
-        check_installed()
-        check_sizes(options, slots=slots, cache_tokens=cache_tokens)
+        self.check_settings(slots=slots, cache_tokens=cache_tokens, options=options)
+        options = options or {}
         check_served(description.config, description.architecture.__name__)
-        outline = description.outline()
+        outline: Any = description.outline()
         self.dtype, self.device = description.dtype, description.device
         self._places = places_of(outline)
         self._end_ids = description.end_ids
@@ -74,13 +78,21 @@ class VLLMEngine:
         self._ready: list[Said] = []  # came of steps that were taken for scores
         self._numbers = itertools.count()
         self._has_said = False
-        self._is_independent = is_independent(self, description)
+        self._is_independent = self._try(outline)
 
     @staticmethod
     def check(config: Any) -> None:
         """Raise unless vLLM is here and serves models of this configuration."""
         check_installed()
         check_served(config)
+
+    @staticmethod
+    def check_settings(*, slots: int = 0, cache_tokens: int = 0, options: Mapping[str, Any] | None = None) -> None:
+        """Raise unless vLLM is here and has these arguments."""
+        check_installed()
+        with undisturbed():
+            check_options(options or {}, known_arguments())
+        check_sizes(options or {}, slots=slots, cache_tokens=cache_tokens)
 
     @property
     def context_length(self) -> int:
@@ -175,12 +187,16 @@ class VLLMEngine:
     # -- weights -------------------------------------------------------------------------------------
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[torch.Tensor]:
-        scores: dict[str, list[float]] = {f"score {next(self._numbers)}": [] for _ in sequences}
+        return [torch.tensor(one) for one in self._scores([(tuple(tokens), 1) for tokens in sequences])]
+
+    def _scores(self, texts: Sequence[tuple[tuple[int, ...], int]]) -> list[list[float]]:
+        """The log-probabilities of each text's tokens after so many, forced through decode steps."""
+        scores: dict[str, list[float]] = {f"score {next(self._numbers)}": [] for _ in texts}
         open_ = set()
-        for name, tokens in zip(scores, sequences, strict=True):
-            if len(tokens) > 1:
-                wanted = _Wanted(name, tokens[:1], scoring_params(tokens), self._blocks_for(len(tokens)))
-                self._waiting.appendleft(wanted)
+        for name, (tokens, first) in zip(scores, texts, strict=True):
+            if len(tokens) > first:
+                params = scoring_params(tokens[first:])
+                self._waiting.appendleft(_Wanted(name, tokens[:first], params, self._blocks_for(len(tokens))))
                 open_.add(name)
         while open_:
             for one in self._step():
@@ -190,7 +206,18 @@ class VLLMEngine:
                 scores[one.id].extend(one.log_probs)
                 if one.finish_reason is not None:
                     open_.discard(one.id)
-        return [torch.tensor(one) for one in scores.values()]
+        return list(scores.values())
+
+    def _try(self, outline: torch.nn.Module) -> bool:
+        """Whether requests depend on one another, tried with noise for weights. It has none after that."""
+        self._core.update(noise_for(outline, self.device), NO_VERSION)
+        self._version = _TRIAL
+        independent = is_independent(
+            self, self._scores, self._core.forget, vocabulary=self._vocabulary, block=self._core.block_tokens
+        )
+        self._core.forget()
+        self._version = NO_VERSION
+        return independent
 
     def load(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
         if self._requests or self._kept:
@@ -202,7 +229,9 @@ class VLLMEngine:
         try:
             self._core.update(matched, version)
         except Exception as error:
-            raise ProaError(f"vLLM has not taken the weights of version {version}, and has none now: {error}") from error
+            raise ProaError(
+                f"vLLM has not taken the weights of version {version}, and has none now: {error}"
+            ) from error
         self._version = version
 
     def sleep(self) -> None:
@@ -238,14 +267,12 @@ def _cache_size(description: ModelDescription, context: int, slots: int, cache_t
     of_a_token = cache_bytes(description.config, description.dtype.itemsize)
     tokens = cache_tokens
     if not tokens:
-        tokens = max(context, min(slots * context, _free_memory(description.device) // _SHARE // of_a_token))
+        tokens = max(context, min(slots * context, _memory(description.device) // _SHARE // of_a_token))
     rounded = tokens + (slots + 2) * 128  # each sequence begins a block of its own
     return rounded * of_a_token
 
 
-def _free_memory(device: torch.device) -> int:
+def _memory(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    import psutil
-
-    return int(psutil.virtual_memory().available)
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2  # the trainer is there too

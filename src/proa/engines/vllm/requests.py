@@ -40,9 +40,9 @@ def sampling_params(request: Request, end_ids: Collection[int]) -> Any:
     return _params(asked, request.sampling.max_new_tokens, sorted({*end_ids, *request.stops}))
 
 
-def scoring_params(sequence: Sequence[int]) -> Any:
-    """To score the tokens after the first."""
-    forced = tuple(sequence[1:])
+def scoring_params(tokens: Sequence[int]) -> Any:
+    """To score these tokens, which come after what is given as the prompt."""
+    forced = tuple(tokens)
     return _params(Asked(0, Sampling(), forced), len(forced), [])
 
 
@@ -76,7 +76,9 @@ def said(output: Any) -> Said:
     """One of vLLM's outputs."""
     [completion] = output.outputs
     tokens = tuple(completion.token_ids)
-    log_probs = tuple(of_token[token].logprob for token, of_token in zip(tokens, completion.logprobs or (), strict=True))
+    log_probs = tuple(
+        of_token[token].logprob for token, of_token in zip(tokens, completion.logprobs or (), strict=True)
+    )
     return Said(output.request_id, tokens, log_probs, _reason(completion.finish_reason))
 
 

@@ -1,7 +1,7 @@
 """Sampling in vLLM as in every engine of Proa: the same tokens of the same seed, and the policy's log-probabilities.
 
-vLLM's own sampler records log-probabilities after top-k, top-p and penalties, or before the temperature, and on a CPU it
-draws from torch's global generator. This one stands in its place, and asks vLLM for nothing but logits.
+vLLM's own sampler records log-probabilities after top-k, top-p and penalties, or before the temperature, and on a CPU
+it draws from torch's global generator. This one stands in its place, and asks vLLM for nothing but logits.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def use_policy_sampler(worker: Any) -> None:
     runner = getattr(worker, "worker", worker).model_runner
     own = runner.sampler
     if not isinstance(own, Sampler):
-        raise TypeError(f"vLLM samples with {type(own).__module__}.{type(own).__name__}, which Proa cannot stand in for")
+        raise TypeError(
+            f"vLLM samples with {type(own).__module__}.{type(own).__name__}, which Proa cannot stand in for"
+        )
     runner.sampler = PolicySampler(logprobs_mode=own.logprobs_mode)
-
-

@@ -1,7 +1,7 @@
 """How weights come into vLLM: from the same process, as tensors, all of them at once.
 
-This is a backend of vLLM's own interface for the weights of a trainer. vLLM casts, splits, fuses and packs them as it does
-those of a file.
+This is a backend of vLLM's own interface for the weights of a trainer. vLLM casts, splits, fuses and packs them as it
+does those of a file.
 """
 
 from __future__ import annotations
