@@ -8,9 +8,11 @@ import json
 import logging
 import os
 import random
+import re
 import tempfile
 import threading
 import warnings
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -71,6 +73,8 @@ def undisturbed() -> Iterator[None]:
     with TURN, torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         os.environ.update(_ENVIRONMENT, VLLM_LOGGING_LEVEL=level)
+        if not (own := logging.getLogger("vllm")).handlers:
+            own.addHandler(logging.NullHandler())  # else what it says before it has one goes to the terminal
         try:
             yield
         finally:
@@ -97,6 +101,10 @@ class Core:
             self.blocks = int(sizes.cache_config.num_gpu_blocks) - 1  # one of them is never given out
             self.can_sleep = bool(sizes.model_config.enable_sleep_mode)
         self._is_asleep = False
+        _living.add(self)
+        client = self._engine.engine_core
+        client._finalizer.detach()
+        weakref.finalize(self, _end, client.engine_core)
 
     def add(self, name: str, tokens: Sequence[int], params: Any) -> None:
         """Take a request in."""
@@ -148,6 +156,19 @@ class Core:
             yield
 
 
+_living: weakref.WeakSet[Core] = weakref.WeakSet()
+
+
+def _end(core: Any) -> None:
+    """What vLLM does when an engine is gone, but for taking the process groups from those that are left."""
+    with TURN:
+        if not _living:
+            core.shutdown()
+            return
+        core.model_executor.shutdown()
+        core.scheduler.shutdown()
+
+
 def _start(description: ModelDescription, options: Mapping[str, Any], own: Mapping[str, Any]) -> Any:
     _check_process(description, options)
     from vllm import EngineArgs, LLMEngine
@@ -170,9 +191,7 @@ def _start(description: ModelDescription, options: Mapping[str, Any], own: Mappi
         except ProaError:
             raise
         except Exception as error:
-            raise SettingError(
-                f"vLLM does not start with this model and engine.options: {_first_line(error)}"
-            ) from error
+            raise SettingError(f"vLLM does not start with this model and engine.options: {_in_short(error)}") from error
     engine.collective_rpc(use_policy_sampler)
     engine.collective_rpc("init_weight_transfer_engine", args=({},))
     return engine
@@ -184,9 +203,11 @@ def _write_config(description: ModelDescription, folder: str) -> None:
         json.dump(content, file)
 
 
-def _first_line(error: Exception) -> str:
+def _in_short(error: Exception) -> str:
+    """The line of an error that says most; pydantic's first one only counts."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return next((line for line in lines if "error" not in line.lower()), lines[0] if lines else type(error).__name__)
+    said = [line for line in lines if not re.match(r"\d+ validation error", line)]
+    return re.sub(r" \[type=.*", "", said[0]) if said else type(error).__name__
 
 
 def _check_process(description: ModelDescription, options: Mapping[str, Any]) -> None:

@@ -212,9 +212,12 @@ class VLLMEngine:
         """Whether requests depend on one another, tried with noise for weights. It has none after that."""
         self._core.update(noise_for(outline, self.device), NO_VERSION)
         self._version = _TRIAL
-        independent = is_independent(
-            self, self._scores, self._core.forget, vocabulary=self._vocabulary, block=self._core.block_tokens
-        )
+        try:
+            independent = is_independent(
+                self, self._scores, self._core.forget, vocabulary=self._vocabulary, block=self._core.block_tokens
+            )
+        except Exception as error:
+            raise SettingError(f"vLLM cannot compute with this model on {self.device}: {error}") from error
         self._core.forget()
         self._version = NO_VERSION
         return independent
