@@ -2,6 +2,7 @@
 
 import importlib.util
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,11 +10,11 @@ from tests.vllm.models import SHAPES, Engines
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if importlib.util.find_spec("vllm") is not None:
+    own = [item for item in items if item.path.parent == Path(__file__).parent]
+    if not own or importlib.util.find_spec("vllm") is not None:
         return
-    for item in items:
-        if item.path.parent.name == "vllm":
-            item.add_marker(pytest.mark.skip("vLLM is not installed here: `make vllm` runs these tests"))
+    own[0].add_marker(pytest.mark.skip(f"vLLM is not installed here: `make vllm` runs these {len(own)} tests"))
+    items[:] = [item for item in items if item not in own[1:]]
 
 
 @pytest.fixture(autouse=True)

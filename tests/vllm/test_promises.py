@@ -67,9 +67,7 @@ def _asked(module: types.ModuleType) -> dict[str, Callable[..., None]]:
     return {
         name: _of_vllm(test)
         for name, test in tests.items()
-        if _is_of_any_kind(test)
-        and name not in NOT_VLLMS
-        and not hasattr(test, "hypothesis")
+        if _is_of_any_kind(test) and name not in NOT_VLLMS and not hasattr(test, "hypothesis")
     }
 
 
