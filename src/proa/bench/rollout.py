@@ -249,7 +249,7 @@ def _with_vllm(model: PreTrainedModel, case: Case, requests: Sequence[Request]) 
     """vLLM over a folder with the same weights."""
     import tempfile
 
-    from vllm import LLM, SamplingParams, TokensPrompt  # type: ignore[import-not-found]
+    from vllm import LLM, SamplingParams, TokensPrompt
 
     folder = tempfile.mkdtemp()
     model.save_pretrained(folder)

@@ -1,0 +1,1 @@
+"""What runs within vLLM's workers; it needs vLLM to be imported."""
