@@ -251,7 +251,7 @@ def _with_vllm(model: PreTrainedModel, case: Case, requests: Sequence[Request]) 
     folder = tempfile.TemporaryDirectory()
     model.save_pretrained(folder.name)
     try:
-        from vllm import LLM, SamplingParams, TokensPrompt  # type: ignore[import-not-found, unused-ignore]
+        from vllm import LLM, SamplingParams, TokensPrompt
 
         engine = LLM(
             folder.name, skip_tokenizer_init=True, dtype=str(model.dtype).removeprefix("torch."), **settings

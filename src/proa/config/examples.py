@@ -18,7 +18,7 @@ EXAMPLES = {
     "environment.params": "{size: 5}", "environment.max_turns": "4", "environment.max_trajectory_tokens": "4096",
     "environment.call_timeout": "5", "environment.step_timeout": "10", "environment.trajectory_timeout": "120",
     "environment.workers": "4", "environment.memory_gib": "8",
-    "engine.kind": "hf", "engine.dtype": "bfloat16", "engine.device": "cuda:1", "engine.slots": "128",
+    "engine.kind": "hf", "engine.dtype": "bfloat16", "engine.device": "cuda:1", "engine.address": "http://127.0.0.1:8000", "engine.slots": "128",
     "engine.cache_tokens": "100000", "engine.params": "{patience: 2}",
     "sampling.max_new_tokens": "256", "sampling.stop": '["</answer>"]', "sampling.group_size": "16",
     "sampling.temperature": "0.7", "sampling.top_p": "0.95", "sampling.top_k": "50", "sampling.min_p": "0.05",
