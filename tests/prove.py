@@ -24,7 +24,7 @@ NUMERIC = [f"tests/{folder}" for folder in ("maths", "algorithms", "policy", "en
 LEARNING = ["tests/recipes", "tests/run/", "tests/supervised", "tests/evals", "tests/resume", "tests/test_examples.py"]
 OTHERS = [f"tests/{folder}" for folder in ("lifecycle", "statistics", "report", "callbacks", "loop", "tasks", "config")]
 OTHERS += [f"tests/{folder}" for folder in ("roles", "leases", "actors", "ancestors", "data")]
-OTHERS += [f"tests/{folder}" for folder in ("environments", "rollouts", "serving")]
+OTHERS += [f"tests/{folder}" for folder in ("environments", "rollouts", "serving", "doctor")]
 
 
 @dataclass(frozen=True)

@@ -391,6 +391,9 @@ class EngineSection(Section):
     """An engine by name, by dotted path, or in Python as a class or a function that makes one instead of the name."""
 
     kind: str = Field("native", description="native, hf, vllm, an installed package's, or package.module:Engine")
+    address: str | None = Field(
+        None, description="of a vLLM server that runs already, e.g. http://127.0.0.1:8000, with kind: vllm"
+    )
     dtype: DtypeName | None = Field(None, description="in which it computes; by default the model's")
     device: DeviceName | None = Field(None, description="where it computes; by default where the model is trained")
     slots: int = Field(0, ge=0, description="sequences decoded at once; 0 is the engine's own number")
@@ -409,11 +412,18 @@ class EngineSection(Section):
     @property
     def factory(self) -> str | EngineFactory:
         """What makes the engine: the object that was given, or the name."""
+        if self.kind == "vllm" and self.address is not None:
+            return "proa.engines.vllm_server:VLLMServerEngine"
         return self._given if self._given is not None else self.kind
 
     def settings(self) -> dict[str, Any]:
         """What an engine is told: what was set."""
-        common = {"slots": self.slots, "cache_tokens": self.cache_tokens, "options": self.options}
+        common = {
+            "address": self.address,
+            "slots": self.slots,
+            "cache_tokens": self.cache_tokens,
+            "options": self.options,
+        }
         return {**{name: value for name, value in common.items() if value}, **self.params}
 
     def check(self, model: PreTrainedModel) -> None:

@@ -1,0 +1,461 @@
+"""A vLLM server as an engine: requests stream over HTTP, weights go to it in files.
+
+The server samples by vLLM's own rule, so its tokens are not those of Proa's engines for the same seed. What it reports
+is checked: whose weights sampled each token, and that log-probabilities are the policy's.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import queue
+import secrets
+import shutil
+import tempfile
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import save_file
+
+from ...data.versions import NO_VERSION
+from ...errors import ProaError, SettingError
+from ...private_files import private_writing
+from ..protocol import EngineBusyError, Progress, Request, check_request, refuse_second
+from ..weights import places_of
+from .checks import ServerFacts, check_sampling, inspect
+from .client import Event, Server, ServerError, ServerGoneError, Stream
+from .turns import Turn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ..description import ModelDescription
+
+log = logging.getLogger("proa.vllm_server")
+
+KEY = "PROA_VLLM_API_KEY"
+"""The environment variable with the server's API key: what is in a configuration is written to the run's folder."""
+_POLL_SECONDS = 0.2
+"""How long a step waits for something to come."""
+_BETWEEN_CALLS = 1.0
+"""Seconds between two looks at a server that is gone."""
+_SEEDS = 2**63
+"""Of vLLM."""
+
+
+@dataclass(eq=False, slots=True)
+class _Open:
+    """A request that has not ended, and what was reported of it."""
+
+    request: Request
+    prompt: tuple[int, ...]
+    tokens: list[int] = field(default_factory=list)
+    stream: Stream | None = None
+    seen: int = 0
+    """Tokens of `tokens` that this stream has sampled again; all where it is the first."""
+    continued: int = 0
+    """Tokens of `tokens` that this stream was given, because it sampled others before."""
+
+
+class VLLMServerEngine:
+    """Decodes at a server, which it shares with nobody but engines of the same process.
+
+    A server that is gone is waited for, for as long as `patience` says; then it gets the weights again, and the
+    requests that it lost. Tokens that were reported of them are expected to come again; where others come, the request
+    goes on after those that were reported.
+    """
+
+    def __init__(
+        self,
+        description: ModelDescription,
+        *,
+        address: str,
+        slots: int = 0,
+        folder: str = "",
+        patience: float = 300.0,
+        api_key: str = "",
+    ) -> None:
+        if not patience > 0:
+            raise SettingError(f"engine.params.patience is {patience}: write the seconds to wait for the server")
+        self._description = description
+        self._server = Server(address, api_key or os.environ.get(KEY, ""), patience)
+        self._patience = patience
+        self._turn = Turn.at(self._server.address)
+        outline = description.outline()
+        self._places = places_of(outline)
+        embeddings: Any = outline.get_input_embeddings()
+        self._vocabulary = int(embeddings.weight.shape[0])
+        self._folder = _folder(folder)
+        weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        self._name = secrets.token_hex(4)
+        self._version = NO_VERSION
+        self._open: dict[str, _Open] = {}
+        self._waiting: deque[_Open] = deque()
+        self._kept: dict[str, tuple[int, ...]] = {}
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._facts: ServerFacts = self._call(lambda: inspect(self._server, description))
+        self._slots = slots or self._facts.most_sequences
+        self._is_ready = False
+        """Whether the server is there and has this engine's weights, as far as is known."""
+        self._gone_since: float | None = None
+        self._is_independent = False
+        with self._my_turn():
+            self._is_independent = self._try_independence()
+
+    # -- what it is ----------------------------------------------------------------------------------
+
+    @property
+    def context_length(self) -> int:
+        return self._facts.context_length
+
+    @property
+    def free(self) -> int:
+        return max(0, self._slots - len(self._open))
+
+    @property
+    def is_independent(self) -> bool:
+        return self._is_independent
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """In which it computes."""
+        return self._description.dtype
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        return () if self._version == NO_VERSION else (self._version,)
+
+    # -- requests ------------------------------------------------------------------------------------
+
+    def submit(self, request: Request) -> None:
+        refuse_second(request, self._open)
+        if request.version not in self.versions:
+            raise SettingError(f"request {request.id} wants weights of version {request.version}, which are not loaded")
+        if request.continues and request.continues not in self._kept:
+            raise SettingError(f"request {request.id} continues {request.continues!r}, which was not kept")
+        before = self._kept.get(request.continues, ())
+        check_request(request, context_length=self.context_length, vocabulary=self._vocabulary, continued=len(before))
+        check_sampling(request.sampling, self._facts)
+        self._kept.pop(request.continues, None)
+        one = _Open(request, (*before, *request.tokens))
+        self._open[request.id] = one
+        self._waiting.append(one)
+
+    def cancel(self, request_id: str) -> None:
+        self._kept.pop(request_id, None)
+        one = self._open.pop(request_id, None)
+        if one is None:
+            return
+        if one.stream is not None:
+            one.stream.close()
+        self._waiting = deque(other for other in self._waiting if other is not one)
+        self._leave_if_idle()
+
+    def step(self) -> list[Progress]:
+        """What has come since the last step; nothing where the server took longer than a moment."""
+        if not self._open:
+            return []
+        if not self._turn.is_mine(self):
+            if not self._turn.take(self, _POLL_SECONDS):
+                return []
+            self._is_ready = False  # another engine may have had the server
+        if not self._is_ready and not self._get_ready():
+            return []
+        self._send_waiting()
+        try:
+            events = [self._events.get(timeout=_POLL_SECONDS)]
+        except queue.Empty:
+            return []
+        while not self._events.empty():
+            events.append(self._events.get())
+        progress = [one for event in events if (one := self._take(event)) is not None]
+        self._leave_if_idle()
+        return progress
+
+    def _send_waiting(self) -> None:
+        live = sum(one.stream is not None for one in self._open.values())
+        if live and self._turn.is_wanted():
+            return  # as soon as these have ended it is another engine's turn
+        while self._waiting and live < self._slots:
+            one = self._waiting.popleft()
+            one.stream = Stream(self._server, one.request.id, self._content(one), self._events)
+            live += 1
+
+    def _content(self, one: _Open) -> dict[str, Any]:
+        request, sampling = one.request, one.request.sampling
+        return {
+            "token_ids": [*one.prompt, *one.tokens[: one.continued]],
+            "stream": True,
+            "cache_salt": self._tag,  # what was computed with other weights is not used
+            "sampling_params": {
+                "max_tokens": sampling.max_new_tokens - one.continued, "temperature": sampling.temperature,
+                "top_p": sampling.top_p, "top_k": sampling.top_k, "min_p": sampling.min_p,
+                "repetition_penalty": sampling.repetition_penalty, "seed": (request.seed + one.continued) % _SEEDS,
+                "stop_token_ids": sorted({*self._description.end_ids, *request.stops}), "ignore_eos": True,
+                "detokenize": False, "logprobs": 0,
+            },
+        }  # fmt: skip
+
+    @property
+    def _tag(self) -> str:
+        """What the server calls the weights that it has from this engine."""
+        return f"proa-{self._name}-{self._version}"
+
+    # -- what comes ----------------------------------------------------------------------------------
+
+    def _take(self, event: Event) -> Progress | None:
+        one = self._open.get(event.stream.request_id)
+        if one is None or one.stream is not event.stream:
+            return None  # it was cancelled, or is asked for anew
+        if event.choice is None or event.choice.get("finish_reason") == "abort":
+            self._lost(event)
+            return None
+        reason = event.choice.get("finish_reason")
+        self._check_versions(event.choice)
+        tokens = [int(token) for token in event.choice.get("token_ids") or ()]
+        content = (event.choice.get("logprobs") or {}).get("content") or ()
+        log_probs = [float(said["logprob"]) for said in content]
+        if len(tokens) != len(log_probs):
+            raise ProaError(f"the vLLM server gave {len(log_probs)} log-probabilities for {len(tokens)} tokens")
+        if not all(map(math.isfinite, log_probs)):
+            raise FloatingPointError("the engine's logits are not finite: the weights it was given are damaged")
+        again = min(len(tokens), len(one.tokens) - one.seen)
+        if tokens[:again] != one.tokens[one.seen : one.seen + again]:
+            self._continue_reported(one)
+            return None
+        one.seen += len(tokens)
+        one.tokens += tokens[again:]
+        if reason is None and again == len(tokens):
+            return None
+        if reason is not None:
+            del self._open[one.request.id]
+            if one.request.keep:
+                self._kept[one.request.id] = (*one.prompt, *one.tokens)
+        return Progress(
+            one.request.id, tuple(tokens[again:]), tuple(log_probs[again:]), one.request.version,
+            None if reason is None else "length" if reason == "length" else "stop",
+        )  # fmt: skip
+
+    def _check_versions(self, choice: Mapping[str, Any]) -> None:
+        others = {str(span["version"]) for span in choice.get("weight_versions") or ()} - {self._tag}
+        if others:
+            raise ProaError(
+                f"the vLLM server at {self._server.address} sampled with weights {', '.join(sorted(others))}, which "
+                "are not this engine's: somebody else uses it. Each maker needs a server of its own"
+            )
+
+    def _continue_reported(self, one: _Open) -> None:
+        """The server samples other tokens than it did before it was gone: go on after those that were reported."""
+        assert one.stream is not None
+        one.stream.close()
+        log.warning("request %s comes out otherwise than before: it goes on after what was reported", one.request.id)
+        one.stream, one.continued, one.seen = None, len(one.tokens), len(one.tokens)
+        self._waiting.append(one)
+
+    # -- when the server is gone ---------------------------------------------------------------------
+
+    def _lost(self, event: Event) -> None:
+        """A stream ended early. If that was the server's end, wait for it; all that it lost is asked for anew."""
+        error = event.error
+        if isinstance(error, ServerError) and error.status < 500:
+            raise SettingError(f"the vLLM server refuses request {event.stream.request_id}: {error}") from error
+        for one in self._open.values():
+            if one.stream is not None:
+                one.stream.close()
+                one.stream = None
+                one.seen = one.continued
+                self._waiting.append(one)
+        self._is_ready, self._gone_since = False, time.monotonic()
+        log.warning(
+            "the vLLM server at %s lost %d requests (%s): waiting for it, for %g s at most", self._server.address,
+            len(self._waiting), error or "it dropped them", self._patience,
+        )  # fmt: skip
+
+    def _get_ready(self) -> bool:
+        """Look once whether the server is there, and give it the weights; a ProaError past the deadline. Nobody waits
+        here for long, so that a run can be stopped meanwhile."""
+        since = self._gone_since
+        try:
+            if since is not None:
+                self._facts = inspect(self._server, self._description)  # another may stand there now
+            if self._version != NO_VERSION:
+                self._push_if_needed()
+        except (ServerGoneError, ServerError) as error:
+            self._gone_since = since = time.monotonic() if since is None else since
+            self._check_patience(since + self._patience, error)
+            time.sleep(_BETWEEN_CALLS)
+            return False
+        if since is not None:
+            log.warning(
+                "the vLLM server at %s is there again, after %.0f s, with the weights of version %d",
+                self._server.address, time.monotonic() - since, self._version,
+            )  # fmt: skip
+        self._is_ready, self._gone_since = True, None
+        return True
+
+    def _check_patience(self, end: float, error: ProaError) -> None:
+        """Raise what is the user's to mend at once, and anything past the deadline."""
+        if isinstance(error, ServerError) and error.status < 500 and error.status not in (408, 429):
+            raise error
+        if time.monotonic() >= end:
+            raise ProaError(
+                f"the vLLM server at {self._server.address} was not to be had for {self._patience:g} s: {error}. Start "
+                "it, or set engine.params.patience"
+            ) from error
+
+    def _call(self, work: Callable[[], Any]) -> Any:
+        """The result of what the server must be there for; it is waited for, and that is said."""
+        end, is_said = time.monotonic() + self._patience, False
+        while True:
+            try:
+                return work()
+            except (ServerGoneError, ServerError) as error:
+                self._check_patience(end, error)
+                if not is_said:
+                    log.warning("waiting for the vLLM server at %s: %s", self._server.address, error)
+                    is_said = True
+                time.sleep(_BETWEEN_CALLS)
+
+    # -- weights -------------------------------------------------------------------------------------
+
+    def load(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
+        if self._open or self._kept:
+            raise EngineBusyError(
+                f"version {version} cannot be loaded while sequences of version {self._version} are decoded or kept"
+            )
+        matched = {
+            name: weight.detach().to("cpu", self._description.dtype if weight.is_floating_point() else weight.dtype)
+            for name, weight in self._places.matched(weights).items()
+        }
+        with self._my_turn():
+            self._version = NO_VERSION  # until the server has them
+            for old in self._folder.glob("*.safetensors"):
+                old.unlink()
+            with private_writing(self._folder):
+                save_file({name: weight.contiguous() for name, weight in matched.items()}, self._file(version))
+            self._version = version
+            try:
+                self._ensure_weights()
+            except BaseException:
+                self._version = NO_VERSION
+                raise
+
+    def _file(self, version: int) -> Path:
+        return self._folder / f"{version}.safetensors"
+
+    def _ensure_weights(self) -> None:
+        """Have the server compute with this engine's weights, if it does not."""
+        if self._version != NO_VERSION:
+            self._call(self._push_if_needed)
+
+    def _push_if_needed(self) -> None:
+        if self._server.ask("GET", "/weight_info")["weight_version"] == self._tag:
+            return
+        try:
+            self._push()
+        except ServerError as error:
+            if error.status < 500 or not self._server.is_there():
+                raise
+            raise ProaError(
+                f"the vLLM server at {self._server.address} does not take the weights of version {self._version}: "
+                f"{error}"
+            ) from error
+
+    def _push(self) -> None:
+        """vLLM's four phases; then what it has cached of other weights is dropped."""
+        ask, seconds = self._server.ask, self._patience
+        proof = secrets.token_hex(8)
+        (self._folder / "proof.txt").write_text(proof, encoding="utf-8")
+        folder = {"folder": str(self._folder), "proof": proof}
+        ask("POST", "/init_weight_transfer_engine", {"init_info": folder}, seconds=seconds)
+        ask("POST", "/start_weight_update", {}, seconds=seconds)
+        file = {"name": self._file(self._version).name}
+        ask("POST", "/update_weights", {"update_info": file}, seconds=seconds)
+        ask("POST", "/finish_weight_update", {"weight_version": self._tag}, seconds=seconds)
+        if not ask("POST", "/reset_prefix_cache", {}, seconds=seconds)["success"]:
+            log.warning("the vLLM server keeps keys and values of earlier weights: it does not use them")
+
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+        """Of each sequence's tokens but the first, by a pass over all: vLLM has no decode steps for given tokens."""
+        with self._my_turn():
+            self._ensure_weights()
+            return [self._call(partial(self._score, tokens)) for tokens in sequences]
+
+    def _score(self, tokens: Sequence[int]) -> torch.Tensor:
+        if len(tokens) < 2:
+            return torch.empty(0)
+        params = {"max_tokens": 1, "prompt_logprobs": 0, "detokenize": False, "ignore_eos": True}
+        content = {"token_ids": list(tokens), "sampling_params": params, "cache_salt": self._tag}
+        answer = self._server.ask("POST", "/inference/v1/generate", content, seconds=self._patience)
+        for choice in answer["choices"]:
+            self._check_versions(choice)
+        return torch.tensor([
+            said[str(token)]["logprob"] for token, said in zip(tokens[1:], answer["prompt_logprobs"][1:], strict=True)
+        ])  # fmt: skip
+
+    def sleep(self) -> None:
+        """The server's memory is its own."""
+
+    # -- turns ---------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _my_turn(self) -> Iterator[None]:
+        """Inside, no other engine of this process uses the server."""
+        if not self._turn.is_mine(self) and not self._turn.take(self, self._patience):
+            self._turn.leave(self)
+            raise ProaError(
+                f"other engines of this run used the server at {self._server.address} for {self._patience:g} s"
+            )
+        try:
+            yield
+        finally:
+            self._leave_if_idle()
+
+    def _leave_if_idle(self) -> None:
+        if not self._open:
+            self._turn.leave(self)
+
+    # -- independence --------------------------------------------------------------------------------
+
+    def _try_independence(self) -> bool:
+        """Whether a request gets the same bits alone and among others, with whatever weights the server has now."""
+        prompts = [[(7 * place + 3 * token) % self._vocabulary for token in range(4 + 9 * place)] for place in range(4)]
+        prompts = [prompt[: max(1, self.context_length - 8)] for prompt in prompts]
+        alone = self._tried(prompts[:1])
+        return all(self._tried(together)[0] == alone[0] for together in (prompts, [prompts[0], *prompts[:0:-1]]))
+
+    def _tried(self, prompts: Sequence[Sequence[int]]) -> list[list[tuple[int, float]]]:
+        events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        params = {"max_tokens": 8, "seed": 5, "logprobs": 0, "ignore_eos": True, "detokenize": False}
+        said: dict[Stream, list[tuple[int, float]]] = {}
+        for place, prompt in enumerate(prompts):
+            content = {"token_ids": list(prompt), "stream": True, "sampling_params": params}
+            said[Stream(self._server, f"trial {place}", content, events)] = []
+        left = len(said)
+        while left:
+            event = events.get(timeout=self._patience)
+            if event.error is not None:
+                raise event.error
+            if event.choice is None:
+                left -= 1
+                continue
+            chosen = (event.choice.get("logprobs") or {}).get("content") or ()
+            said[event.stream] += [(one["token_id"], one["logprob"]) for one in chosen]
+        return list(said.values())
+
+
+def _folder(wanted: str) -> Path:
+    """A new folder for weights, which the server must see under the same path."""
+    try:
+        return Path(tempfile.mkdtemp(prefix="proa-vllm-", dir=wanted or None))
+    except OSError as error:
+        raise SettingError(f"engine.params.folder {wanted!r} cannot be written to: {error.strerror}") from error
