@@ -15,7 +15,7 @@ def page(repository):
 
 
 def test_the_file_is_a_configuration(page, tmp_path):
-    (text,) = (block for block in re.findall(r"```\n(.*?)```", page, re.DOTALL) if block.startswith("output_dir"))
+    (text,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
     file = tmp_path / "run.yaml"
     file.write_text(text)
     config = load_run_config(file)

@@ -8,7 +8,7 @@ from tests.engines.made_up import MadeUpEngine
 from tests.leases.honest_makers import prompt
 from tests.small import Numbers
 
-from proa import MakerCallback
+from proa import MakerCallback, StopTraining
 from proa.actors.waiting import ClosedError, LeaseFailedError, WaitTimeoutError
 from proa.data.lease import Lease, check_delivery, sample_seed
 from proa.data.sampling import Sampling
@@ -365,6 +365,21 @@ def test_what_its_hooks_log_goes_with_the_delivery():
     assert [delivery.logged for delivery in studio.deliveries] == [
         {"batch": 0, "made": 4}, {"batch": 1, "made": 4, "sending": 1},
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("asks", ["stop_training", "StopTraining"])
+def test_its_hooks_cannot_stop_a_run_and_are_told_so(asks, caplog):
+    studio = Studio([lease(0), lease(1)])
+
+    @studio.maker.manager.on("maker.batch_end")
+    def enough(state):
+        if asks == "StopTraining":
+            raise StopTraining("enough")
+        state.stop_training("enough")
+
+    studio.work()
+    assert len(studio.deliveries) == 2
+    assert caplog.text.count("enough in a maker asked to stop (enough), which ends nothing") == 2
 
 
 def test_a_batch_that_fails_ends_without_rows_and_a_hook_s_own_failure_is_a_note():

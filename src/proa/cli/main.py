@@ -57,6 +57,19 @@ def _flush(code: int) -> int:
 
 
 def _run(arguments: Sequence[str] | None) -> int:
+    parser = make_parser()
+    options, rest = parser.parse_known_args(arguments)
+    if not hasattr(options, "run"):
+        parser.print_help()
+        return 2
+    if rest and not options.takes_flags:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    options.flags = rest
+    return int(options.run(options))
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """All verbs. Where one `takes_flags`, what the parser does not know are settings of a run."""
     parser = _Parser(prog="proa", description="Detached RL post-training of language models.")
     parser.add_argument("--version", action="version", version=f"proa {__version__}")
     parser.set_defaults(takes_flags=False)
@@ -66,14 +79,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         _add_export, _add_config, _add_doctor, _add_bench, _add_moments, _add_callbacks,
     ):  # fmt: skip
         add(verbs)
-    options, rest = parser.parse_known_args(arguments)
-    if not hasattr(options, "run"):
-        parser.print_help()
-        return 2
-    if rest and not options.takes_flags:
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    options.flags = rest
-    return int(options.run(options))
+    return parser
 
 
 class _Parser(argparse.ArgumentParser):

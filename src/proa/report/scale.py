@@ -28,17 +28,18 @@ class Scale:
 def range_of(values: Iterable[float], *, margin: float = 0.04) -> tuple[float, float]:
     """A range that holds all finite values, never empty, a little wider than they are.
 
-    >>> range_of([1.0, 3.0, float("nan")], margin=0.0), range_of([])
-    ((1.0, 3.0), (0.0, 1.0))
+    >>> range_of([1.0, 3.0, float("nan")], margin=0.0), range_of([]), range_of([0.0, 0.0], margin=0.0)
+    ((1.0, 3.0), (0.0, 1.0), (0.0, 1.0))
     """
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
         return 0.0, 1.0
     # Within bounds that keep the range itself finite.
     low, high = max(min(*finite, 1e300), -1e300), min(max(*finite, -1e300), 1e300)
-    if high - low <= max(1e-9 * max(abs(low), abs(high)), 1e-290):
-        room = 0.1 * abs(low) if abs(low) > 1e-280 else 1.0
-        low, high, margin = low - room, high + room, 0.0
+    if max(abs(low), abs(high)) <= 1e-280:
+        low, high = 0.0, 1.0  # most of what can be nothing but 0 cannot be less
+    elif high - low <= 1e-9 * max(abs(low), abs(high)):
+        low, high, margin = low - 0.1 * abs(low), high + 0.1 * abs(low), 0.0
     return low - margin * (high - low), high + margin * (high - low)
 
 

@@ -278,6 +278,12 @@ class ExperienceMakerHolder:
         finally:
             moments.maker_batch_end(state)
         state.global_step += 1
+        if state.should_stop:
+            log.warning(
+                "%s in a maker asked to stop (%s), which ends nothing: a run is stopped by hooks of its trainer or its "
+                "driver, such as on_step_end", state.stopped_by, state.stop_reason,
+            )  # fmt: skip
+            state.should_stop, state.stop_reason, state.stopped_by = False, None, None
 
     # -- weights -------------------------------------------------------------------------------------
 
