@@ -1,5 +1,6 @@
 """Every example runs, with fewer steps than its readers would take."""
 
+import json
 import runpy
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,9 +29,17 @@ def test_a_run_on_ray(tmp_path):
 
 
 def test_the_files_of_examples_can_be_read():
-    for name in ("sort_digits", "ppo_sort_digits", "on_ray"):
+    for name in ("sort_digits", "ppo_sort_digits", "on_ray", "tools"):
         assert load_run_config(EXAMPLES / f"{name}.yaml", SHORT).total_steps == 2
     assert load_experiment_config(EXAMPLES / "experiment.yaml").name == "clip_higher"
+
+
+def knows(tmp_path, seed, *flags):
+    """The share of right numbers before and after a model has learned to use a tool."""
+    config = load_run_config(EXAMPLES / "tools.yaml", ["--seed", str(seed), *flags], output_dir=str(tmp_path))
+    run(config)
+    rows = [json.loads(line) for line in (tmp_path / "tools" / "evals" / "scores.jsonl").read_text().splitlines()]
+    return [row["metrics"]["exact"] for row in rows]
 
 
 @pytest.mark.prove
