@@ -194,6 +194,35 @@ def test_a_cache_that_were_kept_over_a_push_would_be_seen(engines: Engines, monk
         assert_policys(model, generate(engine, requests(2, version=1)))
 
 
+@pytest.mark.parametrize("fault", ["missing: model.norm.weight", "unexpected: surplus", r"should be \(64,\)"])
+def test_weights_that_do_not_fit_leave_the_old_ones_in_force(engines: Engines, fault: str) -> None:
+    engine = engines.build("vllm", sharp(LONG), end_ids=(), **CACHING)
+    before = bits(generate(engine, requests()))
+    wrong = {
+        "missing: model.norm.weight": lambda weights: weights.pop("model.norm.weight"),
+        "unexpected: surplus": lambda weights: weights.update(surplus=torch.zeros(1)),
+        r"should be \(64,\)": lambda weights: weights.update({"model.norm.weight": torch.zeros(3)}),
+    }
+    weights = dict(model_weights(sharp(LONG, seed=1)))
+    wrong[fault](weights)
+    with pytest.raises(ValueError, match=f"nothing was loaded.*{fault}"):
+        engine.load(weights, 1)
+    assert engine.versions == (0,)
+    assert bits(generate(engine, requests())) == before
+
+
+def test_after_damaged_weights_good_ones_are_as_if_nothing_had_been(engines: Engines) -> None:
+    """What they left in the cache is no number, and would spread from where it is masked."""
+    model = sharp(LONG)
+    engine = engines.build("vllm", model, end_ids=(), **CACHING)
+    before = bits(generate(engine, requests(6)))
+    engine.load({name: torch.full_like(one, float("nan")) for name, one in model_weights(model).items()}, 1)
+    with pytest.raises(FloatingPointError, match="damaged"):
+        generate(engine, requests(6, version=1))
+    engine.load(model_weights(model), 0)
+    assert bits(generate(engine, requests(6))) == before
+
+
 def test_weights_that_vllm_fails_to_take_leave_it_with_none(engines: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
     from proa.engines.vllm.inside.transfer import GivenWeightsEngine
 
@@ -261,6 +290,18 @@ def test_the_probe_refuses_another_adapter(engines: Engines) -> None:
     engine.load(policy.receiver().whole(other), 1)
     with pytest.raises(ProbeError):
         gap(policy, engine, 1)
+
+
+@pytest.mark.prove
+def test_split_over_two_processes_it_samples_the_same() -> None:
+    model = sharp({**TIED, "hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2})
+    split = build_engine("vllm", model, end_ids=(), slots=4, options={"tensor_parallel_size": 2})
+    moved(model, 1)
+    split.load(model_weights(model), 1)
+    assert gap(as_policy(model), split, 1) < 1e-5
+    expected = generate(build_engine("hf", model, end_ids=()), requests(3))
+    found = generate(split, requests(3, version=1))
+    assert [one.tokens.tolist() for one in found] == [one.tokens.tolist() for one in expected]
 
 
 # -- likely mistakes ---------------------------------------------------------------------------------

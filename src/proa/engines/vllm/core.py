@@ -73,6 +73,8 @@ def undisturbed() -> Iterator[None]:
     with TURN, torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         os.environ.update(_ENVIRONMENT, VLLM_LOGGING_LEVEL=level)
+        if frees := not gc.get_freeze_count():
+            gc.freeze()  # vLLM collects garbage again and again as it starts, among all that was there before
         if not (own := logging.getLogger("vllm")).handlers:
             own.addHandler(logging.NullHandler())  # else what it says before it has one goes to the terminal
         try:
@@ -85,7 +87,8 @@ def undisturbed() -> Iterator[None]:
             torch.set_default_dtype(dtype)
             random.setstate(chance)
             numpy.random.set_state(numbers)
-            gc.unfreeze()
+            if frees:
+                gc.unfreeze()
 
 
 class Core:
@@ -138,6 +141,13 @@ class Core:
             if not self._engine.reset_prefix_cache():
                 raise RuntimeError("vLLM kept keys and values of other weights: something is still decoded with them")
 
+    def clear(self) -> None:
+        """Write zeros into the cache, where damaged weights left what is no number."""
+        from .inside.cache import clear_cache
+
+        with self._turn():
+            self._engine.collective_rpc(clear_cache)
+
     def sleep(self) -> None:
         """Give the memory of weights and cache back until the next call."""
         with TURN:
@@ -175,9 +185,8 @@ def _start(description: ModelDescription, options: Mapping[str, Any], own: Mappi
     from vllm.config import WeightTransferConfig
 
     from .inside.sampler import RowsOfRequests, use_policy_sampler
-    from .inside.transfer import BACKEND, register
+    from .inside.transfer import BACKEND
 
-    register()
     with tempfile.TemporaryDirectory(prefix="proa-vllm-") as folder:
         _write_config(description, folder)
         arguments = {

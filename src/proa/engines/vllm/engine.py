@@ -78,6 +78,7 @@ class VLLMEngine:
         self._ready: list[Said] = []  # came of steps that were taken for scores
         self._numbers = itertools.count()
         self._has_said = False
+        self._is_damaged = False  # whether the cache has what is no number, of damaged weights
         self._is_independent = self._try(outline)
 
     @staticmethod
@@ -156,6 +157,7 @@ class VLLMEngine:
             return []
         said = self._core.step()
         for one in said:
+            self._is_damaged = self._is_damaged or not one.is_finite
             if one.finish_reason is not None:
                 self._live.pop(one.id, None)
         return [one for one in said if one.tokens]
@@ -231,6 +233,9 @@ class VLLMEngine:
         self._version = NO_VERSION  # until vLLM has taken them
         try:
             self._core.update(matched, version)
+            if self._is_damaged:
+                self._core.clear()
+                self._is_damaged = False
         except Exception as error:
             raise ProaError(
                 f"vLLM has not taken the weights of version {version}, and has none now: {error}"
