@@ -91,8 +91,8 @@ def test_on_ray_it_is_the_same_and_a_killed_maker_changes_nothing(ray_cluster: A
 @pytest.mark.prove
 @pytest.mark.parametrize("runtime", ["local", "ray"])
 def test_the_demo_learns_as_with_native(repository: Path, tmp_path: Path, runtime: str, request: Any) -> None:
-    """150 steps of the demo, over three seeds. Native's scores have a standard deviation of 0.1 over seeds, so the mean of
-    three differs from the mean of three others by more than 0.25 once in four hundred times, were they unrelated."""
+    """150 steps of the demo, over three seeds. Scores have a standard deviation of 0.1 over seeds, so the mean of three
+    differs from the mean of three others by more than 0.25 once in four hundred times, were they unrelated."""
     if runtime == "ray":
         request.getfixturevalue("ray_cluster")
     scores: dict[str, list[float]] = {"native": [], "vllm": []}
