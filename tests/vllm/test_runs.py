@@ -21,6 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 SERVED = {**MODEL, "hidden_size": 64, "tie_word_embeddings": True}
 """vLLM's heads have 32 numbers at the least."""
 LORA = {"lora": {"rank": 2, "alpha": 4.0}}
+APPLIED = {**LORA, "engine": {"kind": "vllm", "options": {"enable_lora": True, "max_lora_rank": 8}}}
 HELD_OUT = {"eval": [{"name": "held_out", "count": 8, "run_every": 2}]}
 
 
@@ -45,7 +46,7 @@ def exact(folder: Path, name: str) -> list[float]:
     return [json.loads(line)["metrics"]["exact"] for line in lines]
 
 
-@pytest.mark.parametrize("adapter", [{}, LORA], ids=["whole", "lora"])
+@pytest.mark.parametrize("adapter", [{}, LORA, APPLIED], ids=["whole", "merged", "applied"])
 def test_the_digest_is_the_same_for_any_number_of_makers_and_every_push_is_measured(
     tmp_path: Path, adapter: dict[str, Any]
 ) -> None:

@@ -22,11 +22,13 @@ import torch
 
 from ...errors import ProaError, SettingError
 from ...slow_work import saying_if_slow
+from .adapters import written_adapter
 from .requests import Said, said
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
+    from ...policy.adapter_layout import AdapterLayout
     from ..description import ModelDescription
 
 log = logging.getLogger("proa.vllm")
@@ -109,12 +111,12 @@ class Core:
         client._finalizer.detach()
         weakref.finalize(self, _end, client.engine_core)
 
-    def add(self, name: str, tokens: Sequence[int], params: Any) -> None:
+    def add(self, name: str, tokens: Sequence[int], params: Any, adapter: Any = None) -> None:
         """Take a request in."""
         from vllm.inputs import tokens_input
 
         with self._turn():
-            self._engine.add_request(name, tokens_input(list(tokens)), params)
+            self._engine.add_request(name, tokens_input(list(tokens)), params, lora_request=adapter)
 
     def abort(self, name: str) -> None:
         """Drop a request."""
@@ -134,6 +136,18 @@ class Core:
             self._engine.collective_rpc("finish_weight_update")
             self._engine.set_weight_version(str(version))
             self.forget()
+
+    def add_adapter(self, adapter: Mapping[str, torch.Tensor], layout: AdapterLayout) -> Any:
+        """Have vLLM read an adapter; what it calls it."""
+        with self._turn(), written_adapter(adapter, layout) as request:
+            if not self._engine.add_lora(request):
+                raise RuntimeError("vLLM has not taken an adapter")
+        return request
+
+    def remove_adapter(self, request: Any) -> None:
+        """Have vLLM drop one."""
+        with self._turn():
+            self._engine.remove_lora(request.lora_int_id)
 
     def forget(self) -> None:
         """Drop all cached keys and values."""
