@@ -1,12 +1,15 @@
 """Against the real vLLM, in the environment that `make vllm` sets up; elsewhere these tests are skipped."""
 
 import importlib.util
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from tests.vllm.models import SHAPES, Engines
+
+os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # else a model that is split wants two nodes of memory
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

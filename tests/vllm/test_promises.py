@@ -17,6 +17,7 @@ NOT_VLLMS = {
     "test_engines_in_two_threads_give_what_they_give_one_after_the_other": "test_vllm.py has it, with two engines",
     "test_frequencies_under_min_p_and_a_penalty_are_those_of_the_logits_that_transformers_makes":
         "these settings leave a model of this size one token; that they are followed is compared with hf",
+    "test_weights_that_do_not_fit_leave_the_old_ones_in_force": "it names a width; test_vllm.py has it",
 }  # fmt: skip
 _MODULES = (test_adapters, test_engines, test_stop_strings, test_stream)
 

@@ -6,8 +6,10 @@ import gc
 import os
 import random
 import re
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,10 +18,11 @@ from tests.engines.tiny import tiny_model
 from tests.vllm.models import COMMON, Engines
 
 from proa.data.sampling import Completion, Sampling
-from proa.engines import ModelDescription, Request, build_engine, generate, group_requests
+from proa.engines import EngineBusyError, ModelDescription, Request, build_engine, generate, group_requests
 from proa.engines.vllm import VLLMEngine
+from proa.engines.vllm.adapters import write_adapter
 from proa.errors import ProaError, SettingError
-from proa.policy.lora import LoraSettings, adapter_weights, add_lora
+from proa.policy.lora import LoraSettings, adapter_layout, adapter_weights, add_lora
 from proa.policy.lora_policy import as_policy
 from proa.policy.models import load_model, model_weights
 from proa.roles.probe import Probe, ProbeError
@@ -160,18 +163,61 @@ def test_ten_pushes_agree_with_the_trainer_after_each_and_the_cache_is_never_sta
             assert_policys(model, generate(engine, requests(2, version)))
 
 
-def test_ten_pushes_of_an_adapter_agree_with_the_trainer_after_each(engines: Engines) -> None:
+MERGED, APPLIED = CACHING, {"options": {**CACHING["options"], "enable_lora": True, "max_lora_rank": 8}}
+ADAPTER = LoraSettings(rank=3, alpha=6.0)
+
+
+@pytest.mark.parametrize("settings", [MERGED, APPLIED], ids=["merged", "applied"])
+def test_ten_pushes_of_an_adapter_agree_with_the_trainer_after_each(engines: Engines, settings: dict[str, Any]) -> None:
     model = sharp(TIED)
-    add_lora(model, LoraSettings(rank=3, alpha=6.0), seed=1)
-    engine = engines.build("vllm", model, end_ids=(), **CACHING)
+    add_lora(model, ADAPTER, seed=1)
+    engine = engines.build("vllm", model, end_ids=(), **settings)
+    assert engine.is_independent
     policy = as_policy(model)
     receiver = policy.receiver()
     for version in range(1, 11):
         moved(model, version)
         engine.load(receiver.whole(policy.published()), version)
         assert gap(policy, engine, version) < 1e-5
-        for _ in range(2):
+        for _ in range(2):  # the second finds the prompt in the cache
             assert_policys(model, generate(engine, requests(2, version)))
+    kept = [10] if settings is MERGED else [9, 10]
+    assert list(engine.versions) == kept
+
+
+def test_two_adapters_are_decoded_side_by_side_and_a_third_waits(engines: Engines) -> None:
+    models = [sharp(TIED) for _ in range(3)]
+    engine = engines.build("vllm", models[0], end_ids=(), **APPLIED)
+    receiver, alone = None, []
+    for version, model in enumerate(models):
+        add_lora(model, ADAPTER, seed=1)
+        moved(model, version)
+        policy = as_policy(model)
+        receiver = receiver or policy.receiver()
+        if version < 2:
+            engine.load(receiver.whole(policy.published()), version)
+            alone += bits(generate(engine, requests(2, version)))
+    both = [replace(one, id=f"{version} {one.id}") for version in (0, 1) for one in requests(2, version)]
+    assert bits(generate(engine, both)) == alone
+    assert alone[:2] != alone[2:]
+    for one in both:
+        engine.submit(one)
+    with pytest.raises(EngineBusyError, match="version 2 cannot be loaded while sequences of 0, 1 are decoded"):
+        engine.load(receiver.whole(as_policy(models[2]).published()), 2)
+    for one in both:
+        engine.cancel(one.id)
+    engine.load(receiver.whole(as_policy(models[2]).published()), 2)
+    assert list(engine.versions) == [1, 2]
+    assert gap(as_policy(models[2]), engine, 2) < 1e-5
+
+
+def test_an_adapter_that_is_too_wide_for_vllm_is_refused_in_words(engines: Engines) -> None:
+    model = sharp(TIED)
+    add_lora(model, LoraSettings(rank=9), seed=1)
+    engine = engines.build("vllm", model, end_ids=(), **APPLIED)
+    policy = as_policy(model)
+    with pytest.raises(SettingError, match="rank is 9, and engine.options.max_lora_rank is 8: raise it"):
+        engine.load(policy.receiver().whole(policy.published()), 1)
 
 
 def assert_policys(model: Any, completions: list[Completion]) -> None:
@@ -192,6 +238,35 @@ def test_a_cache_that_were_kept_over_a_push_would_be_seen(engines: Engines, monk
     engine.load(model_weights(model), 1)
     with pytest.raises(AssertionError, match="not close"):
         assert_policys(model, generate(engine, requests(2, version=1)))
+
+
+@pytest.mark.parametrize("fault", ["missing: model.norm.weight", "unexpected: surplus", r"should be \(64,\)"])
+def test_weights_that_do_not_fit_leave_the_old_ones_in_force(engines: Engines, fault: str) -> None:
+    engine = engines.build("vllm", sharp(LONG), end_ids=(), **CACHING)
+    before = bits(generate(engine, requests()))
+    wrong = {
+        "missing: model.norm.weight": lambda weights: weights.pop("model.norm.weight"),
+        "unexpected: surplus": lambda weights: weights.update(surplus=torch.zeros(1)),
+        r"should be \(64,\)": lambda weights: weights.update({"model.norm.weight": torch.zeros(3)}),
+    }
+    weights = dict(model_weights(sharp(LONG, seed=1)))
+    wrong[fault](weights)
+    with pytest.raises(ValueError, match=f"nothing was loaded.*{fault}"):
+        engine.load(weights, 1)
+    assert engine.versions == (0,)
+    assert bits(generate(engine, requests())) == before
+
+
+def test_after_damaged_weights_good_ones_are_as_if_nothing_had_been(engines: Engines) -> None:
+    """What they left in the cache is no number, and would spread from where it is masked."""
+    model = sharp(LONG)
+    engine = engines.build("vllm", model, end_ids=(), **CACHING)
+    before = bits(generate(engine, requests(6)))
+    engine.load({name: torch.full_like(one, float("nan")) for name, one in model_weights(model).items()}, 1)
+    with pytest.raises(FloatingPointError, match="damaged"):
+        generate(engine, requests(6, version=1))
+    engine.load(model_weights(model), 0)
+    assert bits(generate(engine, requests(6))) == before
 
 
 def test_weights_that_vllm_fails_to_take_leave_it_with_none(engines: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,10 +325,11 @@ def test_the_probe_refuses_a_push_that_was_not_taken_whole_and_the_next_is_right
     assert gap(as_policy(other), engine, 2) < 1e-5
 
 
-def test_the_probe_refuses_another_adapter(engines: Engines) -> None:
+@pytest.mark.parametrize("settings", [MERGED, APPLIED], ids=["merged", "applied"])
+def test_the_probe_refuses_another_adapter(engines: Engines, settings: dict[str, Any]) -> None:
     model = sharp(TIED)
-    add_lora(model, LoraSettings(rank=3, alpha=6.0), seed=1)
-    engine = engines.build("vllm", model, end_ids=(), **CACHING)
+    add_lora(model, ADAPTER, seed=1)
+    engine = engines.build("vllm", model, end_ids=(), **settings)
     policy = as_policy(model)
     moved(model, 1)
     other = {name: torch.randn(one.shape, generator=torch.Generator().manual_seed(7)) * 0.2
@@ -261,6 +337,47 @@ def test_the_probe_refuses_another_adapter(engines: Engines) -> None:
     engine.load(policy.receiver().whole(other), 1)
     with pytest.raises(ProbeError):
         gap(policy, engine, 1)
+
+
+def test_an_adapter_in_the_place_of_another_would_be_seen(engines: Engines) -> None:
+    """What a new name for every version is for."""
+    model = sharp(TIED)
+    add_lora(model, ADAPTER, seed=1)
+    engine = engines.build("vllm", model, end_ids=(), **APPLIED)
+    policy = as_policy(model)
+    receiver = policy.receiver()
+    engine.load(receiver.whole(policy.published()), 1)
+    generate(engine, requests(2, 1))
+    held = engine._held[1]
+    folder = Path(held.lora_path)
+    folder.mkdir()
+    try:
+        write_adapter(*_moved_adapter(model), folder)
+        engine._core._engine.remove_lora(held.lora_int_id)
+        engine._core._engine.add_lora(held)
+    finally:
+        shutil.rmtree(folder)
+    assert gap(policy, engine, 1) < 1e-5  # short texts fill no block: they do not find it
+    with pytest.raises(AssertionError, match="not close"):
+        assert_policys(model, generate(engine, requests(2, 1)))
+
+
+def _moved_adapter(model: Any) -> tuple[dict[str, torch.Tensor], Any]:
+    for step in range(3):
+        moved(model, step)
+    return adapter_weights(model), adapter_layout(model)
+
+
+@pytest.mark.prove
+def test_split_over_two_processes_it_samples_the_same() -> None:
+    model = sharp({**TIED, "hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2})
+    split = build_engine("vllm", model, end_ids=(), slots=4, options={"tensor_parallel_size": 2})
+    moved(model, 1)
+    split.load(model_weights(model), 1)
+    assert gap(as_policy(model), split, 1) < 1e-5
+    expected = generate(build_engine("hf", model, end_ids=()), requests(3))
+    found = generate(split, requests(3, version=1))
+    assert [one.tokens.tolist() for one in found] == [one.tokens.tolist() for one in expected]
 
 
 # -- likely mistakes ---------------------------------------------------------------------------------

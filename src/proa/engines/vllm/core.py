@@ -22,11 +22,13 @@ import torch
 
 from ...errors import ProaError, SettingError
 from ...slow_work import saying_if_slow
+from .adapters import written_adapter
 from .requests import Said, said
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
+    from ...policy.adapter_layout import AdapterLayout
     from ..description import ModelDescription
 
 log = logging.getLogger("proa.vllm")
@@ -73,6 +75,8 @@ def undisturbed() -> Iterator[None]:
     with TURN, torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         os.environ.update(_ENVIRONMENT, VLLM_LOGGING_LEVEL=level)
+        if frees := not gc.get_freeze_count():
+            gc.freeze()  # vLLM collects garbage again and again as it starts, among all that was there before
         if not (own := logging.getLogger("vllm")).handlers:
             own.addHandler(logging.NullHandler())  # else what it says before it has one goes to the terminal
         try:
@@ -85,7 +89,8 @@ def undisturbed() -> Iterator[None]:
             torch.set_default_dtype(dtype)
             random.setstate(chance)
             numpy.random.set_state(numbers)
-            gc.unfreeze()
+            if frees:
+                gc.unfreeze()
 
 
 class Core:
@@ -106,12 +111,12 @@ class Core:
         client._finalizer.detach()
         weakref.finalize(self, _end, client.engine_core)
 
-    def add(self, name: str, tokens: Sequence[int], params: Any) -> None:
+    def add(self, name: str, tokens: Sequence[int], params: Any, adapter: Any = None) -> None:
         """Take a request in."""
         from vllm.inputs import tokens_input
 
         with self._turn():
-            self._engine.add_request(name, tokens_input(list(tokens)), params)
+            self._engine.add_request(name, tokens_input(list(tokens)), params, lora_request=adapter)
 
     def abort(self, name: str) -> None:
         """Drop a request."""
@@ -132,11 +137,30 @@ class Core:
             self._engine.set_weight_version(str(version))
             self.forget()
 
+    def add_adapter(self, adapter: Mapping[str, torch.Tensor], layout: AdapterLayout) -> Any:
+        """Have vLLM read an adapter; what it calls it."""
+        with self._turn(), written_adapter(adapter, layout) as request:
+            if not self._engine.add_lora(request):
+                raise RuntimeError("vLLM has not taken an adapter")
+        return request
+
+    def remove_adapter(self, request: Any) -> None:
+        """Have vLLM drop one."""
+        with self._turn():
+            self._engine.remove_lora(request.lora_int_id)
+
     def forget(self) -> None:
         """Drop all cached keys and values."""
         with self._turn():
             if not self._engine.reset_prefix_cache():
                 raise RuntimeError("vLLM kept keys and values of other weights: something is still decoded with them")
+
+    def clear(self) -> None:
+        """Write zeros into the cache, where damaged weights left what is no number."""
+        from .inside.cache import clear_cache
+
+        with self._turn():
+            self._engine.collective_rpc(clear_cache)
 
     def sleep(self) -> None:
         """Give the memory of weights and cache back until the next call."""
@@ -175,9 +199,8 @@ def _start(description: ModelDescription, options: Mapping[str, Any], own: Mappi
     from vllm.config import WeightTransferConfig
 
     from .inside.sampler import RowsOfRequests, use_policy_sampler
-    from .inside.transfer import BACKEND, register
+    from .inside.transfer import BACKEND
 
-    register()
     with tempfile.TemporaryDirectory(prefix="proa-vllm-") as folder:
         _write_config(description, folder)
         arguments = {

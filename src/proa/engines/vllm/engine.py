@@ -12,13 +12,15 @@ from typing import Any
 
 import torch
 
-from ...data.versions import NO_VERSION
 from ...errors import ProaError, SettingError
 from ...model_shape import cache_bytes
+from ...policy.adapter_layout import AdaptedWeights
+from ...policy.lora import LoraSettings
 from ..description import ModelDescription
 from ..native import SLOTS
 from ..protocol import EngineBusyError, Progress, Request, check_request, refuse_second
 from ..weights import noise_for, places_of
+from .adapters import noise_adapter
 from .core import Core, check_installed, check_served, undisturbed
 from .independence import is_independent
 from .options import SIZES, check_options, check_sizes, known_arguments
@@ -26,8 +28,10 @@ from .requests import Said, sampling_params, scoring_params
 
 log = logging.getLogger("proa.vllm")
 
-_TRIAL = 0
-"""The version that the weights of the trial are given."""
+_ADAPTERS = 2
+"""So many versions are held, where they are adapters."""
+MOST_RANK = 16
+"""The rank of the largest adapter, unless it is set."""
 _SHARE = 4
 """Of the memory that is there for engines, a fourth is the most that the cache takes unless it is set."""
 
@@ -42,6 +46,8 @@ class _Wanted:
     """vLLM's."""
     blocks: int
     """Of the cache, that it takes at the most."""
+    adapter: Any
+    """What vLLM calls it, if its version is one."""
 
 
 class VLLMEngine:
@@ -49,6 +55,8 @@ class VLLMEngine:
 
     vLLM has the weights that came last, and is asked for logits only: tokens are chosen as in all engines of Proa. A
     request is handed to vLLM when the cache has room for the longest that it may become, so vLLM puts none off.
+
+    With `options={"enable_lora": True}` vLLM keeps the base and gets adapters, of which it decodes with two at once.
     """
 
     def __init__(
@@ -69,15 +77,20 @@ class VLLMEngine:
         self._vocabulary = int(outline.get_input_embeddings().weight.shape[0])
         self._slots = slots or SLOTS.get(self.device.type, 64)
         self._core = Core(description, options, **_own_arguments(description, options, self._slots, cache_tokens))
-        self._version = NO_VERSION
+        self.applies_adapters = bool(options.get("enable_lora"))
+        """Whether an adapter need not be merged for it."""
+        self._most_rank = int(options.get("max_lora_rank", MOST_RANK))
+        self._held: dict[int, Any] = {}  # by version, with what vLLM calls the adapter if that is what came
+        self._base: Mapping[str, torch.Tensor] | None = None  # which adapters go over, where it is loaded
         self._waiting: deque[_Wanted] = deque()
         self._live: dict[str, _Wanted] = {}
         self._requests: dict[str, Request] = {}  # of what waits or is decoded
         self._sampled: dict[str, list[int]] = {}  # of what is to be kept
-        self._kept: dict[str, tuple[int, ...]] = {}
+        self._kept: dict[str, tuple[int, tuple[int, ...]]] = {}  # with the version
         self._ready: list[Said] = []  # came of steps that were taken for scores
         self._numbers = itertools.count()
         self._has_said = False
+        self._is_damaged = False  # whether the cache has what is no number, of damaged weights
         self._is_independent = self._try(outline)
 
     @staticmethod
@@ -108,7 +121,7 @@ class VLLMEngine:
 
     @property
     def versions(self) -> tuple[int, ...]:
-        return () if self._version == NO_VERSION else (self._version,)
+        return tuple(self._held)
 
     # -- requests ------------------------------------------------------------------------------------
 
@@ -116,14 +129,17 @@ class VLLMEngine:
         refuse_second(request, self._requests)
         if request.version not in self.versions:
             raise SettingError(f"request {request.id} wants weights of version {request.version}, which are not loaded")
-        if request.continues and request.continues not in self._kept:
-            raise SettingError(f"request {request.id} continues {request.continues!r}, which was not kept")
-        before = self._kept.get(request.continues, ())
+        version, before = self._kept.get(request.continues, (request.version, ()))
+        if request.continues and (request.continues not in self._kept or version != request.version):
+            raise SettingError(
+                f"request {request.id} continues {request.continues!r}, which was not kept by this engine with the "
+                f"weights of version {request.version}"
+            )
         check_request(request, context_length=self.context_length, vocabulary=self._vocabulary, continued=len(before))
         tokens = (*before, *request.tokens)
         wanted = _Wanted(
             request.id, tokens, sampling_params(request, self._end_ids),
-            self._blocks_for(len(tokens) + request.sampling.max_new_tokens),
+            self._blocks_for(len(tokens) + request.sampling.max_new_tokens), self._held[request.version],
         )  # fmt: skip
         if wanted.blocks > self._core.blocks:
             raise SettingError(
@@ -156,6 +172,7 @@ class VLLMEngine:
             return []
         said = self._core.step()
         for one in said:
+            self._is_damaged = self._is_damaged or not one.is_finite
             if one.finish_reason is not None:
                 self._live.pop(one.id, None)
         return [one for one in said if one.tokens]
@@ -168,7 +185,7 @@ class VLLMEngine:
             if taken > self._core.blocks:
                 return
             one = self._waiting.popleft()
-            self._core.add(one.name, one.tokens, one.params)
+            self._core.add(one.name, one.tokens, one.params, one.adapter)
             self._live[one.name] = one
 
     def _blocks_for(self, tokens: int) -> int:
@@ -181,7 +198,7 @@ class VLLMEngine:
         if said.finish_reason is not None:
             del self._requests[said.id]
             if request.keep:
-                self._kept[said.id] = tuple(self._sampled.pop(said.id))
+                self._kept[said.id] = request.version, tuple(self._sampled.pop(said.id))
         return said.progress(request.version)
 
     # -- weights -------------------------------------------------------------------------------------
@@ -192,11 +209,12 @@ class VLLMEngine:
     def _scores(self, texts: Sequence[tuple[tuple[int, ...], int]]) -> list[list[float]]:
         """The log-probabilities of each text's tokens after so many, forced through decode steps."""
         scores: dict[str, list[float]] = {f"score {next(self._numbers)}": [] for _ in texts}
-        open_ = set()
+        newest, open_ = self._held[max(self._held)], set()
         for name, (tokens, first) in zip(scores, texts, strict=True):
             if len(tokens) > first:
                 params = scoring_params(tokens[first:])
-                self._waiting.appendleft(_Wanted(name, tokens[:first], params, self._blocks_for(len(tokens))))
+                blocks = self._blocks_for(len(tokens))
+                self._waiting.appendleft(_Wanted(name, tokens[:first], params, blocks, newest))
                 open_.add(name)
         while open_:
             for one in self._step():
@@ -208,10 +226,14 @@ class VLLMEngine:
                     open_.discard(one.id)
         return list(scores.values())
 
-    def _try(self, outline: torch.nn.Module) -> bool:
+    def _try(self, outline: Any) -> bool:
         """Whether requests depend on one another, tried with noise for weights. It has none after that."""
-        self._core.update(noise_for(outline, self.device), NO_VERSION)
-        self._version = _TRIAL
+        noise = noise_for(outline, self.device)
+        if self.applies_adapters:
+            layout = LoraSettings(rank=min(self._most_rank, MOST_RANK)).layout(outline)
+            self.load(AdaptedWeights(noise, noise_adapter(layout), layout), 0)
+        else:
+            self.load(noise, 0)
         try:
             independent = is_independent(
                 self, self._scores, self._core.forget, vocabulary=self._vocabulary, block=self._core.block_tokens
@@ -219,23 +241,68 @@ class VLLMEngine:
         except Exception as error:
             raise SettingError(f"vLLM cannot compute with this model on {self.device}: {error}") from error
         self._core.forget()
-        self._version = NO_VERSION
+        self._drop(0)
+        self._base = None
         return independent
 
     def load(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
+        if self.applies_adapters and isinstance(weights, AdaptedWeights):
+            self._load_adapter(weights, version)
+            return
+        self._take(weights, version)
+        self._held = {version: None}
+
+    def _load_adapter(self, weights: AdaptedWeights, version: int) -> None:
+        if weights.base is not self._base:
+            self._take(weights.base, version)
+            self._base = weights.base
+        idle = [held for held in self._held if not self._uses(held)]
+        if version in self._held and version not in idle:
+            raise EngineBusyError(f"version {version} cannot be loaded again while sequences of it are decoded or kept")
+        if len(self._held) == _ADAPTERS and not idle:
+            raise EngineBusyError(
+                f"version {version} cannot be loaded while sequences of {', '.join(map(str, self._held))} are decoded "
+                "or kept"
+            )
+        if weights.layout.rank > self._most_rank:
+            raise SettingError(
+                f"the adapter's rank is {weights.layout.rank}, and engine.options.max_lora_rank is {self._most_rank}: "
+                "raise it"
+            )
+        loaded = self._core.add_adapter(weights.adapter, weights.layout)
+        if version in self._held or len(self._held) == _ADAPTERS:
+            self._drop(version if version in self._held else min(idle))
+        self._held[version] = loaded
+
+    def _uses(self, version: int) -> bool:
+        """Whether something is decoded with it, or waits for it, or may be continued with it."""
+        asked = any(request.version == version for request in self._requests.values())
+        return asked or any(kept == version for kept, _ in self._kept.values())
+
+    def _drop(self, version: int) -> None:
+        if (loaded := self._held.pop(version)) is not None:
+            self._core.remove_adapter(loaded)
+
+    def _take(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
+        """Have vLLM take whole weights, in the place of all that it had."""
         if self._requests or self._kept:
             raise EngineBusyError(
-                f"version {version} cannot be loaded while sequences of version {self._version} are decoded or kept"
+                f"version {version} cannot be loaded while sequences of version {', '.join(map(str, self._held))} are "
+                "decoded or kept"
             )
         matched = self._places.matched(weights)
-        self._version = NO_VERSION  # until vLLM has taken them
+        for held in list(self._held):
+            self._drop(held)
+        self._base = None
         try:
             self._core.update(matched, version)
+            if self._is_damaged:
+                self._core.clear()
+                self._is_damaged = False
         except Exception as error:
             raise ProaError(
                 f"vLLM has not taken the weights of version {version}, and has none now: {error}"
             ) from error
-        self._version = version
 
     def sleep(self) -> None:
         if self._requests:
@@ -258,6 +325,9 @@ def _own_arguments(
     own: dict[str, Any] = {"max_num_seqs": slots, "enable_chunked_prefill": False}
     context = int(options.get("max_model_len") or config.max_position_embeddings)
     own["max_num_batched_tokens"] = max(context, 2048)
+    if options.get("enable_lora"):
+        # One more is loaded before one is dropped, and vLLM drops the last used of its own accord.
+        own |= {"max_loras": _ADAPTERS, "max_cpu_loras": 2 * _ADAPTERS, "max_lora_rank": MOST_RANK}
     if description.device.type == "cpu":
         own["enforce_eager"] = True  # compiling takes minutes, and changes the last bits
     if not any(name in options for name in SIZES):

@@ -65,9 +65,14 @@ class Said:
     log_probs: tuple[float, ...]
     finish_reason: FinishReason | None
 
+    @property
+    def is_finite(self) -> bool:
+        """Whether its log-probabilities are numbers."""
+        return all(map(math.isfinite, self.log_probs))
+
     def progress(self, version: int) -> Progress:
         """The same as an engine of Proa says it."""
-        if not all(map(math.isfinite, self.log_probs)):
+        if not self.is_finite:
             raise FloatingPointError("the engine's logits are not finite: the weights it was given are damaged")
         return Progress(self.id, self.tokens, self.log_probs, version, self.finish_reason)
 
