@@ -61,6 +61,7 @@ PARTS = {
     "models": pytest_part("every architecture", "tests/policy", "tests/engines", "tests/learning", "tests/algorithms"),
     "others": pytest_part("what is long elsewhere", *OTHERS),
     "gpu": pytest_part("what is long on a GPU, where there is one", "tests/gpu", processes=1),
+    "vllm_server": pytest_part("a vLLM server as the engine, where there is one", "tests/vllm_server", processes=1),
     "kernels": script_part("the GPU's kernels, interpreted on a CPU", "tests/kernels/run.py"),
     "lifecycle_demo": script_part("the lifecycle example", "examples/lifecycle_demo.py"),
     "callbacks": script_part("what an event costs", "benchmarks/callbacks.py"),

@@ -1,0 +1,115 @@
+"""Faults of a server that a real one cannot be made to show: cut streams, other tokens, strange answers."""
+
+import pytest
+from tests.vllm_server.fake import MODEL, FakeServer
+
+from proa.data.sampling import Sampling
+from proa.engines import Request, build_engine, generate
+from proa.engines.vllm_server import VLLMServerEngine
+from proa.errors import SettingError
+from proa.policy.models import load_model
+
+TINY = {
+    "model_type": "llama", "vocab_size": 16, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1,
+    "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 64,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def model():
+    return load_model(TINY, seed=0)
+
+
+@pytest.fixture
+def fake():
+    server = FakeServer({**TINY, "architectures": ["LlamaForCausalLM"]})
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def engine(fake, model):
+    made = build_engine(VLLMServerEngine, model, end_ids=[1], address=fake.address, patience=60.0)
+    fake.generated.clear()
+    return made
+
+
+REQUEST = Request("a", (3, 4), 7, Sampling(max_new_tokens=8), 0)
+
+
+def test_a_stream_that_is_cut_is_asked_for_again_and_what_was_reported_is_reported_once(fake, engine):
+    fake.answers = [([5, 6, 7], True), ([5, 6, 7, 8, 9, 10, 11, 12], False)]
+    [made] = generate(engine, [REQUEST])
+    assert made.tokens.tolist() == [5, 6, 7, 8, 9, 10, 11, 12]
+    assert made.log_probs.tolist() == [-1.0 - place for place in range(8)]
+    first, second = fake.generated
+    assert first == second
+
+
+def test_where_other_tokens_come_the_request_goes_on_after_those_that_were_reported(fake, engine):
+    fake.answers = [([5, 6, 7], True), ([5, 9, 9, 9, 9, 9, 9, 9], False), ([8, 8, 8, 8, 8], False)]
+    engine.submit(REQUEST)
+    tokens, reason = [], None
+    while reason is None:
+        for one in engine.step():
+            tokens += one.tokens
+            reason = one.finish_reason
+    assert tokens == [5, 6, 7, 8, 8, 8, 8, 8]
+    last = fake.generated[-1]
+    assert last["token_ids"] == [3, 4, 5, 6, 7]
+    assert last["sampling_params"]["max_tokens"] == 5
+
+
+def test_a_server_that_has_forgotten_the_weights_gets_them_before_anything_is_sampled(fake, engine):
+    fake.answers = [([5], True), ([5] * 8, False)]
+    engine.submit(REQUEST)
+    while not engine.step():
+        pass
+    fake.version = "default"  # as after a new start
+    before = len(fake.pushed)
+    while engine.free < 4:
+        engine.step()
+    assert len(fake.pushed) == before + 1
+    assert fake.version == fake.pushed[0]
+
+
+def test_another_server_at_the_address_is_refused_when_it_comes_back(fake, engine):
+    fake.answers = [([5], True)]
+    engine.submit(REQUEST)
+    fake.hf_config = {**fake.hf_config, "hidden_size": 99}
+    with pytest.raises(SettingError, match="has another model .*hidden_size is 99 there and 8 here"):
+        while True:
+            engine.step()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"backend": None}, "takes weights by nothing, not by proa-files: start it with"),
+        ({"backend": "nccl"}, "takes weights by nccl, not by proa-files: start it with"),
+        ({"pages": "<html>hello</html>"}, "is not a vLLM server: it does not speak JSON"),
+    ],
+)
+def test_servers_that_cannot_be_used_are_refused_in_words(fake, model, change, said):
+    for name, value in change.items():
+        setattr(fake, name, value)
+    with pytest.raises(SettingError, match=said):
+        build_engine(VLLMServerEngine, model, end_ids=[], address=fake.address)
+
+
+def test_slips_in_settings_are_refused(model):
+    with pytest.raises(SettingError, match="write it like http://127.0.0.1:8000"):
+        build_engine(VLLMServerEngine, model, end_ids=[], address="localhost:8000")
+    with pytest.raises(SettingError, match="write the seconds to wait"):
+        build_engine(VLLMServerEngine, model, end_ids=[], address="http://127.0.0.1:1", patience=0)
+    with pytest.raises(SettingError, match="cannot be written to"):
+        build_engine(VLLMServerEngine, model, end_ids=[], address="http://127.0.0.1:1", folder="/no/such/folder")
+
+
+def test_log_probabilities_that_would_not_be_the_policys_are_refused(fake, engine, model, monkeypatch):
+    with pytest.raises(SettingError, match="after top_p, top_k, min_p and repetition_penalty"):
+        engine.submit(Request("b", (3,), 0, Sampling(max_new_tokens=2, top_k=3), 0))
+    monkeypatch.setitem(MODEL, "logprobs_mode", "raw_logprobs")
+    raw = build_engine(VLLMServerEngine, model, end_ids=[1], address=fake.address)
+    with pytest.raises(SettingError, match="reports log-probabilities at temperature 1, and sampling.temperature is"):
+        raw.submit(Request("b", (3,), 0, Sampling(max_new_tokens=2, temperature=0.5), 0))
