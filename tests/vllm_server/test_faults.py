@@ -1,5 +1,6 @@
 """Faults of a server that a real one cannot be made to show: cut streams, other tokens, strange answers."""
 
+import os
 import time
 
 import pytest
@@ -118,3 +119,17 @@ def test_log_probabilities_that_would_not_be_the_policys_are_refused(fake, engin
     raw = build_engine(VLLMServerEngine, model, end_ids=[1], address=fake.address)
     with pytest.raises(SettingError, match="reports log-probabilities at temperature 1, and sampling.temperature is"):
         raw.submit(Request("b", (3,), 0, Sampling(max_new_tokens=2, temperature=0.5), 0))
+
+
+def test_weights_that_a_killed_process_left_are_removed_and_those_in_use_are_not(fake, model, tmp_path):
+    first = build_engine(VLLMServerEngine, model, end_ids=[], address=fake.address, folder=str(tmp_path))
+    [in_use] = tmp_path.iterdir()
+    left = tmp_path / "proa-weights-left"
+    left.mkdir()
+    (left / "3.safetensors").write_bytes(b"weights")
+    for folder in (left, in_use):
+        os.utime(folder, (0, 0))
+    second = build_engine(VLLMServerEngine, model, end_ids=[], address=fake.address, folder=str(tmp_path))
+    assert not left.exists()
+    assert len(list(in_use.glob("*.safetensors"))) == 1
+    assert first.versions == second.versions == (0,)

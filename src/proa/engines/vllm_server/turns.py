@@ -6,12 +6,13 @@ that holds them, however it ends.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import tempfile
 import time
 from pathlib import Path
+
+from .file_lock import FileLock
 
 _LOOK_SECONDS = 0.02
 
@@ -22,8 +23,8 @@ class Turn:
     def __init__(self, address: str) -> None:
         name = hashlib.sha256(address.encode()).hexdigest()[:16]
         folder = Path(tempfile.gettempdir())
-        self._server = _Lock(folder / f"proa-vllm-{os.getuid()}-{name}.turn")
-        self._next = _Lock(folder / f"proa-vllm-{os.getuid()}-{name}.next")
+        self._server = FileLock(folder / f"proa-vllm-{os.getuid()}-{name}.turn")
+        self._next = FileLock(folder / f"proa-vllm-{os.getuid()}-{name}.next")
 
     @property
     def is_mine(self) -> bool:
@@ -52,38 +53,3 @@ class Turn:
         """Give it up, or the place as the next one."""
         self._server.release()
         self._next.release()
-
-
-class _Lock:
-    """A lock by a file, between all who open it."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._descriptor: int | None = None
-
-    @property
-    def is_held(self) -> bool:
-        return self._descriptor is not None
-
-    def try_take(self) -> bool:
-        """Whether it is held now."""
-        import fcntl  # not on every system
-
-        if self._descriptor is None:
-            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                os.close(descriptor)
-                return False
-            self._descriptor = descriptor
-        return True
-
-    def release(self) -> None:
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
-
-    def __del__(self) -> None:
-        with contextlib.suppress(OSError):
-            self.release()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import secrets
 import shutil
 import tempfile
+import time
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,8 +19,14 @@ from ...data.versions import NO_VERSION
 from ...errors import ProaError, SettingError
 from ...private_files import private_writing
 from .client import Server, ServerError
+from .file_lock import FileLock
 
 log = logging.getLogger("proa.vllm_server")
+
+_PREFIX = "proa-weights-"
+_IN_USE = "in_use"
+_YOUNG_SECONDS = 60.0
+"""A folder of this age may belong to an engine that has not taken its lock yet."""
 
 
 class WeightFiles:
@@ -31,9 +39,12 @@ class WeightFiles:
         self._name = secrets.token_hex(4)
         self._version = NO_VERSION
         try:
-            self._folder = Path(tempfile.mkdtemp(prefix="proa-vllm-", dir=folder or None))
+            self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=folder or None))
         except OSError as error:
             raise SettingError(f"engine.params.folder {folder!r} cannot be written to: {error.strerror}") from error
+        self._in_use = FileLock(self._folder / _IN_USE)
+        self._in_use.try_take()
+        _remove_abandoned(self._folder.parent)
         weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
 
     @property
@@ -83,3 +94,13 @@ class WeightFiles:
         ask("POST", "/finish_weight_update", {"weight_version": self.tag}, seconds=seconds)
         if not ask("POST", "/reset_prefix_cache", {}, seconds=seconds)["success"]:
             log.warning("the vLLM server keeps keys and values of earlier weights: it does not use them")
+
+
+def _remove_abandoned(parent: Path) -> None:
+    """Remove folders of engines whose process was killed: weights may be many gigabytes."""
+    for folder in parent.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):  # another user's, or gone by now
+            lock = FileLock(folder / _IN_USE)
+            if time.time() - folder.stat().st_mtime > _YOUNG_SECONDS and lock.try_take():
+                shutil.rmtree(folder, ignore_errors=True)
+                lock.release()
