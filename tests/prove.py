@@ -68,6 +68,7 @@ PARTS = {
     "tools": script_part("whether the engine stays busy while tools take their time", "benchmarks/tool_latency.py"),
     "lifecycle_demo": script_part("the lifecycle example", "examples/lifecycle_demo.py"),
     "callbacks": script_part("what an event costs", "benchmarks/callbacks.py"),
+    "vllm_server": pytest_part("a vLLM server as the engine, where there is one", "tests/vllm_server", processes=1),
     "rollout": script_part("tokens per second", "benchmarks/rollout.py"),
     "step": Part("a whole step beside TRL's", ["-m", "proa", "bench", "step", "--at-least", "1.2"]),
     "quality": Part("time to quality beside TRL's", ["-m", "proa", "bench", "quality", "--at-most", "0.8"]),

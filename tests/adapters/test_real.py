@@ -12,7 +12,9 @@ from tests.environments.helpers import play
 
 from proa.environments import EnvironmentFailed, EnvironmentSource, Step
 
-missing = [name for name in ("skyrl_gym", "gymnasium", "textarena", "openenv") if importlib.util.find_spec(name) is None]
+missing = [
+    name for name in ("skyrl_gym", "gymnasium", "textarena", "openenv") if importlib.util.find_spec(name) is None
+]
 pytestmark = [
     pytest.mark.prove,
     pytest.mark.skipif(bool(missing), reason=f"{', '.join(missing)} not installed: python tests/adapters/run.py"),

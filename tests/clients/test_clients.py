@@ -96,7 +96,10 @@ def test_the_package_openai_gets_the_same_words_in_every_way_of_asking(folder, s
     assert all(tokens == log_probs > 0 for tokens, log_probs in found["lengths"])
     assert found["seeded"][0] == found["seeded"][1]
     assert found["models"] == ["small"]
-    words = [re.fullmatch(r'<tool_call>\{"name": "look_up", "arguments": \{"key": "(\w*)"\}\}</tool_call>', one) for one in said]
+    words = [
+        re.fullmatch(r'<tool_call>\{"name": "look_up", "arguments": \{"key": "(\w*)"\}\}</tool_call>', one)
+        for one in said
+    ]
     assert any(words)
     for conversation in found["called"]:
         assert conversation["streamed"] == conversation["calls"]

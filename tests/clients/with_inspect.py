@@ -15,4 +15,6 @@ def calls():
     with open(os.environ["ROWS"]) as file:
         rows = [json.loads(line) for line in file]
     samples = [Sample(input=row["prompt"][-1]["content"], target=row["answer"]) for row in rows]
-    return Task(MemoryDataset(samples), solver=generate(), scorer=exact(), config=GenerateConfig(temperature=0, max_tokens=8))
+    return Task(
+        MemoryDataset(samples), solver=generate(), scorer=exact(), config=GenerateConfig(temperature=0, max_tokens=8)
+    )

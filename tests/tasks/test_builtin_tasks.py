@@ -98,7 +98,9 @@ def test_a_book_knows_the_word_of_its_row_alone_and_a_shuffled_one_none():
     for number in look_up.DIGITS:
         right, wrong = (said(look_up.Book(shuffled), "b", number) for shuffled in (False, True))
         assert right[1] == number
-        assert [right[0], right[2]] == [wrong[0], wrong[2]] == [said(look_up.Book(), "b", "0")[place] for place in (0, 2)]
+        assert (
+            [right[0], right[2]] == [wrong[0], wrong[2]] == [said(look_up.Book(), "b", "0")[place] for place in (0, 2)]
+        )
         assert wrong == said(look_up.Book(shuffled=True), "b", "0"), "it says nothing of the number"
 
 

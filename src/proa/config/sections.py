@@ -391,11 +391,11 @@ class EngineSection(Section):
     """An engine by name, by dotted path, or in Python as a class or a function that makes one instead of the name."""
 
     kind: str = Field("native", description="native, hf, vllm, an installed package's, or package.module:Engine")
+    dtype: DtypeName | None = Field(None, description="in which it computes; by default the model's")
+    device: DeviceName | None = Field(None, description="where it computes; by default where the model is trained")
     address: str | None = Field(
         None, description="of a vLLM server that runs already, e.g. http://127.0.0.1:8000, with kind: vllm"
     )
-    dtype: DtypeName | None = Field(None, description="in which it computes; by default the model's")
-    device: DeviceName | None = Field(None, description="where it computes; by default where the model is trained")
     slots: int = Field(0, ge=0, description="sequences decoded at once; 0 is the engine's own number")
     cache_tokens: int = Field(
         0, ge=0, description="tokens that the cache of native or vllm has room for; 0 takes what the slots need"

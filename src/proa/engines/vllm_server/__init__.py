@@ -3,7 +3,7 @@
 engine.py     the engine: requests, weights, and what happens when the server is gone for a while
 client.py     the server's HTTP interface, and a request that streams
 checks.py     whether it is a server that a run can use
-turns.py      engines of one process that use the same server take turns
+turns.py      engines of one machine that use the same server take turns
 worker.py     what the server's workers import: it needs vLLM, nothing else here does
 """
 

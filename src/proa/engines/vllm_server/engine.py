@@ -10,30 +10,25 @@ import logging
 import math
 import os
 import queue
-import secrets
-import shutil
-import tempfile
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors.torch import save_file
 
 from ...data.versions import NO_VERSION
 from ...errors import ProaError, SettingError
-from ...private_files import private_writing
 from ..protocol import EngineBusyError, Progress, Request, check_request, refuse_second
 from ..weights import places_of
 from .checks import ServerFacts, check_sampling, inspect
 from .client import Event, Server, ServerError, ServerGoneError, Stream
+from .independence import is_independent
 from .turns import Turn
+from .weight_files import WeightFiles
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,7 +62,7 @@ class _Open:
 
 
 class VLLMServerEngine:
-    """Decodes at a server, which it shares with nobody but engines of the same process.
+    """Decodes at a server, which it shares with nobody but engines of the same machine.
 
     A server that is gone is waited for, for as long as `patience` says; then it gets the weights again, and the
     requests that it lost. Tokens that were reported of them are expected to come again; where others come, the request
@@ -89,14 +84,12 @@ class VLLMServerEngine:
         self._description = description
         self._server = Server(address, api_key or os.environ.get(KEY, ""), patience)
         self._patience = patience
-        self._turn = Turn.at(self._server.address)
+        self._turn = Turn(self._server.address)
         outline = description.outline()
         self._places = places_of(outline)
         embeddings: Any = outline.get_input_embeddings()
         self._vocabulary = int(embeddings.weight.shape[0])
-        self._folder = _folder(folder)
-        weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
-        self._name = secrets.token_hex(4)
+        self._weights = WeightFiles(self._server, folder, description.dtype, patience)
         self._version = NO_VERSION
         self._open: dict[str, _Open] = {}
         self._waiting: deque[_Open] = deque()
@@ -109,7 +102,9 @@ class VLLMServerEngine:
         self._gone_since: float | None = None
         self._is_independent = False
         with self._my_turn():
-            self._is_independent = self._try_independence()
+            self._is_independent = is_independent(
+                self._server, vocabulary=self._vocabulary, context=self.context_length, patience=patience
+            )
 
     # -- what it is ----------------------------------------------------------------------------------
 
@@ -164,8 +159,8 @@ class VLLMServerEngine:
         """What has come since the last step; nothing where the server took longer than a moment."""
         if not self._open:
             return []
-        if not self._turn.is_mine(self):
-            if not self._turn.take(self, _POLL_SECONDS):
+        if not self._turn.is_mine:
+            if not self._turn.take(_POLL_SECONDS):
                 return []
             self._is_ready = False  # another engine may have had the server
         if not self._is_ready and not self._get_ready():
@@ -195,7 +190,7 @@ class VLLMServerEngine:
         return {
             "token_ids": [*one.prompt, *one.tokens[: one.continued]],
             "stream": True,
-            "cache_salt": self._tag,  # what was computed with other weights is not used
+            "cache_salt": self._weights.tag,  # what was computed with other weights is not used
             "sampling_params": {
                 "max_tokens": sampling.max_new_tokens - one.continued, "temperature": sampling.temperature,
                 "top_p": sampling.top_p, "top_k": sampling.top_k, "min_p": sampling.min_p,
@@ -204,11 +199,6 @@ class VLLMServerEngine:
                 "detokenize": False, "logprobs": 0,
             },
         }  # fmt: skip
-
-    @property
-    def _tag(self) -> str:
-        """What the server calls the weights that it has from this engine."""
-        return f"proa-{self._name}-{self._version}"
 
     # -- what comes ----------------------------------------------------------------------------------
 
@@ -246,7 +236,7 @@ class VLLMServerEngine:
         )  # fmt: skip
 
     def _check_versions(self, choice: Mapping[str, Any]) -> None:
-        others = {str(span["version"]) for span in choice.get("weight_versions") or ()} - {self._tag}
+        others = {str(span["version"]) for span in choice.get("weight_versions") or ()} - {self._weights.tag}
         if others:
             raise ProaError(
                 f"the vLLM server at {self._server.address} sampled with weights {', '.join(sorted(others))}, which "
@@ -268,16 +258,16 @@ class VLLMServerEngine:
         error = event.error
         if isinstance(error, ServerError) and error.status < 500:
             raise SettingError(f"the vLLM server refuses request {event.stream.request_id}: {error}") from error
-        for one in self._open.values():
-            if one.stream is not None:
-                one.stream.close()
-                one.stream = None
-                one.seen = one.continued
-                self._waiting.append(one)
+        lost = [one for one in self._open.values() if one.stream is not None]
+        for one in lost:
+            assert one.stream is not None
+            one.stream.close()
+            one.stream, one.seen = None, one.continued
+        self._waiting.extendleft(reversed(lost))
         self._is_ready, self._gone_since = False, time.monotonic()
         log.warning(
             "the vLLM server at %s lost %d requests (%s): waiting for it, for %g s at most", self._server.address,
-            len(self._waiting), error or "it dropped them", self._patience,
+            len(lost), error or "it dropped them", self._patience,
         )  # fmt: skip
 
     def _get_ready(self) -> bool:
@@ -288,7 +278,7 @@ class VLLMServerEngine:
             if since is not None:
                 self._facts = inspect(self._server, self._description)  # another may stand there now
             if self._version != NO_VERSION:
-                self._push_if_needed()
+                self._weights.push_if_needed()
         except (ServerGoneError, ServerError) as error:
             self._gone_since = since = time.monotonic() if since is None else since
             self._check_patience(since + self._patience, error)
@@ -332,16 +322,10 @@ class VLLMServerEngine:
             raise EngineBusyError(
                 f"version {version} cannot be loaded while sequences of version {self._version} are decoded or kept"
             )
-        matched = {
-            name: weight.detach().to("cpu", self._description.dtype if weight.is_floating_point() else weight.dtype)
-            for name, weight in self._places.matched(weights).items()
-        }
+        matched = self._places.matched(weights)
         with self._my_turn():
             self._version = NO_VERSION  # until the server has them
-            for old in self._folder.glob("*.safetensors"):
-                old.unlink()
-            with private_writing(self._folder):
-                save_file({name: weight.contiguous() for name, weight in matched.items()}, self._file(version))
+            self._weights.write(matched, version)
             self._version = version
             try:
                 self._ensure_weights()
@@ -349,40 +333,10 @@ class VLLMServerEngine:
                 self._version = NO_VERSION
                 raise
 
-    def _file(self, version: int) -> Path:
-        return self._folder / f"{version}.safetensors"
-
     def _ensure_weights(self) -> None:
         """Have the server compute with this engine's weights, if it does not."""
         if self._version != NO_VERSION:
-            self._call(self._push_if_needed)
-
-    def _push_if_needed(self) -> None:
-        if self._server.ask("GET", "/weight_info")["weight_version"] == self._tag:
-            return
-        try:
-            self._push()
-        except ServerError as error:
-            if error.status < 500 or not self._server.is_there():
-                raise
-            raise ProaError(
-                f"the vLLM server at {self._server.address} does not take the weights of version {self._version}: "
-                f"{error}"
-            ) from error
-
-    def _push(self) -> None:
-        """vLLM's four phases; then what it has cached of other weights is dropped."""
-        ask, seconds = self._server.ask, self._patience
-        proof = secrets.token_hex(8)
-        (self._folder / "proof.txt").write_text(proof, encoding="utf-8")
-        folder = {"folder": str(self._folder), "proof": proof}
-        ask("POST", "/init_weight_transfer_engine", {"init_info": folder}, seconds=seconds)
-        ask("POST", "/start_weight_update", {}, seconds=seconds)
-        file = {"name": self._file(self._version).name}
-        ask("POST", "/update_weights", {"update_info": file}, seconds=seconds)
-        ask("POST", "/finish_weight_update", {"weight_version": self._tag}, seconds=seconds)
-        if not ask("POST", "/reset_prefix_cache", {}, seconds=seconds)["success"]:
-            log.warning("the vLLM server keeps keys and values of earlier weights: it does not use them")
+            self._call(self._weights.push_if_needed)
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[torch.Tensor]:
         """Of each sequence's tokens but the first, by a pass over all: vLLM has no decode steps for given tokens."""
@@ -394,7 +348,7 @@ class VLLMServerEngine:
         if len(tokens) < 2:
             return torch.empty(0)
         params = {"max_tokens": 1, "prompt_logprobs": 0, "detokenize": False, "ignore_eos": True}
-        content = {"token_ids": list(tokens), "sampling_params": params, "cache_salt": self._tag}
+        content = {"token_ids": list(tokens), "sampling_params": params, "cache_salt": self._weights.tag}
         answer = self._server.ask("POST", "/inference/v1/generate", content, seconds=self._patience)
         for choice in answer["choices"]:
             self._check_versions(choice)
@@ -409,12 +363,10 @@ class VLLMServerEngine:
 
     @contextmanager
     def _my_turn(self) -> Iterator[None]:
-        """Inside, no other engine of this process uses the server."""
-        if not self._turn.is_mine(self) and not self._turn.take(self, self._patience):
-            self._turn.leave(self)
-            raise ProaError(
-                f"other engines of this run used the server at {self._server.address} for {self._patience:g} s"
-            )
+        """Inside, no other engine of this machine uses the server."""
+        if not self._turn.is_mine and not self._turn.take(self._patience):
+            self._turn.leave()
+            raise ProaError(f"other engines used the vLLM server at {self._server.address} for {self._patience:g} s")
         try:
             yield
         finally:
@@ -422,40 +374,4 @@ class VLLMServerEngine:
 
     def _leave_if_idle(self) -> None:
         if not self._open:
-            self._turn.leave(self)
-
-    # -- independence --------------------------------------------------------------------------------
-
-    def _try_independence(self) -> bool:
-        """Whether a request gets the same bits alone and among others, with whatever weights the server has now."""
-        prompts = [[(7 * place + 3 * token) % self._vocabulary for token in range(4 + 9 * place)] for place in range(4)]
-        prompts = [prompt[: max(1, self.context_length - 8)] for prompt in prompts]
-        alone = self._tried(prompts[:1])
-        return all(self._tried(together)[0] == alone[0] for together in (prompts, [prompts[0], *prompts[:0:-1]]))
-
-    def _tried(self, prompts: Sequence[Sequence[int]]) -> list[list[tuple[int, float]]]:
-        events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        params = {"max_tokens": 8, "seed": 5, "logprobs": 0, "ignore_eos": True, "detokenize": False}
-        said: dict[Stream, list[tuple[int, float]]] = {}
-        for place, prompt in enumerate(prompts):
-            content = {"token_ids": list(prompt), "stream": True, "sampling_params": params}
-            said[Stream(self._server, f"trial {place}", content, events)] = []
-        left = len(said)
-        while left:
-            event = events.get(timeout=self._patience)
-            if event.error is not None:
-                raise event.error
-            if event.choice is None:
-                left -= 1
-                continue
-            chosen = (event.choice.get("logprobs") or {}).get("content") or ()
-            said[event.stream] += [(one["token_id"], one["logprob"]) for one in chosen]
-        return list(said.values())
-
-
-def _folder(wanted: str) -> Path:
-    """A new folder for weights, which the server must see under the same path."""
-    try:
-        return Path(tempfile.mkdtemp(prefix="proa-vllm-", dir=wanted or None))
-    except OSError as error:
-        raise SettingError(f"engine.params.folder {wanted!r} cannot be written to: {error.strerror}") from error
+            self._turn.leave()

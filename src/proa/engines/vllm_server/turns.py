@@ -1,47 +1,55 @@
-"""Engines of one process that use the same server take turns: it has the weights of one of them."""
+"""Engines of one machine that use the same server take turns: it has the weights of one of them.
+
+A run has several: a maker's and those of its evals, which on Ray are in other processes. The locks end with the process
+that holds them, however it ends.
+"""
 
 from __future__ import annotations
 
-import threading
-from collections import deque
-from typing import ClassVar
+import hashlib
+import os
+import tempfile
+import time
+from pathlib import Path
+
+from .file_lock import FileLock
+
+_LOOK_SECONDS = 0.02
 
 
 class Turn:
-    """Who may use a server now. Those who wait come in their order."""
+    """The right to use the server at an address. Whoever waits is next: one who has given it up cannot overtake."""
 
-    _all: ClassVar[dict[str, Turn]] = {}
-    _making = threading.Lock()
+    def __init__(self, address: str) -> None:
+        name = hashlib.sha256(address.encode()).hexdigest()[:16]
+        folder = Path(tempfile.gettempdir())
+        self._server = FileLock(folder / f"proa-vllm-{os.getuid()}-{name}.turn")
+        self._next = FileLock(folder / f"proa-vllm-{os.getuid()}-{name}.next")
 
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._line: deque[object] = deque()
+    @property
+    def is_mine(self) -> bool:
+        return self._server.is_held
 
-    @classmethod
-    def at(cls, address: str) -> Turn:
-        """That of the server at an address."""
-        with cls._making:
-            return cls._all.setdefault(address, cls())
-
-    def is_mine(self, user: object) -> bool:
-        """Whether it is this one's."""
-        with self._changed:
-            return bool(self._line) and self._line[0] is user
-
-    def take(self, user: object, seconds: float) -> bool:
-        """Whether it became this one's within the time; if not it stays in line."""
-        with self._changed:
-            if not any(one is user for one in self._line):
-                self._line.append(user)
-            return self._changed.wait_for(lambda: self._line[0] is user, seconds)
+    def take(self, seconds: float) -> bool:
+        """Whether it became this one's within the time; if not, the place as the next one is kept once it is had."""
+        end = time.monotonic() + seconds
+        while not self.is_mine:
+            if self._next.try_take() and self._server.try_take():
+                self._next.release()
+            elif time.monotonic() >= end:
+                return False
+            else:
+                time.sleep(_LOOK_SECONDS)
+        return True
 
     def is_wanted(self) -> bool:
-        """Whether others wait for it."""
-        with self._changed:
-            return len(self._line) > 1
+        """Whether somebody else waits for it."""
+        if not self._next.try_take():
+            return True
+        self._next.release()
+        return False
 
-    def leave(self, user: object) -> None:
-        """Give it up, or the place in line."""
-        with self._changed:
-            self._line = deque(one for one in self._line if one is not user)
-            self._changed.notify_all()
+    def leave(self) -> None:
+        """Give it up, or the place as the next one."""
+        self._server.release()
+        self._next.release()
