@@ -16,7 +16,10 @@ ANSWER = httpx.Response(404, request=httpx.Request("GET", "https://huggingface.c
         (errors.RepositoryNotFoundError("404", response=ANSWER), "the Hub has no model mine/model, or it is private"),
         (errors.RevisionNotFoundError("404", response=ANSWER), "mine/model on the Hub has no revision v2"),
         (errors.LocalEntryNotFoundError("none"), "the Hub cannot be reached, and its cache on this machine does"),
-        (ConnectionError("refused"), "hf download mine/model"),
+        (
+            ConnectionError("refused"),
+            "model mine/model at revision v2: fetch it where there is a network, with hf download --revision v2 mine",
+        ),
         (RuntimeError("disk\nfull"), "the Hub gives no model mine/model: RuntimeError: disk"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",

@@ -26,10 +26,11 @@ def explain_hub_error(error: Exception, what: str, name: str, revision: str | No
             if constants.HF_HUB_OFFLINE
             else "the Hub cannot be reached"
         )
-        option = "" if what == "model" else f"--repo-type {what} "
+        options = ("" if what == "model" else f"--repo-type {what} ") + (f"--revision {revision} " if revision else "")
+        wanted = f"{name} at revision {revision}" if revision else name
         return (
-            f"{network}, and its cache on this machine does not have the {what} {name}: fetch it where there is "
-            f"a network, with hf download {option}{name}"
+            f"{network}, and its cache on this machine does not have the {what} {wanted}: fetch it where there is "
+            f"a network, with hf download {options}{name}"
         )
     return f"the Hub gives no {what} {name}: {type(error).__name__}: {str(error).strip().partition(chr(10))[0]:.300}"
 
