@@ -1,5 +1,7 @@
-"""Environments of other libraries, with the libraries themselves: `python tests/adapters/run.py`, a part of `make prove`,
-makes an environment that has them."""
+"""Environments of other libraries, with the libraries themselves.
+
+`python tests/adapters/run.py`, a part of `make prove`, makes an environment that has them.
+"""
 
 import importlib.util
 import socket
@@ -12,7 +14,9 @@ from tests.environments.helpers import play
 
 from proa.environments import EnvironmentFailed, EnvironmentSource, Step
 
-missing = [name for name in ("skyrl_gym", "gymnasium", "textarena", "openenv") if importlib.util.find_spec(name) is None]
+missing = [
+    name for name in ("skyrl_gym", "gymnasium", "textarena", "openenv") if importlib.util.find_spec(name) is None
+]
 pytestmark = [
     pytest.mark.prove,
     pytest.mark.skipif(bool(missing), reason=f"{', '.join(missing)} not installed: python tests/adapters/run.py"),
