@@ -6,7 +6,6 @@ python tests/adapters/run.py
 
 import os
 import subprocess
-import sys
 import sysconfig
 import venv
 from pathlib import Path

@@ -1,5 +1,7 @@
-"""Environments of other libraries, with the libraries themselves: `python tests/adapters/run.py`, a part of `make prove`,
-makes an environment that has them."""
+"""Environments of other libraries, with the libraries themselves.
+
+`python tests/adapters/run.py`, a part of `make prove`, makes an environment that has them.
+"""
 
 import importlib.util
 import socket

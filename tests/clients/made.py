@@ -40,7 +40,8 @@ def make(folder: Path) -> None:
         total_steps=STEPS, train_batch_size=32, optimizer={"learning_rate": 3e-3}, progress=False,
     )  # fmt: skip
     rows = [
-        {"answer": f"{CALL}{word}{CLOSE}", "wrong": f"{CALL}{word[::-1]}{CLOSE}", "word": word} for word in words[:ROWS]
+        {"answer": f"{CALL}{word}{CLOSE}", "wrong": f"{CALL}{word[:2]}{word[0]}{CLOSE}", "word": word}
+        for word in words[:ROWS]
     ]
     texts = [{"prompt": f"<user>{row['word']}<end><assistant>", **row} for row in rows]
     chats = [{"prompt": [{"role": "user", "content": row["word"]}], **row} for row in rows]

@@ -63,15 +63,16 @@ def scored(folder):
 @pytest.fixture(scope="module")
 def url(folder):
     """Where the model is served, by the command."""
-    server = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-m", "proa", "serve", folder / "small", "--port", "0"],
         cwd=REPOSITORY, env={**os.environ, "PROA_TOKEN": KEY}, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    try:
-        yield re.search(r"http://\S+/v1", server.stdout.readline())[0]
-    finally:
-        server.terminate()
-        assert server.wait(60) == 0
+    ) as server:  # fmt: skip
+        try:
+            yield re.search(r"http://\S+/v1", server.stdout.readline())[0]
+        finally:
+            server.terminate()
+            code = server.wait(60)
+        assert code == 0
 
 
 def client(url, *command, **environment):
@@ -80,7 +81,7 @@ def client(url, *command, **environment):
     own = {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": KEY, "PROA_BASE_URL": url, "PROA_API_KEY": KEY, "NO_PROXY": "*"}
     done = subprocess.run(
         [BIN / command[0], *map(str, command[1:])],
-        env={**kept, **own, **environment}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=SECONDS,
+        cwd=Path(__file__).parent, env={**kept, **own, **environment}, capture_output=True, text=True, timeout=SECONDS,
         check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
@@ -88,7 +89,7 @@ def client(url, *command, **environment):
 
 
 def test_the_package_openai_gets_the_same_words_in_every_way_of_asking(folder, scored, url):
-    found = json.loads(client(url, "python", REPOSITORY / "tests/clients/with_openai.py", folder / "chats.jsonl"))
+    found = json.loads(client(url, "python", "with_openai.py", folder / "chats.jsonl"))
     said = scored["chats"][1]
     for way in ("whole", "streamed", "async", "async_streamed"):
         assert found[way] == said, way
@@ -168,7 +169,7 @@ def test_lm_eval_scores_choices_as_the_model_itself_does(folder, url):
 def test_inspect_finds_the_score_of_proa_eval(folder, scored, url):
     logs = folder / "inspect"
     client(
-        url, "inspect", "eval", REPOSITORY / "tests/clients/with_inspect.py", "--model", "openai-api/proa/small",
+        url, "inspect", "eval", "with_inspect.py", "--model", "openai-api/proa/small",
         "--log-dir", logs, "--log-format", "json", "--display", "plain", ROWS=str(folder / "chats.jsonl"),
     )  # fmt: skip
     [log] = logs.glob("*.json")

@@ -2,6 +2,7 @@
 
 import json
 import os
+from pathlib import Path
 
 from inspect_ai import Task, task
 from inspect_ai.dataset import MemoryDataset, Sample
@@ -12,8 +13,7 @@ from inspect_ai.solver import generate
 
 @task
 def calls():
-    with open(os.environ["ROWS"]) as file:
-        rows = [json.loads(line) for line in file]
+    rows = [json.loads(line) for line in Path(os.environ["ROWS"]).read_text().splitlines()]
     samples = [Sample(input=row["prompt"][-1]["content"], target=row["answer"]) for row in rows]
     return Task(
         MemoryDataset(samples), solver=generate(), scorer=exact(), config=GenerateConfig(temperature=0, max_tokens=8)

@@ -3,10 +3,11 @@
 import asyncio
 import json
 import sys
+from pathlib import Path
 
 from openai import AsyncOpenAI, AuthenticationError, BadRequestError, NotFoundError, OpenAI
 
-ROWS = [json.loads(line) for line in open(sys.argv[1])]  # noqa: SIM115, PTH123
+ROWS = [json.loads(line) for line in Path(sys.argv[1]).read_text().splitlines()]
 TOOL = {
     "type": "function",
     "function": {
