@@ -389,6 +389,11 @@ def test_split_over_two_processes_it_samples_the_same() -> None:
         ({"options": {"block_siz": 32}}, "vLLM has no argument 'block_siz'; did you mean 'block_size'"),
         ({"options": {"dtype": "bfloat16"}}, "'dtype' is not yours to set: write engine.dtype"),
         ({"options": {"max_model_len": 100000}}, "vLLM does not start with this model and engine.options: .*100000"),
+        (
+            {"options": {"block_size": "x"}},
+            "vLLM does not start with this model and engine.options: block_size: .*valid",
+        ),
+        ({"device": "cuda"}, "this vLLM computes on cpu, and engine.device is cuda: install the vLLM for that device"),
         ({"options": {"kv_cache_memory_bytes": 10}, "cache_tokens": 5}, "both size the cache: leave one out"),
         ({"slot": 3}, "has no setting 'slot'; did you mean 'slots'"),
     ],
