@@ -92,7 +92,7 @@ def test_on_ray_it_is_the_same_and_a_killed_maker_changes_nothing(ray_cluster: A
 @pytest.mark.prove
 @pytest.mark.parametrize("runtime", ["local", "ray"])
 def test_the_demo_learns_as_with_native(repository: Path, tmp_path: Path, runtime: str, request: Any) -> None:
-    """150 steps of the demo, over three seeds. Scores have a standard deviation of 0.1 over seeds, so the mean of three
+    """60 steps of the demo, over three seeds. Scores have a standard deviation of 0.1 over seeds, so the mean of three
     differs from the mean of three others by more than 0.25 once in four hundred times, were they unrelated."""
     if runtime == "ray":
         request.getfixturevalue("ray_cluster")
@@ -101,9 +101,9 @@ def test_the_demo_learns_as_with_native(repository: Path, tmp_path: Path, runtim
         for seed in range(3):
             name = f"{kind}_{seed}"
             config = load_run_config(repository / "examples" / "sort_digits.yaml", output_dir=tmp_path, name=name,
-                                     engine=kind, seed=seed, total_steps=150, runtime=runtime)  # fmt: skip
+                                     engine=kind, seed=seed, total_steps=60, runtime=runtime)  # fmt: skip
             recipes.run(config)
             before, *_, after = exact(tmp_path, name)
-            assert after > before + 0.3
+            assert after > before + 0.2
             found.append(after)
     assert abs(sum(scores["vllm"]) - sum(scores["native"])) / 3 < 0.25

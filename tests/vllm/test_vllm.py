@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.engines.test_stream import drive, requests_of
 from tests.engines.tiny import tiny_model
 from tests.vllm.models import COMMON, Engines
 
@@ -107,6 +108,19 @@ def test_it_is_independent_here_and_its_bits_do_not_depend_on_company_or_order(e
     together = dict(zip([one.id for one in wanted], bits(generate(engine, wanted)), strict=True))
     for request in reversed(wanted):
         assert bits(generate(engine, [request])) == [together[request.id]]
+
+
+def test_what_comes_goes_or_is_cancelled_beside_a_request_changes_no_bit_of_it(engines: Engines) -> None:
+    engine = engines.build("vllm", tiny_model(), end_ids=(4,), slots=5)
+    alone = {request.id: bits(generate(engine, [request])) for request in requests_of(16)}
+    for seed in range(4):
+        chance, wanted = random.Random(seed), requests_of(16)
+        chance.shuffle(wanted)
+        cancelled = [request.id for request in wanted[::5]]
+        for name, completion in drive(engine, wanted, chance, cancelled).items():
+            assert bits([completion]) == alone[name]
+        assert engine.free == 5
+        assert engine.step() == []
 
 
 def test_one_that_would_depend_on_others_is_found_by_the_trial(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -389,6 +403,11 @@ def test_split_over_two_processes_it_samples_the_same() -> None:
         ({"options": {"block_siz": 32}}, "vLLM has no argument 'block_siz'; did you mean 'block_size'"),
         ({"options": {"dtype": "bfloat16"}}, "'dtype' is not yours to set: write engine.dtype"),
         ({"options": {"max_model_len": 100000}}, "vLLM does not start with this model and engine.options: .*100000"),
+        (
+            {"options": {"block_size": "x"}},
+            "vLLM does not start with this model and engine.options: block_size: .*valid",
+        ),
+        ({"device": "cuda"}, "this vLLM computes on cpu, and engine.device is cuda: install the vLLM for that device"),
         ({"options": {"kv_cache_memory_bytes": 10}, "cache_tokens": 5}, "both size the cache: leave one out"),
         ({"slot": 3}, "has no setting 'slot'; did you mean 'slots'"),
     ],

@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import random
-import re
 import tempfile
 import threading
 import warnings
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 import torch
+from pydantic import ValidationError
 
 from ...errors import ProaError, SettingError
 from ...slow_work import saying_if_slow
@@ -194,7 +194,6 @@ def _end(core: Any) -> None:
 
 
 def _start(description: ModelDescription, options: Mapping[str, Any], own: Mapping[str, Any]) -> Any:
-    _check_process(description, options)
     from vllm import EngineArgs, LLMEngine
     from vllm.config import WeightTransferConfig
 
@@ -227,15 +226,17 @@ def _write_config(description: ModelDescription, folder: str) -> None:
 
 
 def _in_short(error: Exception) -> str:
-    """The line of an error that says most; pydantic's first one only counts."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    said = [line for line in lines if not re.match(r"\d+ validation error", line)]
-    return re.sub(r" \[type=.*", "", said[0]) if said else type(error).__name__
+    """What an error says, in one line."""
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        return ": ".join([*map(str, first["loc"]), first["msg"]]).partition("\n")[0]
+    return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
-def _check_process(description: ModelDescription, options: Mapping[str, Any]) -> None:
+def check_process(description: ModelDescription, options: Mapping[str, Any]) -> None:
     """Raise where vLLM would compute elsewhere, or this process belongs to a group of others."""
-    from vllm.platforms import current_platform
+    with undisturbed():
+        from vllm.platforms import current_platform
 
     if description.device.type != current_platform.device_type:
         raise SettingError(

@@ -21,7 +21,7 @@ from ..native import SLOTS
 from ..protocol import EngineBusyError, Progress, Request, check_request, refuse_second
 from ..weights import noise_for, places_of
 from .adapters import noise_adapter
-from .core import Core, check_installed, check_served, undisturbed
+from .core import Core, check_installed, check_process, check_served, undisturbed
 from .independence import is_independent
 from .options import SIZES, check_options, check_sizes, known_arguments
 from .requests import Said, sampling_params, scoring_params
@@ -70,6 +70,7 @@ class VLLMEngine:
         self.check_settings(slots=slots, cache_tokens=cache_tokens, options=options)
         options = options or {}
         check_served(description.config, description.architecture.__name__)
+        check_process(description, options)
         outline: Any = description.outline()
         self.dtype, self.device = description.dtype, description.device
         self._places = places_of(outline)
