@@ -77,6 +77,23 @@ class AdapterLayout:
             raise AdapterError(f"these tensors are not an adapter of this model; nothing was changed. {listed}")
 
 
+class MergedWeights(dict[str, torch.Tensor]):
+    """Whole weights, and what they were made of, for engines that take base and adapter apart."""
+
+    def __init__(
+        self,
+        weights: Mapping[str, torch.Tensor],
+        *,
+        base: Mapping[str, torch.Tensor],
+        adapter: Mapping[str, torch.Tensor],
+        layout: AdapterLayout,
+    ) -> None:
+        super().__init__(weights)
+        self.base = base
+        self.adapter = adapter
+        self.layout = layout
+
+
 class AdapterOverBase:
     """Keeps a base, and makes full weights of it and an adapter: each time from the base, never from the last ones.
 
@@ -97,14 +114,14 @@ class AdapterOverBase:
                 )
 
     @torch.no_grad()
-    def merged(self, adapter: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def merged(self, adapter: Mapping[str, torch.Tensor]) -> MergedWeights:
         """All weights under their Hugging Face names, in the base's dtypes; those without an adapter are the base's."""
         self._layout.check(adapter)
         weights = dict(self._base)
         for layer in self._layout.layers:
             name_A, name_B = layer.names
             weights[layer.weight_name] = self._sum(layer, adapter[name_A], adapter[name_B])
-        return weights
+        return MergedWeights(weights, base=self._base, adapter=adapter, layout=self._layout)
 
     def _sum(self, layer: LinearLayer, A_RI: torch.Tensor, B_OR: torch.Tensor) -> torch.Tensor:
         weight = self._base[layer.weight_name]

@@ -86,10 +86,9 @@ class VLLMServerEngine:
         self._patience = patience
         self._turn = Turn(self._server.address)
         outline = description.outline()
-        self._places = places_of(outline)
         embeddings: Any = outline.get_input_embeddings()
         self._vocabulary = int(embeddings.weight.shape[0])
-        self._weights = WeightFiles(self._server, folder, description.dtype, patience)
+        self._weights = WeightFiles(self._server, folder, places_of(outline), description.dtype, patience)
         self._version = NO_VERSION
         self._open: dict[str, _Open] = {}
         self._waiting: deque[_Open] = deque()
@@ -190,7 +189,7 @@ class VLLMServerEngine:
         return {
             "token_ids": [*one.prompt, *one.tokens[: one.continued]],
             "stream": True,
-            "cache_salt": self._weights.tag,  # what was computed with other weights is not used
+            **self._weights.of_a_request,
             "sampling_params": {
                 "max_tokens": sampling.max_new_tokens - one.continued, "temperature": sampling.temperature,
                 "top_p": sampling.top_p, "top_k": sampling.top_k, "min_p": sampling.min_p,
@@ -322,10 +321,8 @@ class VLLMServerEngine:
             raise EngineBusyError(
                 f"version {version} cannot be loaded while sequences of version {self._version} are decoded or kept"
             )
-        matched = self._places.matched(weights)
         with self._my_turn():
-            self._version = NO_VERSION  # until the server has them
-            self._weights.write(matched, version)
+            self._weights.write(weights, version, largest_rank=self._facts.largest_rank)  # all that fits, or nothing
             self._version = version
             try:
                 self._ensure_weights()
@@ -348,7 +345,7 @@ class VLLMServerEngine:
         if len(tokens) < 2:
             return torch.empty(0)
         params = {"max_tokens": 1, "prompt_logprobs": 0, "detokenize": False, "ignore_eos": True}
-        content = {"token_ids": list(tokens), "sampling_params": params, "cache_salt": self._weights.tag}
+        content = {"token_ids": list(tokens), "sampling_params": params, **self._weights.of_a_request}
         answer = self._server.ask("POST", "/inference/v1/generate", content, seconds=self._patience)
         for choice in answer["choices"]:
             self._check_versions(choice)
