@@ -11,7 +11,7 @@ from tests.vllm_server.fake import MODEL, FakeServer
 from proa.data.sampling import Sampling
 from proa.engines import Request, build_engine, generate
 from proa.engines.vllm_server import VLLMServerEngine
-from proa.errors import SettingError
+from proa.errors import ProaError, SettingError
 from proa.policy.lora import LoraSettings
 from proa.policy.lora_policy import LoraPolicy
 from proa.policy.models import load_model
@@ -182,3 +182,10 @@ def test_weights_that_do_not_fit_leave_those_before(fake, engine):
         engine.load({}, 1)
     assert engine.versions == (0,)
     assert generate(engine, [REQUEST])[0].tokens.tolist() == [5] * 8
+
+
+def test_a_server_that_loses_a_request_again_and_again_is_given_up(fake, engine):
+    fake.answers = [([], True)] * 20
+    engine.submit(REQUEST)
+    with pytest.raises(ProaError, match="lost its requests 5 times in a row"):
+        list(stepped(engine))
