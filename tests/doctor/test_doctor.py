@@ -109,6 +109,12 @@ def test_slips_in_names_of_engines_devices_and_models_are_refused(tmp_path, caps
     assert "is not a model folder: it has no config.json" in capsys.readouterr().err
 
 
+def test_threads_are_one_or_more(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["doctor", "--threads", "0"])
+    assert "'0' is not a number of 1 or more" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("seconds", ["0", "-1", "nan", "soon"])
 def test_the_time_is_a_number_of_seconds(capsys, seconds):
     with pytest.raises(SystemExit, match="2"):

@@ -23,6 +23,9 @@ class FakeServer:
         self.answers = []
         """Of each request in turn: the tokens, and whether the connection ends without an end."""
         self.pushed = []
+        self.largest_rank = 0
+        self.adapters = []
+        self.adapters_seen = []
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self.address = f"http://127.0.0.1:{self._server.server_address[1]}"
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
@@ -41,9 +44,11 @@ class FakeServer:
                 if self.path.startswith("/server_info"):
                     config = {
                         "model_config": MODEL, "weight_transfer_config": fake.backend and {"backend": fake.backend},
-                        "scheduler_config": {"max_num_seqs": 4},
+                        "scheduler_config": {"max_num_seqs": 4}, "lora_config": {"max_lora_rank": fake.largest_rank},
                     }  # fmt: skip
                     return self._say({"vllm_config": config})
+                if self.path == "/v1/models":
+                    return self._say({"data": [{"id": name} for name in fake.adapters]})
                 return self._say({"weight_version": fake.version} if self.path == "/weight_info" else {})
 
             def do_POST(self):
@@ -52,6 +57,11 @@ class FakeServer:
                     return self._generate(content)
                 if self.path == "/collective_rpc":
                     return self._say({"results": [fake.hf_config]})
+                if self.path == "/v1/load_lora_adapter":
+                    fake.adapters.append(content["lora_name"])
+                    fake.adapters_seen.append(content)
+                if self.path == "/v1/unload_lora_adapter":
+                    fake.adapters.remove(content["lora_name"])
                 if self.path == "/finish_weight_update":
                     fake.version = content["weight_version"]
                     fake.pushed.append(fake.version)

@@ -2,6 +2,8 @@
 
 import os
 import time
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from tests.vllm_server.fake import MODEL, FakeServer
@@ -9,7 +11,9 @@ from tests.vllm_server.fake import MODEL, FakeServer
 from proa.data.sampling import Sampling
 from proa.engines import Request, build_engine, generate
 from proa.engines.vllm_server import VLLMServerEngine
-from proa.errors import SettingError
+from proa.errors import ProaError, SettingError
+from proa.policy.lora import LoraSettings
+from proa.policy.lora_policy import LoraPolicy
 from proa.policy.models import load_model
 
 TINY = {
@@ -133,3 +137,55 @@ def test_weights_that_a_killed_process_left_are_removed_and_those_in_use_are_not
     assert not left.exists()
     assert len(list(in_use.glob("*.safetensors"))) == 1
     assert first.versions == second.versions == (0,)
+
+
+def lora_policy(seed):
+    policy = LoraPolicy(load_model(TINY, seed=seed), settings=LoraSettings(rank=2))
+    policy.begin(Path())
+    return policy
+
+
+def test_an_adapter_has_a_new_name_each_time_over_a_base_that_is_pushed_once(fake, model):
+    fake.largest_rank = 8
+    policy = lora_policy(seed=1)
+    engine = build_engine(VLLMServerEngine, policy.model, end_ids=[1], address=fake.address)
+    pushed = len(fake.pushed)
+    receiver, names = policy.receiver(), []
+    for version in range(1, 4):
+        engine.load(receiver.whole(policy.published()), version)
+        assert len(fake.adapters) == 1
+        names += fake.adapters
+        fake.generated.clear()
+        generate(engine, [replace(REQUEST, version=version)])
+        assert fake.generated[0]["model"] == fake.generated[0]["cache_salt"] == names[-1]
+    assert len(set(names)) == 3
+    assert len(fake.pushed) == pushed + 1
+    fake.version, fake.adapters = "default", []  # as after a new start
+    generate(engine, [replace(REQUEST, version=3)])
+    assert fake.adapters == names[-1:]
+    assert len(fake.pushed) == pushed + 2
+
+
+def test_an_adapter_that_is_too_large_for_the_server_goes_there_merged(fake, model):
+    fake.largest_rank = 1
+    policy = lora_policy(seed=1)
+    engine = build_engine(VLLMServerEngine, policy.model, end_ids=[1], address=fake.address)
+    pushed = len(fake.pushed)
+    for version in (1, 2):
+        engine.load(policy.whole(), version)
+    assert fake.adapters_seen == []
+    assert len(fake.pushed) == pushed + 2
+
+
+def test_weights_that_do_not_fit_leave_those_before(fake, engine):
+    with pytest.raises(ValueError, match="these weights do not fit the engine's model"):
+        engine.load({}, 1)
+    assert engine.versions == (0,)
+    assert generate(engine, [REQUEST])[0].tokens.tolist() == [5] * 8
+
+
+def test_a_server_that_loses_a_request_again_and_again_is_given_up(fake, engine):
+    fake.answers = [([], True)] * 20
+    engine.submit(REQUEST)
+    with pytest.raises(ProaError, match="lost its requests 5 times in a row"):
+        list(stepped(engine))

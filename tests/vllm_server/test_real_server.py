@@ -3,6 +3,7 @@
 import threading
 import time
 import urllib.request
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +14,8 @@ from proa.engines import EngineBusyError, Request, build_engine, generate
 from proa.engines.vllm_server import VLLMServerEngine
 from proa.engines.vllm_server.client import Server
 from proa.errors import ProaError, SettingError
-from proa.policy.lora_policy import as_policy
+from proa.policy.lora import LoraSettings
+from proa.policy.lora_policy import LoraPolicy, as_policy
 from proa.policy.models import load_model, save_model
 from proa.roles.probe import Probe, ProbeError
 
@@ -116,6 +118,39 @@ def test_a_server_whose_head_stays_old_is_found_by_the_probe(folder, tmp_path):
             probe.check(engine.score(probe.sequences), 1)
     finally:
         stale.kill()
+
+
+def test_ten_adapters_are_the_policys_one_after_another(folder, tmp_path):
+    server = RunningServer(folder, tmp_path / "log.txt", "--enable-lora", "--max-lora-rank", "16")
+    try:
+        server.wait()
+        policy = LoraPolicy(load_model(TIED, seed=4), settings=LoraSettings(rank=4))
+        policy.begin(Path())
+        engine = build_engine(
+            VLLMServerEngine, policy.model, end_ids=[1], address=server.address, patience=PATIENCE
+        )  # fmt: skip
+        receiver, seen = policy.receiver(), set()
+        for version in range(1, 11):
+            generator = torch.Generator().manual_seed(version)
+            with torch.no_grad():
+                for name, parameter in policy.model.named_parameters():
+                    if "lora_" in name:
+                        parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
+            engine.load(receiver.whole(policy.published()), version)
+            requests = some_requests(version=version, temperature=0.7)
+            completions = generate(engine, requests)
+            probe = Probe.of(
+                policy, [(*a.tokens, *b.tokens.tolist()) for a, b in zip(requests, completions, strict=True)]
+            )
+            assert probe.check(engine.score(probe.sequences), version) < ROUNDING
+            assert max(map(lambda one, made: gap_of(policy, one, made), requests, completions)) < ROUNDING
+            seen.add(tuple(completions[0].tokens.tolist()))
+        assert len(seen) > 1
+        names = [one["id"] for one in Server(server.address, KEY, 60.0).ask("GET", "/v1/models")["data"]]
+        assert [name for name in names if name.startswith("proa-")] == [names[-1]]
+        assert names[-1].endswith("-adapter-10")
+    finally:
+        server.kill()
 
 
 def test_a_request_ends_as_asked_is_continued_and_cancelled(server):

@@ -22,6 +22,7 @@ from ..doctor.packages import PACKAGES, how_to_get
 from ..doctor.patient import Patient
 from ..doctor.trials import ROWS, Found, TrialSettings
 from ..errors import SettingError
+from ..run.foreseen import may_have_gpu
 from ..spelling import did_you_mean
 from ..terminal import Console
 
@@ -108,7 +109,7 @@ def _print_packages(console: Console) -> None:
     for title in ("package", "version", "for"):
         table.add_column(title, overflow="fold")
     for package in PACKAGES:
-        missing = f"{package.needed_for}: {how_to_get(package)}"
+        missing = f"{package.needed_for}: {how_to_get(package, has_gpu=may_have_gpu())}"
         table.add_row(package.names[0], package.version or "–", package.needed_for if package.version else missing)
     console.print(table)
 

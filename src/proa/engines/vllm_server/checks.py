@@ -32,6 +32,8 @@ class ServerFacts:
     context_length: int
     logprobs_mode: str
     most_sequences: int
+    largest_rank: int
+    """Of LoRA adapters that it takes; 0 if it takes none."""
 
 
 def inspect(server: Server, description: ModelDescription) -> ServerFacts:
@@ -48,9 +50,11 @@ def inspect(server: Server, description: ModelDescription) -> ServerFacts:
         raise SettingError(f"the vLLM server at {server.address} decodes speculatively: start it without that")
     if model["logprobs_mode"] not in ("processed_logprobs", "raw_logprobs"):
         raise SettingError(f"the vLLM server at {server.address} has --logprobs-mode {model['logprobs_mode']}: {START}")
+    lora = config.get("lora_config") or {}
     return ServerFacts(
-        int(model["max_model_len"]), str(model["logprobs_mode"]), int(config["scheduler_config"]["max_num_seqs"])
-    )
+        int(model["max_model_len"]), str(model["logprobs_mode"]), int(config["scheduler_config"]["max_num_seqs"]),
+        int(lora.get("max_lora_rank") or 0),
+    )  # fmt: skip
 
 
 def check_sampling(sampling: Sampling, facts: ServerFacts) -> None:
@@ -72,7 +76,7 @@ def check_sampling(sampling: Sampling, facts: ServerFacts) -> None:
 
 def _config(server: Server) -> Mapping[str, Any]:
     try:
-        server.ask("GET", "/v1/models")
+        models = server.ask("GET", "/v1/models")
     except ServerError as error:
         if error.status in (401, 403):
             raise SettingError(
@@ -80,8 +84,8 @@ def _config(server: Server) -> Mapping[str, Any]:
                 "--api-key"
             ) from error
         raise SettingError(f"{server.address} is not a vLLM server that generates text: {error}") from error
-    except ValueError as error:
-        raise SettingError(f"{server.address} is not a vLLM server: it does not speak JSON") from error
+    if not isinstance(models, dict):
+        raise SettingError(f"{server.address} is not a vLLM server: it does not speak JSON")
     try:
         config: Mapping[str, Any] = server.ask("GET", "/server_info?config_format=json", seconds=60.0)["vllm_config"]
     except ServerError as error:

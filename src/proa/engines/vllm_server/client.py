@@ -63,7 +63,10 @@ class Server:
             raise ServerGoneError(f"{self.address} does not answer {path}: {error}") from error
         finally:
             connection.close()
-        return json.loads(answer) if answer else None
+        try:
+            return json.loads(answer)
+        except ValueError:
+            return answer.decode(errors="replace")  # some routes answer in words, and /health with nothing
 
     def connect(self, seconds: float | None = None) -> http.client.HTTPConnection:
         """A connection that is not open yet."""

@@ -7,14 +7,12 @@ is checked: whose weights sampled each token, and that log-probabilities are the
 from __future__ import annotations
 
 import logging
-import math
 import os
 import queue
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +25,7 @@ from ..weights import places_of
 from .checks import ServerFacts, check_sampling, inspect
 from .client import Event, Server, ServerError, ServerGoneError, Stream
 from .independence import is_independent
+from .open_request import OpenRequest, OtherTokensError
 from .turns import Turn
 from .weight_files import WeightFiles
 
@@ -43,22 +42,8 @@ _POLL_SECONDS = 0.2
 """How long a step waits for something to come."""
 _BETWEEN_CALLS = 1.0
 """Seconds between two looks at a server that is gone."""
-_SEEDS = 2**63
-"""Of vLLM."""
-
-
-@dataclass(eq=False, slots=True)
-class _Open:
-    """A request that has not ended, and what was reported of it."""
-
-    request: Request
-    prompt: tuple[int, ...]
-    tokens: list[int] = field(default_factory=list)
-    stream: Stream | None = None
-    seen: int = 0
-    """Tokens of `tokens` that this stream has sampled again; all where it is the first."""
-    continued: int = 0
-    """Tokens of `tokens` that this stream was given, because it sampled others before."""
+_LOSSES = 5
+"""In a row, with no token between, after which a server is given up."""
 
 
 class VLLMServerEngine:
@@ -86,13 +71,12 @@ class VLLMServerEngine:
         self._patience = patience
         self._turn = Turn(self._server.address)
         outline = description.outline()
-        self._places = places_of(outline)
         embeddings: Any = outline.get_input_embeddings()
         self._vocabulary = int(embeddings.weight.shape[0])
-        self._weights = WeightFiles(self._server, folder, description.dtype, patience)
+        self._weights = WeightFiles(self._server, folder, places_of(outline), description.dtype, patience)
         self._version = NO_VERSION
-        self._open: dict[str, _Open] = {}
-        self._waiting: deque[_Open] = deque()
+        self._open: dict[str, OpenRequest] = {}
+        self._waiting: deque[OpenRequest] = deque()
         self._kept: dict[str, tuple[int, ...]] = {}
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._facts: ServerFacts = self._call(lambda: inspect(self._server, description))
@@ -100,6 +84,7 @@ class VLLMServerEngine:
         self._is_ready = False
         """Whether the server is there and has this engine's weights, as far as is known."""
         self._gone_since: float | None = None
+        self._losses = 0
         self._is_independent = False
         with self._my_turn():
             self._is_independent = is_independent(
@@ -141,7 +126,7 @@ class VLLMServerEngine:
         check_request(request, context_length=self.context_length, vocabulary=self._vocabulary, continued=len(before))
         check_sampling(request.sampling, self._facts)
         self._kept.pop(request.continues, None)
-        one = _Open(request, (*before, *request.tokens))
+        one = OpenRequest(request, (*before, *request.tokens))
         self._open[request.id] = one
         self._waiting.append(one)
 
@@ -150,8 +135,7 @@ class VLLMServerEngine:
         one = self._open.pop(request_id, None)
         if one is None:
             return
-        if one.stream is not None:
-            one.stream.close()
+        one.close()
         self._waiting = deque(other for other in self._waiting if other is not one)
         self._leave_if_idle()
 
@@ -182,23 +166,12 @@ class VLLMServerEngine:
             return  # as soon as these have ended it is another engine's turn
         while self._waiting and live < self._slots:
             one = self._waiting.popleft()
-            one.stream = Stream(self._server, one.request.id, self._content(one), self._events)
+            content = {
+                "token_ids": one.prompt_sent, "stream": True, **self._weights.of_a_request,
+                "sampling_params": one.params(self._description.end_ids),
+            }  # fmt: skip
+            one.stream = Stream(self._server, one.request.id, content, self._events)
             live += 1
-
-    def _content(self, one: _Open) -> dict[str, Any]:
-        request, sampling = one.request, one.request.sampling
-        return {
-            "token_ids": [*one.prompt, *one.tokens[: one.continued]],
-            "stream": True,
-            "cache_salt": self._weights.tag,  # what was computed with other weights is not used
-            "sampling_params": {
-                "max_tokens": sampling.max_new_tokens - one.continued, "temperature": sampling.temperature,
-                "top_p": sampling.top_p, "top_k": sampling.top_k, "min_p": sampling.min_p,
-                "repetition_penalty": sampling.repetition_penalty, "seed": (request.seed + one.continued) % _SEEDS,
-                "stop_token_ids": sorted({*self._description.end_ids, *request.stops}), "ignore_eos": True,
-                "detokenize": False, "logprobs": 0,
-            },
-        }  # fmt: skip
 
     # -- what comes ----------------------------------------------------------------------------------
 
@@ -209,31 +182,20 @@ class VLLMServerEngine:
         if event.choice is None or event.choice.get("finish_reason") == "abort":
             self._lost(event)
             return None
-        reason = event.choice.get("finish_reason")
         self._check_versions(event.choice)
-        tokens = [int(token) for token in event.choice.get("token_ids") or ()]
-        content = (event.choice.get("logprobs") or {}).get("content") or ()
-        log_probs = [float(said["logprob"]) for said in content]
-        if len(tokens) != len(log_probs):
-            raise ProaError(f"the vLLM server gave {len(log_probs)} log-probabilities for {len(tokens)} tokens")
-        if not all(map(math.isfinite, log_probs)):
-            raise FloatingPointError("the engine's logits are not finite: the weights it was given are damaged")
-        again = min(len(tokens), len(one.tokens) - one.seen)
-        if tokens[:again] != one.tokens[one.seen : one.seen + again]:
-            self._continue_reported(one)
+        try:
+            progress = one.take(event.choice)
+        except OtherTokensError as problem:
+            log.warning("%s: it goes on after what was reported", problem)
+            one.continue_reported()
+            self._waiting.append(one)
             return None
-        one.seen += len(tokens)
-        one.tokens += tokens[again:]
-        if reason is None and again == len(tokens):
-            return None
-        if reason is not None:
+        self._losses = 0
+        if progress is not None and progress.finish_reason is not None:
             del self._open[one.request.id]
             if one.request.keep:
                 self._kept[one.request.id] = (*one.prompt, *one.tokens)
-        return Progress(
-            one.request.id, tuple(tokens[again:]), tuple(log_probs[again:]), one.request.version,
-            None if reason is None else "length" if reason == "length" else "stop",
-        )  # fmt: skip
+        return progress
 
     def _check_versions(self, choice: Mapping[str, Any]) -> None:
         others = {str(span["version"]) for span in choice.get("weight_versions") or ()} - {self._weights.tag}
@@ -242,14 +204,6 @@ class VLLMServerEngine:
                 f"the vLLM server at {self._server.address} sampled with weights {', '.join(sorted(others))}, which "
                 "are not this engine's: somebody else uses it. Each maker needs a server of its own"
             )
-
-    def _continue_reported(self, one: _Open) -> None:
-        """The server samples other tokens than it did before it was gone: go on after those that were reported."""
-        assert one.stream is not None
-        one.stream.close()
-        log.warning("request %s comes out otherwise than before: it goes on after what was reported", one.request.id)
-        one.stream, one.continued, one.seen = None, len(one.tokens), len(one.tokens)
-        self._waiting.append(one)
 
     # -- when the server is gone ---------------------------------------------------------------------
 
@@ -260,9 +214,13 @@ class VLLMServerEngine:
             raise SettingError(f"the vLLM server refuses request {event.stream.request_id}: {error}") from error
         lost = [one for one in self._open.values() if one.stream is not None]
         for one in lost:
-            assert one.stream is not None
-            one.stream.close()
-            one.stream, one.seen = None, one.continued
+            one.close()
+        self._losses += 1
+        if self._losses >= _LOSSES:
+            raise ProaError(
+                f"the vLLM server at {self._server.address} lost its requests {_LOSSES} times in a row: "
+                f"{error or 'it dropped them'}"
+            ) from error
         self._waiting.extendleft(reversed(lost))
         self._is_ready, self._gone_since = False, time.monotonic()
         log.warning(
@@ -322,10 +280,8 @@ class VLLMServerEngine:
             raise EngineBusyError(
                 f"version {version} cannot be loaded while sequences of version {self._version} are decoded or kept"
             )
-        matched = self._places.matched(weights)
         with self._my_turn():
-            self._version = NO_VERSION  # until the server has them
-            self._weights.write(matched, version)
+            self._weights.write(weights, version, largest_rank=self._facts.largest_rank)  # all that fits, or nothing
             self._version = version
             try:
                 self._ensure_weights()
@@ -348,7 +304,7 @@ class VLLMServerEngine:
         if len(tokens) < 2:
             return torch.empty(0)
         params = {"max_tokens": 1, "prompt_logprobs": 0, "detokenize": False, "ignore_eos": True}
-        content = {"token_ids": list(tokens), "sampling_params": params, "cache_salt": self._weights.tag}
+        content = {"token_ids": list(tokens), "sampling_params": params, **self._weights.of_a_request}
         answer = self._server.ask("POST", "/inference/v1/generate", content, seconds=self._patience)
         for choice in answer["choices"]:
             self._check_versions(choice)

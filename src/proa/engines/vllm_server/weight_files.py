@@ -1,8 +1,9 @@
-"""Weights on their way to a vLLM server: a file that both sides see, and the four phases of vLLM's own interface."""
+"""Weights on their way to a vLLM server: files that both sides see, and vLLM's own routes that have it read them."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import secrets
 import shutil
@@ -11,13 +12,15 @@ import time
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
 
-from ...data.versions import NO_VERSION
 from ...errors import ProaError, SettingError
+from ...policy.adapter_layout import AdaptedWeights
 from ...private_files import private_writing
+from ..weights import WeightPlaces
 from .client import Server, ServerError
 from .file_lock import FileLock
 
@@ -30,14 +33,17 @@ _YOUNG_SECONDS = 60.0
 
 
 class WeightFiles:
-    """The newest weights, kept for a server that is started again."""
+    """The newest weights, kept for a server that is started again: whole, or an adapter over a base that stays."""
 
-    def __init__(self, server: Server, folder: str, dtype: torch.dtype, patience: float) -> None:
+    def __init__(self, server: Server, folder: str, places: WeightPlaces, dtype: torch.dtype, patience: float) -> None:
         self._server = server
+        self._places = places
         self._dtype = dtype
         self._patience = patience
         self._name = secrets.token_hex(4)
-        self._version = NO_VERSION
+        self._pushes = 0
+        self._base: Mapping[str, torch.Tensor] | None = None
+        self._adapter = ""
         try:
             self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=folder or None))
         except OSError as error:
@@ -49,51 +55,113 @@ class WeightFiles:
 
     @property
     def tag(self) -> str:
-        """What the server calls these weights: no other engine's have that name."""
-        return f"proa-{self._name}-{self._version}"
+        """What the server calls these weights, without an adapter: no other engine's have that name."""
+        return f"proa-{self._name}-{self._pushes}"
 
-    def write(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
-        """Replace the file by one of these weights, in the server's dtype."""
-        for old in self._folder.glob("*.safetensors"):
-            old.unlink()
+    @property
+    def of_a_request(self) -> dict[str, str]:
+        """What a request says so that these weights answer it, and nothing that others have cached is used."""
+        return {"cache_salt": self._adapter or self.tag, **({"model": self._adapter} if self._adapter else {})}
+
+    # -- files ---------------------------------------------------------------------------------------
+
+    def write(self, weights: Mapping[str, torch.Tensor], version: int, *, largest_rank: int) -> None:
+        """Keep these weights in place of those before. An adapter is kept apart from its base where the server takes
+        adapters of that rank."""
+        if isinstance(weights, AdaptedWeights) and _fits(weights, largest_rank):
+            if weights.base is not self._base:
+                self._write_whole(self._places.matched(weights.base))
+                self._base = weights.base
+            self._write_adapter(weights, f"{self.tag}-adapter-{version}")
+        else:
+            self._write_whole(self._places.matched(weights))
+
+    def _write_whole(self, weights: Mapping[str, torch.Tensor]) -> None:
+        self._file.unlink(missing_ok=True)
+        self._pushes += 1
+        self._base, self._adapter = None, ""
         stored = {
             name: weight.detach().to("cpu", self._dtype if weight.is_floating_point() else weight.dtype).contiguous()
             for name, weight in weights.items()
         }
-        self._version = version
         with private_writing(self._folder):
             save_file(stored, self._file)
 
     @property
     def _file(self) -> Path:
-        return self._folder / f"{self._version}.safetensors"
+        return self._folder / f"{self._pushes}.safetensors"
+
+    def _write_adapter(self, weights: AdaptedWeights, name: str) -> None:
+        """As PEFT has it on disk. A name is used once: vLLM keeps what it computed with an adapter under its name."""
+        layout, folder = weights.layout, self._folder / name
+        config = {
+            "peft_type": "LORA", "r": layout.rank, "lora_alpha": layout.scaling * layout.rank, "bias": "none",
+            "target_modules": sorted({layer.name.rpartition(".")[2] for layer in layout.layers}),
+        }  # fmt: skip
+        stored = {
+            f"base_model.model.{key}": tensor.detach().to("cpu").contiguous() for key, tensor in weights.adapter.items()
+        }  # fmt: skip
+        with private_writing(self._folder):
+            folder.mkdir()
+            save_file(stored, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+            (folder / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
+        self._adapter = name
+
+    # -- the server ----------------------------------------------------------------------------------
 
     def push_if_needed(self) -> None:
         """Have the server compute with these weights, if it does not."""
-        if self._server.ask("GET", "/weight_info")["weight_version"] == self.tag:
-            return
         try:
-            self._push()
+            is_new = self._server.ask("GET", "/weight_info")["weight_version"] != self.tag
+            if is_new:
+                self._push()
+            if self._adapter:
+                self._use_adapter(again=is_new)
         except ServerError as error:
             if error.status < 500 or not self._server.is_there():
                 raise
-            raise ProaError(
-                f"the vLLM server at {self._server.address} does not take the weights of version {self._version}: "
-                f"{error}"
-            ) from error
+            raise ProaError(f"the vLLM server at {self._server.address} does not take the weights: {error}") from error
 
     def _push(self) -> None:
         """vLLM's four phases; then what it has cached of other weights is dropped."""
-        ask, seconds = self._server.ask, self._patience
         proof = secrets.token_hex(8)
         (self._folder / "proof.txt").write_text(proof, encoding="utf-8")
-        folder = {"folder": str(self._folder), "proof": proof}
-        ask("POST", "/init_weight_transfer_engine", {"init_info": folder}, seconds=seconds)
-        ask("POST", "/start_weight_update", {}, seconds=seconds)
-        ask("POST", "/update_weights", {"update_info": {"name": self._file.name}}, seconds=seconds)
-        ask("POST", "/finish_weight_update", {"weight_version": self.tag}, seconds=seconds)
-        if not ask("POST", "/reset_prefix_cache", {}, seconds=seconds)["success"]:
+        self._post("/init_weight_transfer_engine", {"init_info": {"folder": str(self._folder), "proof": proof}})
+        self._post("/start_weight_update", {})
+        self._post("/update_weights", {"update_info": {"name": self._file.name}})
+        self._post("/finish_weight_update", {"weight_version": self.tag})
+        if not self._post("/reset_prefix_cache", {})["success"]:
             log.warning("the vLLM server keeps keys and values of earlier weights: it does not use them")
+
+    def _use_adapter(self, *, again: bool) -> None:
+        """Have the server load the adapter, and drop those of this engine that are older."""
+        loaded = [one["id"] for one in self._server.ask("GET", "/v1/models")["data"]]
+        for name in loaded:
+            if name.startswith(f"proa-{self._name}-") and (again or name != self._adapter):
+                self._post("/v1/unload_lora_adapter", {"lora_name": name})
+                if name != self._adapter:
+                    shutil.rmtree(self._folder / name, ignore_errors=True)
+        if self._adapter and (again or self._adapter not in loaded):
+            content = {"lora_name": self._adapter, "lora_path": str(self._folder / self._adapter)}
+            try:
+                self._post("/v1/load_lora_adapter", content)
+            except ServerError as error:
+                if error.status == 404 and "dapter" not in error.message:
+                    raise SettingError(
+                        f"the vLLM server at {self._server.address} has --enable-lora and lets nobody change adapters: "
+                        "start it with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment too"
+                    ) from error
+                raise ProaError(
+                    f"the vLLM server at {self._server.address} does not take the adapter: {error}"
+                ) from error
+
+    def _post(self, path: str, content: Mapping[str, Any]) -> Any:
+        return self._server.ask("POST", path, content, seconds=self._patience)
+
+
+def _fits(weights: AdaptedWeights, largest_rank: int) -> bool:
+    """Whether vLLM can add this adapter up itself; of GPT-2's transposed layers it cannot."""
+    return weights.layout.rank <= largest_rank and not any(layer.transposed for layer in weights.layout.layers)
 
 
 def _remove_abandoned(parent: Path) -> None:
