@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 WORKERS ?= 2
 
-.PHONY: help setup demo test check format prove pins bench clean
+.PHONY: help setup demo test check format prove vllm pins bench clean
 
 help:                ## what there is to do
 	@grep -hE '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1|/' | while IFS='|' read -r name what; do printf '  make %-8s %s\n' "$$name" "$$what"; done
@@ -41,6 +41,10 @@ format: setup        ## format and sort imports
 prove: setup         ## the long proofs, in parts (PARTS="kills ray"; all of them if none is named), with one summary
 	$(BIN)/python tests/prove.py $(PARTS)
 
+vllm:                ## vLLM as an engine, tested in an environment of its own
+	tests/vllm/set_up .venv-vllm
+	OMP_NUM_THREADS=1 .venv-vllm/bin/python -m pytest -q tests/vllm
+
 pins: setup          ## take the newest version of every package but torch into constraints.txt
 	rm -rf .venv-pins && $(PYTHON) -m venv .venv-pins
 	grep '^torch==' constraints.txt > .venv-pins/torch.txt
@@ -55,5 +59,5 @@ bench:               ## the cost of callbacks beside other libraries, in an envi
 	.venv-bench/bin/python benchmarks/callbacks.py
 
 clean:               ## remove what make made
-	rm -rf $(VENV) .venv-bench runs build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-bench .venv-vllm runs build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,6 +1,6 @@
 """An agent of one's own, written with the `openai` package, whose model is trained while it works.
 
-    python examples/agent.py [--steps 250]
+    python examples/agent.py [--steps 150]
 
 The agent knows nothing of training: it has an address and a key, and talks to a chat model with a tool. Each of its
 conversations has a session of its own at the maker's endpoint, where every turn is recorded as it was sampled. The task
@@ -17,7 +17,7 @@ from typing import Any
 
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
-from proa.tasks.builtin.look_up import look_up, reward
+from proa.tasks.builtin.look_up import Book, reward
 
 TOOL: Any = {
     "type": "function",
@@ -35,6 +35,8 @@ async def agent(base_url: str, api_key: str, row: Mapping[str, Any]) -> None:
     """Ask, look up what the model wants to know, and ask again; what that was worth, the reward function says."""
     if not connections:
         connections.append(DefaultAsyncHttpxClient())
+    book = Book()
+    book.reset(row["key"], row["answer"])
     client = AsyncOpenAI(base_url=base_url, api_key=api_key, http_client=connections[0])
     messages: Any = list(row["prompt"])
     for _ in range(2):
@@ -44,7 +46,7 @@ async def agent(base_url: str, api_key: str, row: Mapping[str, Any]) -> None:
         for call in message.tool_calls or ():
             assert call.type == "function"
             key = json.loads(call.function.arguments).get("key", "")
-            messages.append({"role": "tool", "tool_call_id": call.id, "content": look_up(str(key))})
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": book.look_up(str(key))})
         if not message.tool_calls:
             return
 
@@ -60,7 +62,7 @@ def main(steps: int, output_dir: Path | str = "runs") -> float:
         name="agent",
         output_dir=str(output_dir),
         total_steps=steps,
-        tools=[],
+        environment={"path": None, "max_turns": 2, "workers": 1},
         agent="examples.agent:agent",
         reward={"functions": reward, "workers": 0},
         eval=[],
@@ -70,6 +72,6 @@ def main(steps: int, output_dir: Path | str = "runs") -> float:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="An agent whose model is trained while it works.")
-    parser.add_argument("--steps", type=int, default=250)
+    parser.add_argument("--steps", type=int, default=150)
     options = parser.parse_args()
     print(f"reward at the end: {main(options.steps):.2f}")

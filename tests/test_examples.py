@@ -1,5 +1,6 @@
 """Every example runs, with fewer steps than its readers would take."""
 
+import json
 import runpy
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,9 +29,50 @@ def test_a_run_on_ray(tmp_path):
 
 
 def test_the_files_of_examples_can_be_read():
-    for name in ("sort_digits", "ppo_sort_digits", "on_ray"):
+    for name in ("sort_digits", "ppo_sort_digits", "on_ray", "tools"):
         assert load_run_config(EXAMPLES / f"{name}.yaml", SHORT).total_steps == 2
     assert load_experiment_config(EXAMPLES / "experiment.yaml").name == "clip_higher"
+
+
+def knows(tmp_path, seed, *flags):
+    """The share of right numbers before and after a model has learned to use a tool."""
+    config = load_run_config(EXAMPLES / "tools.yaml", ["--seed", str(seed), *flags], output_dir=str(tmp_path))
+    run(config)
+    rows = [json.loads(line) for line in (tmp_path / "tools" / "evals.jsonl").read_text().splitlines()]
+    before, after = (row["metrics"]["exact"] for row in rows)
+    return before, after
+
+
+BY_CHANCE = 0.5
+"""The eval asks for twelve numbers of a die: more than half of them are right by chance once in 770 times."""
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_model_learns_to_use_a_tool(tmp_path, seed):
+    before, after = knows(tmp_path, seed)
+    assert before < BY_CHANCE < after
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_tool_whose_results_are_shuffled_teaches_nothing(tmp_path, seed):
+    before, after = knows(tmp_path, seed, "--environment.params.shuffled", "true")
+    assert max(before, after) < BY_CHANCE
+
+
+@pytest.mark.prove
+def test_a_game_is_learned_by_who_listens(tmp_path):
+    game = runpy.run_path(str(EXAMPLES / "game.py"))["main"]
+    heard, deaf = game(80, tmp_path / "heard"), game(80, tmp_path / "deaf", deaf=True)
+    assert heard > 0.85
+    assert deaf < 0.5
+
+
+@pytest.mark.prove
+def test_an_agent_is_trained_while_it_works(tmp_path):
+    agent = runpy.run_path(str(EXAMPLES / "agent.py"))["main"]
+    assert agent(60, tmp_path) > 0.15
 
 
 @pytest.mark.prove

@@ -75,7 +75,7 @@ def test_an_inline_reward_that_sets_threads_leaves_them_as_they_were(caplog):
 
 def test_a_reward_in_a_thread_that_sets_threads_changes_them_for_nobody(caplog):
     before = torch.get_num_threads()
-    with RewardWorkers(lambda completions: meddles(completions), timeout=20) as rewards:
+    with RewardWorkers(lambda completions: meddles(completions), timeout=120) as rewards:
         assert rewards.score(["p"], ["a"])[0].value == 1.0
     assert torch.get_num_threads() == before
     assert any("called torch.set_num_threads" in record.getMessage() for record in caplog.records)

@@ -12,7 +12,7 @@ from proa.cli.main import main
 
 
 def in_a_new_process(*arguments):
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=60, check=True).stdout
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=600, check=True).stdout
 
 
 def test_importing_proa_imports_nothing_heavy():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 # `n_positions` and `n_ctx` are used by GPT-2, the next by MPT, XLSTM and others, the last by RWKV.
 _CONTEXT_NAMES = (
@@ -33,3 +33,11 @@ def context_length(config: ModelConfig) -> int | None:
         if isinstance(value, int) and value > 0:
             return value
     return None
+
+
+def cache_bytes(config: ModelConfig, itemsize: int) -> int:
+    """What the keys and values of a token take in all layers."""
+    text: Any = config.get_text_config()
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    return int(2 * text.num_hidden_layers * heads * width * itemsize)

@@ -4,7 +4,7 @@ registered, or something of the user's by dotted path.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -44,7 +44,7 @@ class Registry:
         registered = {name: getattr(thing, "__module__", "?") for name, thing in self.registered.items()}
         return {**self.shipped, **plugins, **registered}
 
-    def find(self, name: str, *, others: Iterable[str] = ()) -> Any:
+    def find(self, name: str, *, others: Collection[str] = ()) -> Any:
         """What has that name, or lies at that dotted path; its module is imported.
 
         `others` are names that mean something else to the caller; they are suggested too.
@@ -56,28 +56,32 @@ class Registry:
         plugin = self._plugins().get(name)
         if plugin is not None:
             return self._load(name, plugin)
-        self.check(name, others=others)
+        if not _is_dotted(name):
+            raise self._unknown(name, others)
+        self.check(name)
         try:
             return resolve(name)
         except DottedPathError as error:
             raise self.error(f"{self.what} {error}") from error
 
-    def check(self, name: str, *, others: Iterable[str] = ()) -> None:
+    def check(self, name: str, *, others: Collection[str] = ()) -> None:
         """Raise where nothing can have that name: it is unknown, and not a dotted path to a package that is there.
         Nothing is imported."""
-        names = self.names()
-        if name in names:
+        if name in self.names() or name in others:
             return
-        known = [*names, *others]
-        if not any(mark in name for mark in ":."):
-            raise self.error(
-                f"no {self.what} {name!r}{did_you_mean(name, known)} (known: {', '.join(known)}; your own: "
-                f"'package.module:Class')"
-            )
+        if not _is_dotted(name):
+            raise self._unknown(name, others)
         try:
             check_module(name)
         except DottedPathError as error:
             raise self.error(f"{self.what} {error}") from error
+
+    def _unknown(self, name: str, others: Collection[str]) -> ProaError:
+        known = [*self.names(), *others]
+        return self.error(
+            f"no {self.what} {name!r}{did_you_mean(name, known)} (known: {', '.join(known)}; your own: "
+            "'package.module:Class')"
+        )
 
     def _load(self, name: str, plugin: EntryPoint) -> Any:
         try:
@@ -87,3 +91,7 @@ class Registry:
 
     def _plugins(self) -> dict[str, EntryPoint]:
         return {point.name: point for point in entry_points(group=self.group)}
+
+
+def _is_dotted(name: str) -> bool:
+    return ":" in name or "." in name

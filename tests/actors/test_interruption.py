@@ -240,5 +240,5 @@ def test_while_a_panel_is_shown_the_notice_goes_through_the_panels_stream(monkey
     monkeypatch.setattr(sys, "stderr", proxy)
     with Interruption().listening():
         os.kill(os.getpid(), signal.SIGINT)
-        assert proxy.said.wait(30)
+        assert proxy.said.wait(120)
     assert capfd.readouterr().err == ""

@@ -20,7 +20,7 @@ def test_whoever_waits_is_woken_and_nobody_after_that():
     stop, woken = StopRequest(), threading.Event()
     with stop.waking(woken.set):
         threading.Thread(target=stop.request, args=("SIGTERM",)).start()
-        assert woken.wait(10)
+        assert woken.wait(120)
     woken.clear()
     stop.request("again")
     assert not woken.is_set()

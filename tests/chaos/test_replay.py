@@ -33,7 +33,7 @@ class RandomDelays(MakerCallback):
             self._is_overtaken = False
             # One of the first three leases, overtaken by more than a step has: it is trained on in a later one.
             for _ in range(5):
-                assert self._sent.acquire(timeout=60)
+                assert self._sent.acquire(timeout=600)
         time.sleep(self._random.random() * 0.02)
 
     def on_send_end(self):

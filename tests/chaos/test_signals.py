@@ -217,7 +217,7 @@ def test_the_command_ends_with_130_after_either_signal_and_its_reward_worker_is_
         below = living_below(run.pid)
         assert len(below) == 1, "its reward worker"
         run.send_signal(number)
-        _, told = run.communicate(timeout=30)
+        _, told = run.communicate(timeout=600)
         steps = json.loads((tmp_path / number.name / "run.json").read_text())["steps_run"]
         assert run.returncode == 130
         assert f"{steps} steps are saved: resume with proa resume {number.name}\ninterrupted\n" in told

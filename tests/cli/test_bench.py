@@ -30,7 +30,7 @@ def test_figures_of_each_engine_and_case_with_their_limit(capsys):
     assert (uniform["tokens"], tail["rows"]) == (8, 2)
     assert tail["tokens"] == sum(one.sampling.max_new_tokens for one in Case(2, "tail", 3, 4).requests(4096))
     assert all(one["limit"] > 0 and one["tokens_per_second"] > 0 for one in told["figures"])
-    assert "vllm" in told["not_measured"]
+    assert told["not_measured"]["vllm"].startswith("vLLM is not installed: pip install 'proa[vllm]'")
 
 
 def test_the_table_has_ratios(capsys):
@@ -103,6 +103,7 @@ def test_a_shape_that_there_is_not_is_answered(capsys):
     assert "there is no shape '7B'; there are small, 0.6B" in capsys.readouterr().err
 
 
+@pytest.mark.prove
 def test_time_to_quality_is_told_seed_by_seed(capsys, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     arguments = ["--seeds", "1", "--target", "0.2", "--most-steps", "8"]

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 
+import pytest
 from tests.small import MODEL
 
 from proa import CheckpointManager
@@ -42,6 +43,7 @@ class Held(Callback):
 PIPELINE = f"trap true INT; {sys.executable} -m proa train run.yaml 2>&1 | tee log; echo ${{PIPESTATUS[0]}} > code"
 
 
+@pytest.mark.prove
 def test_ctrl_c_in_a_pipeline_saves_a_checkpoint_though_it_ends_the_reader_too(tmp_path):
     """As a terminal does it: the signal goes to the whole group, so `tee` is gone before the run says anything."""
     (tmp_path / "run.yaml").write_text(RUN)

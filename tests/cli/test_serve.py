@@ -9,9 +9,10 @@ import threading
 
 import httpx
 import pytest
-from tests.serving.parts import SECONDS, until
+from tests.serving.parts import SECONDS
 from tests.small import DETACHED, MODEL
 
+from proa.cli import serve as cli_serve
 from proa.cli.main import main
 from proa.policy.models import load_model
 from proa.recipes import grpo
@@ -38,9 +39,17 @@ def model(tmp_path_factory):
 class Serving:
     """The verb in this thread, and what another thread does with it meanwhile; at the end that sends a signal."""
 
-    def __init__(self, capfd):
+    def __init__(self, capfd, monkeypatch):
         self._capfd = capfd
         self.out = ""
+        self._announced = threading.Event()
+        announce = cli_serve._announce
+
+        def announced(*arguments):
+            announce(*arguments)
+            self._announced.set()
+
+        monkeypatch.setattr(cli_serve, "_announce", announced)
 
     def __call__(self, *arguments, meanwhile=lambda url, token: None, ends_by=signal.SIGTERM):
         found, is_over = [], threading.Event()
@@ -63,22 +72,18 @@ class Serving:
         return found[0]
 
     def _ready(self):
-        lines = 1 if os.environ.get("PROA_TOKEN") else 2
-
-        def is_ready():
-            self.out += self._capfd.readouterr().out
-            return self.out.count("\n") == lines
-
-        until(is_ready)
+        assert self._announced.wait(SECONDS)
+        self._announced.clear()
+        self.out += self._capfd.readouterr().out  # once, after it was written: what is written meanwhile would be lost
         address, token = re.search(r"http://\S+/v1", self.out), re.search(r"token: (\S+)", self.out)
         return address[0], token and token[1]
 
 
 @pytest.fixture
-def serve(capfd):
+def serve(capfd, monkeypatch):
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     path = [*sys.path]
-    yield Serving(capfd)
+    yield Serving(capfd, monkeypatch)
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
     sys.path[:] = path
 
@@ -148,7 +153,7 @@ def test_an_engine_that_fails_ends_it(model, capfd, tmp_path, monkeypatch):
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    serve = Serving(capfd)
+    serve = Serving(capfd, monkeypatch)
 
     def ask():
         complete(*serve._ready())

@@ -364,7 +364,7 @@ class Slow(MakerCallback):
         self.go_on = go_on
 
     def on_send_start(self):
-        self.go_on.wait(30)
+        self.go_on.wait(120)
 
 
 def until(look, ready):

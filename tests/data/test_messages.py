@@ -17,10 +17,12 @@ PREDICTION = {"task_id": "0", "prompt": TALK, "completion": "4", "columns": {"an
 def test_a_conversation_reads_message_by_message():
     assert in_words(TALK) == SHOWN
     parts = [{"type": "text", "text": "what is"}, {"type": "image"}]
+    wrong = {"function": {"name": "", "arguments": {}}, "error": "is not valid JSON", "text": '{"name": add'}
     calls = [{"type": "function", "function": {"name": "add", "arguments": "{}"}}, {"name": "stop"}]
     for message, words in (
         ({"role": "user", "content": parts}, "user: what is [image]"),
         ({"role": "assistant", "content": None, "tool_calls": calls}, "assistant: [calls add({})] [calls stop()]"),
+        ({"role": "assistant", "tool_calls": [wrong]}, 'assistant: [a call that is not valid JSON: {"name": add]'),
         ({"role": "tool", "content": 4}, "tool: 4"),
     ):
         assert in_words([message]) == words

@@ -449,8 +449,8 @@ def test_rope_and_windows_the_native_engine_does_not_know_are_refused() -> None:
 
 
 def test_an_unknown_kind_of_engine_is_refused() -> None:
-    with pytest.raises(ValueError, match="'vllm'"):
-        build_engine("vllm", tiny_model(), end_ids=())  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="no engine 'vlm'; did you mean 'vllm'"):
+        build_engine("vlm", tiny_model(), end_ids=())
 
 
 @both_kinds

@@ -10,7 +10,7 @@ from proa.environments import EnvironmentFailed, WorkerLostError
 AGENTS = ["tests.environments.sources:agent", "tests.environments.sources:agent_in_a_thread"]
 
 
-def run(pool, prompt, *, timeout=20.0, alone=False):
+def run(pool, prompt, *, timeout=120.0, alone=False):
     row = {"prompt": prompt}
     return asyncio.run(pool.run_agent("http://localhost", "key", row, timeout=timeout, alone=alone))
 
@@ -51,7 +51,7 @@ def test_an_agent_that_is_cancelled_stops():
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
-        return await pool.run_agent("http://localhost", "key", {"prompt": "x"}, timeout=20)
+        return await pool.run_agent("http://localhost", "key", {"prompt": "x"}, timeout=120)
 
     with pool_of(agent=AGENTS[0]) as pool:
         assert asyncio.run(cancelled(pool)) == 1.9

@@ -96,7 +96,7 @@ def test_starting_a_worker_does_not_block_the_callers_loop(monkeypatch):
 
     class SlowChild(links.Child):
         def __init__(self, module):
-            assert turned.wait(20)
+            assert turned.wait(120)
             super().__init__(module)
 
     async def trajectory():
@@ -354,7 +354,7 @@ def test_an_environment_of_the_main_script_runs_in_this_process(tmp_path):
         "with pool_of(Here) as pool:\n"
         "    print(text_of(asyncio.run(one_step(pool, said('x')))) == str(os.getpid()))\n"
     )
-    ran = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, check=True)
+    ran = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=600, check=True)
     assert ran.stdout.split() == ["started", "True"]
     assert "defined in the main script" in ran.stderr
 

@@ -116,7 +116,7 @@ def test_the_calls_of_a_message_run_at_the_same_time():
         Args:
             name: whose
         """
-        barrier.wait(20)
+        barrier.wait(120)
         return name
 
     found = step([meet], calling("meet", {"name": "a"}), calling("meet", {"name": "b"}))

@@ -60,7 +60,7 @@ def test_a_users_trainer_is_found_by_name_and_fed_by_several_at_once(ray_cluster
         return batches
 
     producers = [produce.remote(10), produce.remote(10)]
-    ray.get(trainer.fit.remote(total_steps=20, update_steps=10, train_epochs=2), timeout=60)
+    ray.get(trainer.fit.remote(total_steps=20, update_steps=10, train_epochs=2), timeout=600)
     assert ray.get(producers) == [10, 10]
     assert ray.get(trainer.buffer_get_length.remote()) == 0
     assert (tmp_path / "told").read_text() == "over"
@@ -139,7 +139,7 @@ def test_makers_deal_groups_round_robin_and_every_trainer_may_update_every_maker
     working = [
         one.workingloop.remote(prompts(100 * number, 8), num_epochs=2) for number, one in enumerate(making)
     ]  # fmt: skip
-    ray.get([*fitting, *working], timeout=90)
+    ray.get([*fitting, *working], timeout=600)
     seen = ray.get([one.what_was_seen.remote() for one in started])
     for groups in seen:
         assert len(groups) == 8 * 8

@@ -52,9 +52,9 @@ class Seat:
         table = self.table
         table.brought[self.rank] = value
         try:
-            table.barrier.wait(20)
+            table.barrier.wait(120)
             everyone = list(table.brought)
-            table.barrier.wait(20)  # nobody brings something new before all have taken
+            table.barrier.wait(120)  # nobody brings something new before all have taken
         except threading.BrokenBarrierError:
             raise remote_error(table.left) from None
         if self.rank == 0:

@@ -95,10 +95,10 @@ def test_with_filtering_and_refill_it_is_the_same_too_and_groups_stay_whole(scri
         return FilteredGroup(group, {}) if keep else FilteredGroup((), {"zero_variance": group})
 
     the = plan(max_staleness=staleness)
-    calm = LeaseBook(the, prompt, filter_group=keep_some, wait_timeout=20.0)
+    calm = LeaseBook(the, prompt, filter_group=keep_some, wait_timeout=120.0)
     expected = train(calm, before_take=_serving(calm, []))
     the = plan(max_staleness=staleness, buffer_limit=limit)
-    book = LeaseBook(the, prompt, filter_group=keep_some, wait_timeout=20.0)
+    book = LeaseBook(the, prompt, filter_group=keep_some, wait_timeout=120.0)
     steps = train(book, before_take=_serving(book, script))
     assert uids(steps) == uids(expected)
     for episode, items in steps:
@@ -180,7 +180,7 @@ def test_a_refill_is_bounded_and_then_the_step_trains_on_what_it_has():
     book.start_episode(0)
     assert book.take_step() == []
     book.close("done")
-    thread.join(5)
+    thread.join(120)
     assert book.ledger.as_dict()["dropped"] == {"zero_variance": 24}  # 3 times 4 prompts of 2 samples
 
 
@@ -334,7 +334,7 @@ def test_the_end_of_the_run_wakes_everyone_and_closes_the_ledger():
     thread = threading.Thread(target=maker)
     thread.start()
     book.close("done")
-    thread.join(5)
+    thread.join(120)
     assert woken == [True]
     book2 = LeaseBook(plan(), prompt)
     book2.start_episode(0)

@@ -26,7 +26,7 @@ def opened(address, width=1280):
     """What the page is after its script has run, and what the browser logged."""
     command = [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", f"--window-size={width},900"]
     command += ["--virtual-time-budget=3000", "--enable-logging=stderr", "--dump-dom", address]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=90)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
 
 

@@ -489,7 +489,7 @@ class Hold(Callback):
         write = checkpoints._write
 
         def late(*arguments):
-            assert self.stepped.wait(20)
+            assert self.stepped.wait(120)
             write(*arguments)
 
         monkeypatch.setattr(checkpoints, "_write", late)

@@ -20,7 +20,7 @@ from proa.rewards import RewardError, RewardWorkers
 
 @pytest.fixture(scope="module")
 def moody():
-    with RewardWorkers("tests.rewards.judges:moody", timeout=20) as rewards:
+    with RewardWorkers("tests.rewards.judges:moody", timeout=120) as rewards:
         yield rewards
 
 
@@ -55,13 +55,13 @@ def test_a_bad_sample_is_marked_and_spoils_no_other(moody, bad):
 def test_what_a_function_prints_is_there_with_its_scores(capfd, monkeypatch):
     """Workers are killed when the run ends: what they have not written by then is lost."""
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
-    with RewardWorkers("tests.rewards.judges:talkative", timeout=20) as rewards:
+    with RewardWorkers("tests.rewards.judges:talkative", timeout=120) as rewards:
         assert values(rewards, ["a", "b"]) == [1.0, 1.0]
         assert capfd.readouterr().out == "scoring a b\n"
 
 
 def test_a_wrong_count_is_told_on_every_sample_from_a_worker_too():
-    with RewardWorkers("tests.rewards.judges:one_value_for_all", timeout=20) as rewards:
+    with RewardWorkers("tests.rewards.judges:one_value_for_all", timeout=120) as rewards:
         scores = rewards.score(["p"] * 4, ["a"] * 4)
     assert [score.value for score in scores] == [None] * 4
     assert all("returned 1 value for 4 samples" in score.error for score in scores)
@@ -155,7 +155,7 @@ def test_threads_that_score_at_once_get_their_own_answers_in_order():
 def test_two_workers_work_at_the_same_time(tmp_path):
     """The first waits for a file that the second makes."""
     with (
-        RewardWorkers("tests.rewards.judges:waits_or_releases", workers=2, timeout=60) as rewards,
+        RewardWorkers("tests.rewards.judges:waits_or_releases", workers=2, timeout=600) as rewards,
         ThreadPoolExecutor(2) as threads,
     ):
         waiting = threads.submit(values, rewards, [f"wait {tmp_path}"])
@@ -184,7 +184,7 @@ def test_a_function_of_the_main_script_runs_in_this_process(tmp_path):
         "with RewardWorkers([here, 'os:getpid'][:1]) as rewards: "
         "print(rewards.score(['p'], ['a'])[0].value == os.getpid())\n"
     )
-    ran = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, check=True)
+    ran = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=600, check=True)
     assert ran.stdout.split() == ["started", "True"]
     assert "defined in the main script" in ran.stderr
 
@@ -216,7 +216,7 @@ def test_a_stopped_worker_cannot_hang_the_caller():
 
 def test_what_a_function_started_dies_with_its_worker(tmp_path):
     pids = tmp_path / "pids"
-    rewards = RewardWorkers("tests.rewards.judges:starts_a_child_and_hangs", timeout=60)
+    rewards = RewardWorkers("tests.rewards.judges:starts_a_child_and_hangs", timeout=600)
     with ThreadPoolExecutor(1) as threads:
         hanging = threads.submit(rewards.score, ["p"], [str(pids)])
         wait_for(pids)
@@ -258,13 +258,13 @@ def wait_for(file, seconds=60):
 
 
 def test_closing_ends_a_score_that_is_under_way(tmp_path):
-    rewards = RewardWorkers("tests.rewards.judges:waits_or_releases", timeout=60)
+    rewards = RewardWorkers("tests.rewards.judges:waits_or_releases", timeout=600)
     with ThreadPoolExecutor(1) as threads:
         hanging = threads.submit(rewards.score, ["p"], [f"wait {tmp_path}"])
         wait_for(tmp_path / "waiting")
         rewards.close()
         with pytest.raises(RewardError, match="were closed"):
-            hanging.result(timeout=60)
+            hanging.result(timeout=600)
 
 
 @pytest.mark.parametrize("word", ["idle", "regex"])
@@ -297,7 +297,7 @@ def test_settings_that_cannot_work_are_refused(settings):
 
 @pytest.mark.parametrize("kind", ["fork", "fork in C"])
 def test_a_function_that_forks_shifts_no_later_reward_by_one_call(kind):
-    with RewardWorkers("tests.rewards.judges:forks", timeout=20) as rewards:
+    with RewardWorkers("tests.rewards.judges:forks", timeout=120) as rewards:
         worker = rewards._workers[0]
         values(rewards, ["a"])
         began_as = worker.pid
@@ -313,7 +313,7 @@ STRAY = {"text": "hello", "a whole message of another kind": "\x00" * 7 + "\x04"
 @pytest.mark.parametrize("stray", STRAY)
 def test_what_a_function_writes_into_its_channel_is_told_and_its_worker_is_replaced(stray):
     with RewardWorkers(
-        ["tests.rewards.judges:writes_into_its_channel", "tests.rewards.judges:length"], timeout=20
+        ["tests.rewards.judges:writes_into_its_channel", "tests.rewards.judges:length"], timeout=120
     ) as rewards:
         score = rewards.score(["p"], [STRAY[stray]])[0]
         assert score.parts == {"writes_into_its_channel": None, "length": float(len(STRAY[stray]))}
@@ -321,7 +321,7 @@ def test_what_a_function_writes_into_its_channel_is_told_and_its_worker_is_repla
 
 
 def test_a_command_that_a_function_starts_does_not_inherit_the_channel():
-    with RewardWorkers("tests.rewards.judges:inheritable_sockets", timeout=20) as rewards:
+    with RewardWorkers("tests.rewards.judges:inheritable_sockets", timeout=120) as rewards:
         assert values(rewards, ["a"]) == [0.0]
 
 
@@ -329,6 +329,6 @@ def test_what_a_function_prints_goes_through_the_streams_of_its_parent(monkeypat
     """A panel on the console, or a notebook, has taken their place."""
     out = io.StringIO()
     monkeypatch.setattr(sys, "stdout", out)
-    with RewardWorkers("tests.rewards.judges:talkative", timeout=20) as rewards:
+    with RewardWorkers("tests.rewards.judges:talkative", timeout=120) as rewards:
         assert values(rewards, ["a", "b"]) == [1.0, 1.0]
     assert out.getvalue() == "scoring a b\n"

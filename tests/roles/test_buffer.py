@@ -44,7 +44,7 @@ def test_a_full_buffer_holds_the_sender_back_and_drops_nothing():
     time.sleep(0.05)
     assert sent == [0, 1]
     taken = [numbers(buffer.sample()) for _ in range(3)]
-    thread.join(5)
+    thread.join(120)
     assert taken == [[0, 1], [2, 3], [4, 5]]
     assert len(sent) == 7
 
@@ -54,7 +54,7 @@ def test_a_list_longer_than_the_limit_goes_in_as_room_is_made():
     thread = threading.Thread(target=buffer.extend, args=(items(*range(5)),))
     thread.start()
     assert [numbers(buffer.sample())[0] for _ in range(5)] == list(range(5))
-    thread.join(5)
+    thread.join(120)
 
 
 def test_waits_have_a_deadline_and_a_reason():
@@ -88,7 +88,7 @@ def test_senders_from_many_threads_lose_nothing():
         thread.start()
     seen = [number for _ in range(80) for number in numbers(buffer.sample())]
     for thread in threads:
-        thread.join(5)
+        thread.join(120)
     assert sorted(seen) == list(range(400))
     for k in range(4):
         assert [n for n in seen if n // 100 == k] == list(range(100 * k, 100 * k + 100))

@@ -249,7 +249,7 @@ def test_distrust_at_any_moment_of_a_lease_leads_to_another_load_and_leaves_the_
         studio.during.clear()
         thread = threading.Thread(target=studio.maker.distrust_weights)
         thread.start()
-        thread.join(5)
+        thread.join(120)
 
     class Hook(MakerCallback):
         def on_weights_loaded(self, version):

@@ -93,7 +93,7 @@ def test_it_keeps_the_lifecycle_whatever_happens():
 
 def test_producers_in_several_threads_feed_it_and_it_waits_for_them():
     recorder = Recorder()
-    trainer = MyTrainer(["maker_0"], train_batch_size=4, buffer_limit=1, callbacks=[recorder], wait_timeout=10)
+    trainer = MyTrainer(["maker_0"], train_batch_size=4, buffer_limit=1, callbacks=[recorder], wait_timeout=120)
 
     def produce(first):
         for number in range(first, first + 20):
@@ -104,7 +104,7 @@ def test_producers_in_several_threads_feed_it_and_it_waits_for_them():
         producer.start()
     trainer.fit(total_steps=10, update_steps=5)
     for producer in producers:
-        producer.join(5)
+        producer.join(120)
     assert sorted(n for batch in trainer.seen for n in batch) == [*range(20), *range(100, 120)]
     assert trainer.source.ledger.as_dict()["trained"] == 40
     assert trainer.source.ledger.closes

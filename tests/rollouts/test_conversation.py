@@ -91,3 +91,21 @@ def test_prompts_are_what_the_tokenizer_makes_of_the_whole_conversation(template
         whole = tokenizer.apply_chat_template([*ASKED, ANSWER, *TOLD], add_generation_prompt=True, return_dict=True)
         assert said.prompt([*ASKED, ANSWER, *TOLD]) == tuple(whole["input_ids"])
     assert said.text((*tokens(tokenizer, "4"), END)) == "4"
+
+
+TOOL = {"type": "function", "function": {"name": "search", "description": "Finds.", "parameters": {"type": "object"}}}
+
+
+@pytest.mark.parametrize("template", [CHATML, None])
+def test_a_template_that_does_not_write_tools_is_warned_of_once(template, caplog):
+    words = Conversations(byte_tokenizer(template), (END,))
+    for _ in range(2):
+        words.prompt([{"role": "user", "content": "?"}], [TOOL])
+    [warning] = [record.getMessage() for record in caplog.records]
+    assert "so the model is not told of search: describe them in the prompt" in warning
+
+
+def test_a_template_that_writes_tools_is_not_warned_of(caplog):
+    words = Conversations(byte_tokenizer("{{ tools | tojson if tools }}" + CHATML), (END,))
+    assert "search" in words.text(words.prompt([{"role": "user", "content": "?"}], [TOOL]))
+    assert not caplog.records

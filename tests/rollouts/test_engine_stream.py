@@ -15,7 +15,7 @@ from proa.engines import Request, group_requests
 from proa.errors import SettingError
 from proa.rollouts import EngineStream, Progress, StreamUser, VersionedEngine, streaming
 
-SECONDS = 30.0
+SECONDS = 180.0
 FOR_EVER = 1 << 60
 
 

@@ -46,7 +46,7 @@ def test_weights_are_switched_between_two_calls_and_not_inside_one():
     class Slow(FixedEngine):
         def step(self):
             begun.set()
-            assert may_end.wait(10)
+            assert may_end.wait(120)
             order.append("generated")
             return super().step()
 
@@ -57,13 +57,13 @@ def test_weights_are_switched_between_two_calls_and_not_inside_one():
     generating = threading.Thread(target=lambda: made.append(generate(engine)))
     loading = threading.Thread(target=lambda: engine.load({}, 1))
     generating.start()
-    assert begun.wait(10)
+    assert begun.wait(120)
     loading.start()
     loading.join(0.05)
     assert loading.is_alive()
     may_end.set()
-    generating.join(10)
-    loading.join(10)
+    generating.join(120)
+    loading.join(120)
     assert (order, made[0].version, engine.version) == (["generated", "loaded"], -1, 1)
 
 

@@ -5,6 +5,7 @@ import json
 import pytest
 from tests.run.answering import SETTINGS
 
+from proa import MakerCallback
 from proa.errors import NothingToTrainOnError
 from proa.recipes import grpo
 from proa.record.journal import Journal
@@ -53,3 +54,21 @@ def test_endings_of_agents_are_true(tmp_path):
     greedy = made(tmp_path, "greedy", "greedy_agent", total_steps=1)
     assert greedy["ledger"]["trained"] == 8
     assert {row["trajectory"]["ending"] for row in rows_of(tmp_path, "greedy") if "trajectory" in row} == {"max_turns"}
+
+
+class Hears(MakerCallback):
+    def __init__(self):
+        self.turns, self.endings = [], []
+
+    def on_turn_end(self, uid, turn):
+        self.turns.append((uid, turn.number, turn.message["role"]))
+
+    def on_trajectory_end(self, uid, trajectory):
+        self.endings.append((uid, trajectory.ending, trajectory.turns))
+
+
+def test_hooks_hear_each_completion_as_a_turn_though_they_are_of_several_conversations(tmp_path):
+    hears = Hears()
+    made(tmp_path, "heard", "concurrent_agent", total_steps=1, callbacks=[hears])
+    assert {ending[1:] for ending in hears.endings} == {("finished", 4)}
+    assert hears.turns[:4] == [(hears.endings[0][0], number, "assistant") for number in range(4)]

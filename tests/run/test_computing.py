@@ -29,9 +29,9 @@ def weights(folder, recipe, settings, **model):
     ("recipe", "settings"),
     [
         ("grpo", SETTINGS),
-        ("grpo", SETTINGS | {"lora": {"rank": 2}}),
-        ("ppo", SETTINGS),
-        ("sft", SUPERVISED),
+        pytest.param("grpo", SETTINGS | {"lora": {"rank": 2}}, marks=pytest.mark.prove),
+        pytest.param("ppo", SETTINGS, marks=pytest.mark.prove),
+        pytest.param("sft", SUPERVISED, marks=pytest.mark.prove),
         ("sft", SUPERVISED | {"algorithm.params.packing": True}),
     ],
 )
@@ -41,7 +41,14 @@ def test_checkpointing_changes_no_bit_of_a_run(recipe, settings, tmp_path):
     assert kept == twice
 
 
-@pytest.mark.parametrize("changes", [{}, {"optimizer.share_prompts": True}, {"optimizer.token_budget": 40}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({}, marks=pytest.mark.prove),
+        {"optimizer.share_prompts": True},
+        pytest.param({"optimizer.token_budget": 40}, marks=pytest.mark.prove),
+    ],
+)
 def test_rows_end_to_end_train_as_padded_ones_do(changes, tmp_path):
     settings = SETTINGS | {"optimizer.learning_rate": 1e-4}
     padded, folder = weights(tmp_path / "padded", "grpo", settings)

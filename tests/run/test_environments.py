@@ -5,7 +5,7 @@ import json
 import pytest
 from tests.run.answering import SETTINGS, Counts, changed
 
-from proa import Callback, MakerCallback
+from proa import Callback, CallbackManager, MakerCallback
 from proa.config import ConfigError
 from proa.errors import SettingError
 from proa.recipes import grpo, ppo
@@ -47,6 +47,36 @@ def test_nor_that_the_process_of_the_environments_dies(plain, tmp_path, caplog):
     dying = {"path": "tests.run.answering:DiesOnce", "params": {"marker": str(tmp_path / "died")}}
     assert made(tmp_path, "dying", **changed(dying))["weights_digest"] == plain[0]["weights_digest"]
     assert (tmp_path / "died").exists()
+
+
+class IsLost(MakerCallback):
+    """The first maker that makes a lease for the second version fails at it, and is replaced."""
+
+    def __init__(self):
+        self.version = 0
+        self.failed = False
+
+    def on_weights_loaded(self, version):
+        self.version = version
+
+    def on_trajectory_end(self, uid, trajectory):
+        if self.version and not self.failed:
+            self.failed = True
+            raise RuntimeError("its machine is gone")
+
+
+@pytest.mark.parametrize(
+    "makers", [2, pytest.param(1, marks=pytest.mark.prove), pytest.param(3, marks=pytest.mark.prove)]
+)
+def test_nor_that_a_maker_is_lost(plain, tmp_path, makers):
+    lost = []
+    mishap, manager = IsLost(), CallbackManager()
+    manager.on("maker.lost")(lambda maker, reason: lost.append(maker))
+    found = made(tmp_path, "lost", **slow(makers=makers, callbacks=[mishap, manager]))
+    assert mishap.failed
+    assert len(lost) == 1
+    assert found["weights_digest"] == plain[0]["weights_digest"]
+    assert found["ledger"] == plain[0]["ledger"]
 
 
 def test_nor_that_it_was_given_in_python(plain, tmp_path):

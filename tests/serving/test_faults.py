@@ -8,7 +8,7 @@ import time
 import httpx
 import pytest
 from tests.rollouts.talking import CHATML
-from tests.serving.parts import ADD, ASKED, KEY, SECONDS, Speaking, client, served_model, serving, until
+from tests.serving.parts import ADD, ASKED, KEY, SECONDS, Speaking, ask_and_leave, client, served_model, serving, until
 
 from proa.errors import SettingError
 from proa.serving import Limits
@@ -184,8 +184,7 @@ def test_what_a_template_refuses_is_said_in_its_own_words():
 
 
 def test_a_client_that_leaves_takes_its_request_along(held):
-    with pytest.raises(httpx.ReadTimeout):
-        held.client.post(CHAT, json={"messages": ASKED}, headers=HEADERS, timeout=0.2)
+    ask_and_leave(held.endpoint, CHAT, {"messages": ASKED}, when=lambda: held.engine.submitted)
     until(lambda: held.endpoint.under_way == 0)
     held.engine.let(1)  # it looks at what is wanted between two steps
     assert held.engine.left.wait(SECONDS)
@@ -220,7 +219,8 @@ def test_a_request_has_its_time_and_no_more():
         assert (response.status_code, response.json()["error"]["code"]) == (504, "deadline")
         assert response.headers["x-should-retry"] == "false"
         engine.let_all()
-        assert engine.left.wait(SECONDS)
+        if engine.submitted:  # on a busy machine its time may be over before the engine has it
+            assert engine.left.wait(SECONDS)
 
 
 def test_a_slow_reader_holds_nobody_up_and_gets_all_of_it():

@@ -79,11 +79,29 @@ def test_a_built_in_task_is_loaded_by_name_with_its_reward(name):
     ) == [1.0]
 
 
-def test_the_words_of_look_up_are_distinct_and_those_of_its_splits_disjoint():
-    keys = {split: [row.columns["key"] for row in look_up.rows(split, 250, seed=1)] for split in ("train", "test")}
-    assert len(set(keys["train"])) == len(set(keys["test"])) == 250
-    assert not set(keys["train"]) & set(keys["test"])
-    assert look_up.rows("train", 250, seed=1) != look_up.rows("train", 250, seed=2)
+def test_the_pairs_of_look_up_are_distinct_and_those_of_its_splits_disjoint():
+    pairs = {
+        split: [(row.columns["key"], row.columns["answer"]) for row in look_up.rows(split, count, seed=1)]
+        for split, count in (("train", 36), ("test", 12))
+    }
+    assert len(set(pairs["train"]) | set(pairs["test"])) == 48
+    assert look_up.rows("train", 36, seed=1) != look_up.rows("train", 36, seed=2)
+    with pytest.raises(TaskError, match="1 to 12 for the test split"):
+        look_up.rows("test", 13)
+
+
+def test_a_book_knows_the_word_of_its_row_alone_and_a_shuffled_one_none():
+    def said(book, word, number):
+        book.reset(word, number)
+        return [book.look_up(one) for one in "abc"]
+
+    for number in look_up.DIGITS:
+        right, wrong = (said(look_up.Book(shuffled), "b", number) for shuffled in (False, True))
+        assert right[1] == number
+        assert (
+            [right[0], right[2]] == [wrong[0], wrong[2]] == [said(look_up.Book(), "b", "1")[place] for place in (0, 2)]
+        )
+        assert wrong == said(look_up.Book(shuffled=True), "b", "1"), "it says nothing of the number"
 
 
 def called(key, answer):
@@ -99,19 +117,21 @@ def test_each_step_of_a_look_up_earns_more_and_only_the_right_number_all():
     task = load_task("look_up")
     columns = task.rows[0].columns
     key, answer = columns["key"], columns["answer"]
-    other = str((int(answer) + 1) % 10)
+    other = str((int(answer) % 6) + 1)
     conversations = [
         [{"role": "assistant", "content": answer}],  # guessed: right once in ten times, and worth nothing
         [{"role": "assistant", "content": "<tool_call>"}],
-        called("zzz", answer)[:2],
+        called("zzz", other)[:1],  # its message did not end there
+        called("zzz", other)[:2],
+        called("z", other)[:2],
+        called("z", other),
         called(key, answer)[:2],
-        called(key, other),
         called(key, answer),
     ]
     columns_of_all = {name: [value] * len(conversations) for name, value in columns.items()}
     scores = look_up.reward(conversations, **columns_of_all)
-    assert scores == [0.0, 0.1, 0.2, 0.5, 0.5, 1.0]
-    assert look_up.exact(conversations, **columns_of_all) == [1.0, 0.0, 0.0, 0.0, 0.0, 1.0]
+    assert scores == pytest.approx([0.0, 0.05, 0.1, 0.3, 0.4, 0.6, 0.6, 1.0])
+    assert look_up.exact(conversations, **columns_of_all) == [1.0, *[0.0] * 6, 1.0]
     assert task.reward is look_up.reward
 
 

@@ -139,7 +139,7 @@ def test_a_reasoning_gym_dataset_that_cannot_be_made_is_told(gym, source, messag
 
 def test_the_reward_of_a_reasoning_gym_dataset_travels_to_workers(gym):
     row = load_task(gym).rows[0]
-    with RewardWorkers(load_task(gym).reward, timeout=60) as rewards:
+    with RewardWorkers(load_task(gym).reward, timeout=600) as rewards:
         columns = {name: [value] for name, value in row.columns.items()}
         score = rewards.score([row.prompt], [row.columns["answer"]], columns)[0]
         assert score.value == 1.0

@@ -10,7 +10,7 @@ that a package adds:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Any
 
 from ..errors import ProaError, SettingError, UnknownNameError
@@ -63,7 +63,7 @@ def build_algorithm(name: str, /, **params: Any) -> Algorithm:
         raise SettingError(f"algorithm {name!r}: {type(error).__name__}: {error}") from error
 
 
-def find_algorithm(name: str, *, others: Iterable[str] = ()) -> type[Algorithm]:
+def find_algorithm(name: str, *, others: Collection[str] = ()) -> type[Algorithm]:
     """The class that a configuration names; `others` are suggested too where nothing has the name."""
     kind = _REGISTRY.find(name, others=others)
     if isinstance(kind, Algorithm):

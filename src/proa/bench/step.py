@@ -37,7 +37,8 @@ from ..roles.maker import ExperienceMakerHolder
 from ..roles.policy_trainer import DetachedGRPOTrainer
 from ..roles.weights import WeightStore
 from ..rollouts import SingleTurn
-from .rollout import SHAPES, load_shape
+from .rollout import load_shape
+from .shapes import SHAPES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from rich import box
 from rich.table import Table
 
-from ..bench.rollout import ENGINES, LENGTHS, SHAPES, Case, Figure, measure
+from ..bench.rollout import ENGINES, LENGTHS, Case, Figure, measure
+from ..bench.shapes import SHAPES
 from ..errors import SettingError
 from ..spelling import did_you_mean
 from ..terminal import Console

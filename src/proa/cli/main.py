@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -75,7 +76,7 @@ def make_parser() -> argparse.ArgumentParser:
     verbs: Verbs = parser.add_subparsers(title="verbs", metavar="VERB")
     for add in (
         _add_train, _add_resume, _add_experiment, _add_eval, _add_serve, _add_replay, _add_show, _add_runs, _add_report,
-        _add_export, _add_config, _add_bench, _add_moments, _add_callbacks,
+        _add_export, _add_config, _add_doctor, _add_bench, _add_moments, _add_callbacks,
     ):  # fmt: skip
         add(verbs)
     return parser
@@ -409,6 +410,29 @@ def _add_config(verbs: Verbs) -> None:
     parser.set_defaults(run=run)
 
 
+def _add_doctor(verbs: Verbs) -> None:
+    parser = verbs.add_parser(
+        "doctor",
+        help="what is installed, which engines work here, how fast they are, and what to set",
+        epilog="Everything is tried for real, each in a process of its own. Exit code 0 if some engine can be used.",
+    )
+    parser.add_argument(
+        "model", nargs="?", default="small", metavar="MODEL",
+        help="a folder, a name of the Hub, or a shape with random weights: small, 0.5B, 0.6B, 4B (default: small)",
+    )  # fmt: skip
+    parser.add_argument("--engines", type=_names, metavar="NAMES", help="separated by commas (default: all there are)")
+    parser.add_argument("--seconds", type=_seconds, default=60.0, metavar="N", help="for everything together (60)")
+    _add_machine(parser)
+
+    def run(options: argparse.Namespace) -> int:
+        from .doctor import doctor
+        from .exit_codes import exit_code
+
+        return exit_code(lambda: doctor(options))
+
+    parser.set_defaults(run=run)
+
+
 def _add_bench(verbs: Verbs) -> None:
     parser = verbs.add_parser("bench", help="measure this machine: sampling, a whole step, time to quality")
     kinds: Verbs = parser.add_subparsers(title="what to measure", metavar="WHAT", required=True)
@@ -511,7 +535,7 @@ def _add_bench_quality(kinds: Verbs) -> None:
 def _add_machine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--threads", type=int, default=1, metavar="N", help="of torch, where a CPU computes (1)")
+    parser.add_argument("--threads", type=_count, default=1, metavar="N", help="of torch, where a CPU computes (1)")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -523,6 +547,16 @@ def _count(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and int(text)):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of 1 or more")
     return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    return seconds
 
 
 def _counts(text: str) -> list[int]:

@@ -390,29 +390,40 @@ class LoraSection(Section):
 class EngineSection(Section):
     """An engine by name, by dotted path, or in Python as a class or a function that makes one instead of the name."""
 
-    kind: str = Field("native", description="native, hf, an installed package's, or package.module:Engine")
+    kind: str = Field("native", description="native, hf, vllm, an installed package's, or package.module:Engine")
     dtype: DtypeName | None = Field(None, description="in which it computes; by default the model's")
     device: DeviceName | None = Field(None, description="where it computes; by default where the model is trained")
+    address: str | None = Field(
+        None, description="of a vLLM server that runs already, e.g. http://127.0.0.1:8000, with kind: vllm"
+    )
     slots: int = Field(0, ge=0, description="sequences decoded at once; 0 is the engine's own number")
     cache_tokens: int = Field(
-        0, ge=0, description="tokens that the native engine's cache has room for; 0 takes what the slots need"
+        0, ge=0, description="tokens that the cache of native or vllm has room for; 0 takes what the slots need"
     )
     sleep: bool | Literal["auto"] = Field(
         AUTO,
         description="give the memory of the cache back whenever nothing is decoded; auto does in synchronous runs on a "
         "GPU that is short of memory",
     )
+    options: dict[str, Any] = Field(default_factory=dict, description="vLLM's own arguments, by name")
     params: dict[str, Any] = Field(default_factory=dict, description="further settings of an engine of your own")
     _given: EngineFactory | None = PrivateAttr(None)
 
     @property
     def factory(self) -> str | EngineFactory:
         """What makes the engine: the object that was given, or the name."""
+        if self.kind == "vllm" and self.address is not None:
+            return "proa.engines.vllm_server:VLLMServerEngine"
         return self._given if self._given is not None else self.kind
 
     def settings(self) -> dict[str, Any]:
         """What an engine is told: what was set."""
-        common = {"slots": self.slots, "cache_tokens": self.cache_tokens}
+        common = {
+            "address": self.address,
+            "slots": self.slots,
+            "cache_tokens": self.cache_tokens,
+            "options": self.options,
+        }
         return {**{name: value for name, value in common.items() if value}, **self.params}
 
     def check(self, model: PreTrainedModel) -> None:

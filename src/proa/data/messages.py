@@ -49,7 +49,9 @@ def _part(part: object) -> str:
 
 
 def _call(call: object) -> str:
-    """A call of a tool, as OpenAI's format has it or plainly."""
+    """A call of a tool, as OpenAI's format has it or plainly; one that is not valid with what is wrong."""
+    if isinstance(call, Mapping) and "error" in call:
+        return f"[a call that {call['error']}: {call.get('text', '')}]"
     inner = call.get("function", call) if isinstance(call, Mapping) else call
     if not isinstance(inner, Mapping):
         return f"[calls {inner}]"

@@ -32,7 +32,11 @@ EngineFactory: TypeAlias = Callable[..., Engine]
 ENGINES = Registry(
     "engine",
     "proa.engines",
-    {"native": "proa.engines.native:NativeEngine", "hf": "proa.engines.hf:HFEngine"},
+    {
+        "native": "proa.engines.native:NativeEngine",
+        "hf": "proa.engines.hf:HFEngine",
+        "vllm": "proa.engines.vllm:VLLMEngine",
+    },
     UnknownNameError,
 )
 
@@ -49,13 +53,16 @@ def find_engine(kind: str | EngineFactory) -> EngineFactory:
 
 
 def check_engine(kind: str | EngineFactory, model: PreTrainedModel, settings: Mapping[str, Any]) -> None:
-    """Raise if there is no such engine, it has not these settings, or says itself, by a method `check`, that it cannot
-    run a model of this configuration. The weights are not looked at."""
+    """Raise if there is no such engine, it has not these settings, or says itself, by the methods `check` and
+    `check_settings`, that it cannot run a model of this configuration or work so. The weights are not looked at."""
     factory = find_engine(kind)
     _check_settings(kind, factory, settings)
     check = getattr(factory, "check", None)
     if check is not None:
         check(model.config)
+    check_settings = getattr(factory, "check_settings", None)
+    if check_settings is not None:
+        check_settings(**settings)
 
 
 def make_engine(kind: str | EngineFactory, description: ModelDescription, settings: Mapping[str, Any]) -> Engine:
@@ -105,8 +112,8 @@ def build_engine(
     Of a configuration (`{"model_type": …}`) it has no weights before the first `load`. Of a model with a LoRA adapter
     it has the base's: the adapter comes merged, by `load`. `end_ids` are the tokens that end a completion. `dtype` and
     `device` are the model's own unless given, float32 on the CPU of one that is not loaded yet. The settings are the
-    engine's own: `slots`, the most sequences decoded at once, for both `native` and `hf`; `cache_tokens`, what its
-    cache has room for, for `native`.
+    engine's own: `slots`, the most sequences decoded at once, for `native`, `hf` and `vllm`; `cache_tokens`, what its
+    cache has room for, for `native` and `vllm`; `options`, vLLM's own arguments, for `vllm`.
     """
     if isinstance(model, Mapping):
         outlined = outline_model(model)

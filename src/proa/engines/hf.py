@@ -17,7 +17,7 @@ from .description import ModelDescription
 from .protocol import EngineBusyError, Progress, Request, check_request, refuse_second
 from .sequences import DecodedSequence, Given
 from .stepping import Steps, Trials
-from .weights import WeightPlaces
+from .weights import places_of
 
 
 class HFEngine:
@@ -34,7 +34,7 @@ class HFEngine:
     def __init__(self, description: ModelDescription, *, slots: int = 0) -> None:
         model: Any = description.empty_model()
         self._model = model
-        self._places = _places(model)
+        self._places = places_of(model)
         self._version = NO_VERSION
         self._end_ids = description.end_ids
         self._slots = slots or sys.maxsize
@@ -166,16 +166,3 @@ class HFEngine:
 
 def _prompt_length(sequence: DecodedSequence) -> int:
     return len(sequence.segments[0].tokens)
-
-
-def _places(model: torch.nn.Module) -> WeightPlaces:
-    places: dict[str, torch.Tensor] = {}
-    tied: dict[str, str] = {}
-    names: dict[int, str] = {}
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        main = names.setdefault(id(tensor), name)
-        if main == name:
-            places[name] = tensor
-        else:
-            tied[name] = main
-    return WeightPlaces(places, tied)

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from .decoding_rows import DecodingRows
     from .protocol import Progress
 
-_LENGTHS = (30, 1, 9, 70, 33, 64, 17, 5, 100, 31, 2, 47)
+LENGTHS = (30, 1, 9, 70, 33, 64, 17, 5, 100, 31, 2, 47)
 """Of the prompts that are tried together. The first is the one whose bits are compared: its steps cross the end of a
 block, and its neighbours are shorter and longer."""
-_STEPS = 5
+STEPS = 5
 
 
 _found: dict[Hashable, bool] = {}
@@ -46,10 +46,10 @@ def is_independent(decoder: Decoder, shapes: ProductShapes) -> bool:
 @torch.inference_mode()
 def _try(decoder: Decoder, shapes: ProductShapes) -> bool:
     few_layers = replace(decoder, layers=decoder.layers[:2])
-    longest = max(_LENGTHS) + _STEPS
+    longest = max(LENGTHS) + STEPS
     if few_layers.position_embeddings is not None:
         longest = min(longest, len(few_layers.position_embeddings))
-    prompts = [_prompt(few_layers, place, min(length, longest - _STEPS)) for place, length in enumerate(_LENGTHS)]
+    prompts = [_prompt(few_layers, place, min(length, longest - STEPS)) for place, length in enumerate(LENGTHS)]
     tried = [prompts[0]], [*prompts[1:], prompts[0]], prompts
     logits = [_logits(Rows(few_layers, shapes), together, prompts[0]) for together in tried]
     return all(torch.equal(one, other) for one in logits[1:] for other in logits[:1])
@@ -63,13 +63,13 @@ def _prompt(decoder: Decoder, place: int, length: int) -> tuple[int, ...]:
 def _logits(rows: Rows, prompts: list[tuple[int, ...]], watched: tuple[int, ...]) -> torch.Tensor:
     """Of the watched prompt and of some tokens after it, one row for each, with all prompts in the cache."""
     start = rows.prefill(prompts)
-    sampling = Sampling(max_new_tokens=_STEPS)
+    sampling = Sampling(max_new_tokens=STEPS)
     for prompt, prefilled in zip(prompts, start, strict=True):
         given = [Given(prompt)]
         rows.place(DecodedSequence(Request(str(prompt[:1]), prompt, 0, sampling), given), prefilled)
     row = prompts.index(watched)
     found = [start[row].logits]
-    for step in range(_STEPS):
+    for step in range(STEPS):
         for sequence in rows.live:
             sequence.next_token = sequence.request.tokens[step % len(sequence.request.tokens)]
         found.append(rows.follow()[row])
@@ -79,7 +79,7 @@ def _logits(rows: Rows, prompts: list[tuple[int, ...]], watched: tuple[int, ...]
 @torch.inference_mode()
 def rows_are_independent(rows: DecodingRows, slots: int, context: int, cache_tokens: int) -> bool:
     """Whether these rows, which are empty, give a sequence the same bits alone and among others."""
-    prompts = [_prompt(rows.decoder, place, min(length, context - _STEPS)) for place, length in enumerate(_LENGTHS)]
+    prompts = [_prompt(rows.decoder, place, min(length, context - STEPS)) for place, length in enumerate(LENGTHS)]
     together = prompts[:slots]
     while len(together) > 1 and rows.tokens_needed([_sequence(prompt) for prompt in together]) > cache_tokens:
         together.pop()
@@ -92,7 +92,7 @@ def rows_are_independent(rows: DecodingRows, slots: int, context: int, cache_tok
 
 def _sequence(prompt: tuple[int, ...]) -> DecodedSequence:
     given = Given(prompt)
-    return DecodedSequence(Request("", prompt, 0, Sampling(max_new_tokens=_STEPS)), [given], todo=deque([given]))
+    return DecodedSequence(Request("", prompt, 0, Sampling(max_new_tokens=STEPS)), [given], todo=deque([given]))
 
 
 def _decoded(rows: DecodingRows, prompts: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], Progress | None]:

@@ -13,14 +13,14 @@ class WeightPlaces:
     """Where each weight goes, by its Hugging Face name. Names in `tied` are further names of the same place."""
 
     def __init__(self, places: Mapping[str, torch.Tensor], tied: Mapping[str, str]) -> None:
-        self._places = dict(places)
+        self.places = dict(places)
         self._tied = dict(tied)
 
     @torch.no_grad()
     def fill(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Copy all weights to their places; a ValueError, and nothing copied, if they do not fit exactly."""
-        sources = self._sources(weights)
-        for name, place in self._places.items():
+        sources = self.matched(weights)
+        for name, place in self.places.items():
             place.copy_(sources[name])
 
     @torch.no_grad()
@@ -28,29 +28,52 @@ class WeightPlaces:
         """Numbers like a new model's, so that what is tried before weights come is tried on something: every product
         counts, and norms are near 1."""
         noise = torch.randn(_NOISE, generator=torch.Generator().manual_seed(0))
-        for place in self._places.values():
+        for place in self.places.values():
             scaled = noise * min(place.shape) ** -0.5 if place.dim() > 1 else noise * 0.1 + 1.0
             scaled = scaled.to(place)  # where and as it is stored: repeated in float32 on the host it takes seconds
             place.copy_(scaled.repeat(-(-place.numel() // _NOISE))[: place.numel()].view(place.shape))
 
-    def _sources(self, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def matched(self, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The weight for each place, by the place's name; a ValueError if they do not fit exactly."""
         sources: dict[str, torch.Tensor] = {}
         unexpected, misshapen, untied = [], [], []
         for name, weight in weights.items():
             main = self._tied.get(name, name)
-            if main not in self._places:
+            if main not in self.places:
                 unexpected.append(name)
-            elif weight.shape != self._places[main].shape:
-                expected = tuple(self._places[main].shape)
+            elif weight.shape != self.places[main].shape:
+                expected = tuple(self.places[main].shape)
                 misshapen.append(f"{name} is {tuple(weight.shape)} and should be {expected}")
             elif main in sources and not _same(sources[main], weight):
                 untied.append(f"{name} differs from the weight it is tied to")
             else:
                 sources[main] = weight
         given = {self._tied.get(name, name) for name in weights}
-        missing = [name for name in self._places if name not in given]
+        missing = [name for name in self.places if name not in given]
         _refuse(missing, unexpected, misshapen + untied)
         return sources
+
+
+def places_of(model: torch.nn.Module) -> WeightPlaces:
+    """Where the weights of a Hugging Face model go: into itself. A tied one has the name that comes first."""
+    places: dict[str, torch.Tensor] = {}
+    tied: dict[str, str] = {}
+    names: dict[int, str] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        main = names.setdefault(id(tensor), name)
+        if main == name:
+            places[name] = tensor
+        else:
+            tied[name] = main
+    return WeightPlaces(places, tied)
+
+
+def noise_for(outline: torch.nn.Module, device: torch.device) -> dict[str, torch.Tensor]:
+    """Noise in the place of every weight of a model that has no memory for them."""
+    shapes = places_of(outline).places
+    noise = {name: torch.empty(one.shape, dtype=one.dtype, device=device) for name, one in shapes.items()}
+    WeightPlaces(noise, {}).fill_with_noise()
+    return noise
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -86,8 +86,9 @@ def _outcome(function: Function) -> tuple[Any, BaseException | None]:
         error = caught
     if os.getpid() != own_id:  # it forked, and both processes returned: only one may answer
         os._exit(0)
-    if isinstance(sys.stdout, PrintedText):
-        sys.stdout.flush()  # what it printed is there with its answer
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, PrintedText):
+            stream.flush()  # what it printed is there with its answer
     return returned, error
 
 

@@ -69,7 +69,7 @@ def main(descriptor: int) -> None:
         channel.send(Message(number, b"{}"))
         _Worker(channel, printed, setup, make).serve()
     for stream in printed:
-        stream.flush()
+        stream.flush_all()
     os._exit(0)  # the user's threads must not keep this process alive
 
 

@@ -96,22 +96,47 @@ class AdapterOverBase:
                     f"and {layer.weight_shape} there"
                 )
 
-    @torch.no_grad()
     def merged(self, adapter: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """All weights under their Hugging Face names, in the base's dtypes; those without an adapter are the base's."""
-        self._layout.check(adapter)
-        weights = dict(self._base)
-        for layer in self._layout.layers:
-            name_A, name_B = layer.names
-            weights[layer.weight_name] = self._sum(layer, adapter[name_A], adapter[name_B])
-        return weights
+        return dict(self.adapted(adapter))
 
-    def _sum(self, layer: LinearLayer, A_RI: torch.Tensor, B_OR: torch.Tensor) -> torch.Tensor:
-        weight = self._base[layer.weight_name]
+    def adapted(self, adapter: Mapping[str, torch.Tensor]) -> AdaptedWeights:
+        """The same, summed where they are asked for."""
+        self._layout.check(adapter)
+        return AdaptedWeights(self._base, adapter, self._layout)
+
+
+class AdaptedWeights(Mapping[str, torch.Tensor]):
+    """All weights of a base with an adapter, each summed when it is asked for. An engine that applies adapters itself
+    takes the two apart."""
+
+    def __init__(
+        self, base: Mapping[str, torch.Tensor], adapter: Mapping[str, torch.Tensor], layout: AdapterLayout
+    ) -> None:
+        self.base = base
+        """The same object as long as it is the same base."""
+        self.adapter = adapter
+        self.layout = layout
+        self._layers = {layer.weight_name: layer for layer in layout.layers}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.base)
+
+    def __len__(self) -> int:
+        return len(self.base)
+
+    @torch.no_grad()
+    def __getitem__(self, name: str) -> torch.Tensor:
+        layer = self._layers.get(name)
+        return self.base[name] if layer is None else self._sum(layer)
+
+    def _sum(self, layer: LinearLayer) -> torch.Tensor:
+        weight = self.base[layer.weight_name]
+        A_RI, B_OR = (self.adapter[name] for name in layer.names)
         # Summed in float32 at least, and rounded once to what the base has.
         dtype = torch.promote_types(torch.promote_types(weight.dtype, B_OR.dtype), torch.float32)
         A_RI, B_OR = (factor.detach().to(weight.device, dtype) for factor in (A_RI, B_OR))
-        update_OI = (B_OR @ A_RI) * self._layout.scaling
+        update_OI = (B_OR @ A_RI) * self.layout.scaling
         return (weight.to(dtype) + (update_OI.T if layer.transposed else update_OI)).to(weight.dtype)
 
 

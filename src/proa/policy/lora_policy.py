@@ -31,7 +31,7 @@ class AdapterOff(Reference):
 
 
 class OverBase(Receiver):
-    """Merges a published adapter with a base that is kept: each time from the base, never from the last weights."""
+    """Puts a published adapter over a base that is kept: each time over the base, never over the last weights."""
 
     def __init__(self, base: Mapping[str, torch.Tensor], layout: AdapterLayout) -> None:
         self._layout = layout
@@ -41,7 +41,7 @@ class OverBase(Receiver):
         self._over_base = AdapterOverBase(base, self._layout)
 
     def whole(self, published: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-        return self._over_base.merged(published)
+        return self._over_base.adapted(published)
 
 
 class LoraPolicy(Policy):

@@ -50,6 +50,12 @@ class PrintedText:
         self.write("".join(lines))
 
     def flush(self) -> None:
+        """Send what this thread has begun; the lines of others are not done."""
+        if os.getpid() == self._own_id:
+            self._send(self._lines.pop(threading.get_ident(), ""))
+
+    def flush_all(self) -> None:
+        """Send what any thread has begun: at an end."""
         if os.getpid() == self._own_id:
             for thread in list(self._lines):
                 self._send(self._lines.pop(thread, ""))

@@ -44,14 +44,14 @@ def main(descriptor: int) -> None:
             number, question = channel.receive()
             answer = pickle.dumps(_answer(functions, question))
             for stream in printed:
-                stream.flush()  # this process is killed at the end, with what it has not sent
+                stream.flush_all()  # this process is killed at the end, with what it has not sent
             if os.getpid() != own_id:  # a function forked and both processes returned: only one may answer
                 os._exit(0)
             channel.send(Message(number, answer))
     except EOFError:  # the parent is gone
         pass
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in printed:
+        stream.flush_all()
     os._exit(0)  # a function's threads must not keep this process alive
 
 

@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -208,7 +208,7 @@ class ExperienceMakerHolder:
             weights = store.fetch(version, owner=self.name)
             with self._own_stream():  # the trainer's next step is under way
                 weights.check()
-                whole = self._receiver.whole(weights.tensors)
+                whole = self._whole(weights)
             activity.count({"switch": stream.load(whole, version)})
             if weights.probe is not None:
                 self._compare(weights.probe, stream.score(weights.probe.sequences, version), version)
@@ -322,13 +322,18 @@ class ExperienceMakerHolder:
             if base is not None:
                 base.check()
                 self._receiver.use_base({name: tensor.clone() for name, tensor in base.tensors.items()})
-            engine.load(self._receiver.whole(weights.tensors), weights.version)
+            engine.load(self._whole(weights), weights.version)
             if weights.probe is not None:
                 self._compare(weights.probe, self.engine.score(weights.probe.sequences), weights.version)
         self._loaded_digest = weights.digest
         self._answered = doubt
         self._weights_came.set()
         self._note_loaded(weights.version)
+
+    def _whole(self, weights: Weights) -> Mapping[str, torch.Tensor]:
+        """What the engine loads: an adapter is merged here, beside the engine, unless it applies adapters itself."""
+        whole = self._receiver.whole(weights.tensors)
+        return whole if getattr(self.engine, "applies_adapters", False) else dict(whole)
 
     def _compare(self, probe: Probe, scored: list[torch.Tensor] | None, version: int) -> None:
         """Raise unless the engine computes with these weights what the trainer does."""

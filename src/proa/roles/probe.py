@@ -66,7 +66,7 @@ class Probe:
             return 0.0
         own, other = torch.cat(list(scored)).float(), torch.tensor([value for row in self.log_probs for value in row])
         gap = float((own - other).abs().mean())
-        allowed = max(ALLOWED.get(one, ALLOWED[torch.bfloat16]) for one in (self.dtype, dtype or self.dtype))
+        allowed = allowed_gap(self.dtype, dtype)
         if not gap <= allowed:
             raise ProbeError(
                 f"with the weights of version {version} the engine gives {len(own)} tokens a log-probability of "
@@ -74,3 +74,8 @@ class Probe:
                 f"{allowed:g} is allowed. They do not compute the same policy"
             )
         return gap
+
+
+def allowed_gap(trainer: torch.dtype, engine: torch.dtype | None = None) -> float:
+    """How far log-probabilities of a trainer and an engine of these dtypes may be apart on average."""
+    return max(ALLOWED.get(one, ALLOWED[torch.bfloat16]) for one in (trainer, engine or trainer))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ..engines.stop_strings import StopStrings
@@ -15,7 +17,17 @@ if TYPE_CHECKING:
 
     from ..environments import Message
 
+log = logging.getLogger("proa.rollouts")
+
 WHERE = "a conversation with an environment"
+_SOME_TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "look_up_entry",
+        "description": "Looks up.",
+        "parameters": {"type": "object", "properties": {}},
+    },
+}
 
 
 class Conversations:
@@ -32,6 +44,7 @@ class Conversations:
         self._has_template = bool(getattr(tokenizer, "chat_template", None))
         self._ends = {token: self._decode([token]) for token in end_ids}
         self._system_prompt = system_prompt
+        self._has_warned = False
         self._lock = threading.Lock()  # fast tokenizers are not thread-safe
 
     def stop_strings(self, texts: Sequence[str]) -> StopStrings | None:
@@ -46,10 +59,32 @@ class Conversations:
     def prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
         """All tokens that a model is given for these messages."""
         with self._lock:
+            if tools and not self.writes_tools:
+                self._warn_of_tools(tools)
             text = self._render(messages, tools)
             if not self._has_template:
                 return text_tokens(text, self._tokenizer)
             return tuple(self._tokenizer.encode(text, add_special_tokens=False))
+
+    @cached_property
+    def writes_tools(self) -> bool:
+        """Whether the model is told of tools: whether the chat template writes them."""
+        if not self._has_template:
+            return False
+        asked = [{"role": "user", "content": "?"}]
+        return self._render(asked, [_SOME_TOOL]) != self._render(asked, [])
+
+    def _warn_of_tools(self, tools: Sequence[Mapping[str, Any]]) -> None:
+        if self._has_warned:
+            return
+        self._has_warned = True
+        why = "the chat template does not write tools" if self._has_template else "the tokenizer has no chat template"
+        names = ", ".join(str(tool.get("function", tool).get("name", "")) for tool in tools)
+        log.warning(
+            "%s, so the model is not told of %s: describe them in the prompt (task.system_prompt), or give a template "
+            "that writes them (task.chat_template)",
+            why, names,
+        )  # fmt: skip
 
     def message(
         self, tokens: Sequence[int], tools: Sequence[Mapping[str, Any]] = (), *, prompt: Sequence[int] = ()

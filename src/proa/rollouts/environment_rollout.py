@@ -159,8 +159,10 @@ class _Trajectory:
         finally:
             self.is_answered = False
 
-    def add_turn(self, prompt: tuple[int, ...], completion: Completion, version: int, text: str) -> None:
-        self.turns.append(Turn(prompt, completion, version, text))
+    def add_turn(
+        self, prompt: tuple[int, ...], completion: Completion, version: int, text: str, answer: Message
+    ) -> None:
+        self.turns.append(Turn(prompt, completion, version, text, message=answer))
 
     def add_step(self, step: Step) -> None:
         self.turns[-1] = replace(self.turns[-1], reward=step.reward)
@@ -313,7 +315,7 @@ class EnvironmentRollout:
             completion = await self._turn(turns, trajectory, given, room)
             sampled = completion.tokens.tolist()
             answer = words.message(sampled, tools, prompt=prompt)
-            trajectory.add_turn(prompt, completion, turns.version, words.text(sampled))
+            trajectory.add_turn(prompt, completion, turns.version, words.text(sampled), answer)
             before = list(trajectory.messages)
             trajectory.messages.append(answer)
             if completion.finish_reason == "length":

@@ -16,6 +16,7 @@ from ..rewards.score import Score
 if TYPE_CHECKING:
     from ..data.lease import Prompt
     from ..data.sampling import Completion, FinishReason, Sampling
+    from ..environments import Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,8 @@ class Turn:
     """The completion without special tokens."""
     reward: float | None = None
     """What an environment gave for it."""
+    message: Message | None = None
+    """The same as a message, with its calls of tools, where it was a turn of a conversation."""
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -96,11 +99,16 @@ class Sample:
 
     def turn_facts(self) -> list[TurnFacts]:
         """Its turns for hooks, where there was an environment."""
-        messages = [one for one in (self.facts.messages if self.facts else ()) if one.get("role") == "assistant"]
-        said = messages[len(messages) - len(self.turns) :]  # before them there may be some of the prompt
         return [
-            TurnFacts(number, message, turn.reward, len(turn.completion), turn.completion.finish_reason, turn.version)
-            for number, (turn, message) in enumerate(zip(self.turns, said, strict=True))
+            TurnFacts(
+                number,
+                turn.message or {"role": "assistant", "content": turn.text},
+                turn.reward,
+                len(turn.completion),
+                turn.completion.finish_reason,
+                turn.version,
+            )
+            for number, turn in enumerate(self.turns)
         ]
 
     def rows(self, sampling: Sampling) -> list[BufferItem]:

@@ -36,8 +36,7 @@ def check_there(config: RunConfig) -> None:
     if path is not None and not Path(path).exists() and not is_hub_name(path):
         raise HubError(no_folder(path))
     check_source_there(config.task.source)
-    if config.algorithm.name not in SUPERVISED:
-        _ALGORITHMS.check(config.algorithm.name, others=SUPERVISED)
+    _ALGORITHMS.check(config.algorithm.name, others=SUPERVISED)
     for callback in config.callbacks:
         check_kind(callback.kind)
     for what, dotted in _dotted_paths(config):

@@ -15,6 +15,7 @@ from ..engines.cache import BLOCK, blocks_for
 from ..engines.native import SLOTS
 from ..engines.product_shapes import padded
 from ..lifecycle.hooks import BaseCallback
+from ..model_shape import cache_bytes
 from ..policy.models import read_dtype, weights_digest
 from ..policy.policy import Policy, Receiver
 from ..resume.inputs import Inputs
@@ -109,12 +110,8 @@ def size_engine(config: DetachedConfig, longest_prompt: int, most_tokens: int = 
 
 
 def _bytes_of_a_token(config: DetachedConfig, policy: Policy) -> int:
-    """What the keys and values of a token take in all layers."""
-    text: Any = policy.model.config.get_text_config()
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     itemsize = read_dtype(config.engine.dtype).itemsize if config.engine.dtype else policy.model.dtype.itemsize
-    return int(2 * text.num_hidden_layers * heads * width * itemsize)
+    return cache_bytes(policy.model.config, itemsize)
 
 
 def _reward_model(config: DetachedConfig, policy: Policy, longest_prompt: int) -> PreTrainedModel | None:

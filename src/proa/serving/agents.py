@@ -134,9 +134,12 @@ class AgentRollout:
         of one prompt in the order in which it was asked again. What the agent says it was worth is the last one's."""
         ordered = sorted(answered, key=_place)
         turns = [
-            Turn(turn.prompt, turn.completion, turn.version, self._words.text(turn.completion.tokens.tolist()))
+            Turn(
+                turn.prompt, turn.completion, turn.version, self._words.text(turn.completion.tokens.tolist()),
+                message=turn.answer,
+            )
             for turn in ordered
-        ]
+        ]  # fmt: skip
         if turns and reward is not None:
             turns[-1] = replace(turns[-1], reward=reward)
         conversation: list[Any] = []

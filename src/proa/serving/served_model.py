@@ -6,12 +6,11 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ..rollouts.conversation import WHERE, Conversations
 from ..spelling import did_you_mean
-from ..tasks.prompts import template_text, text_tokens
+from ..tasks.prompts import text_tokens
 from ..tasks.task import TaskError
 from .refusals import Refusal
 
@@ -23,14 +22,6 @@ if TYPE_CHECKING:
 MAX_NEW_TOKENS = 1024
 """Tokens of a completion where a client does not say how many."""
 _ROLES = ("system", "developer", "user", "assistant", "tool")
-_SOME_TOOL: dict[str, Any] = {
-    "type": "function",
-    "function": {
-        "name": "look_up_entry",
-        "description": "Looks up.",
-        "parameters": {"type": "object", "properties": {}},
-    },
-}
 
 
 class ServedModel:
@@ -122,7 +113,7 @@ class ServedModel:
         return bool(getattr(self.tokenizer, "chat_template", None))
 
     def _check_tools(self, tools: Sequence[Mapping[str, Any]]) -> None:
-        if tools and self.has_template and not self._writes_tools:
+        if tools and self.has_template and not self._words.writes_tools:
             raise Refusal(
                 400,
                 "the model's chat template does not write tools, so the model would not know of them: describe them "
@@ -130,14 +121,6 @@ class ServedModel:
                 "unsupported_parameter",
                 "tools",
             )
-
-    @cached_property
-    def _writes_tools(self) -> bool:
-        asked = [{"role": "user", "content": "?"}]
-        with_tool, without = (
-            template_text(asked, self.tokenizer, {}, where=WHERE, tools=tools) for tools in ([_SOME_TOOL], [])
-        )
-        return with_tool != without
 
     @property
     def writes_own_format(self) -> bool:

@@ -1,0 +1,62 @@
+"""What vLLM is started with: what an engine of Proa needs, and what the user passes on to it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from ...errors import SettingError
+from ...spelling import did_you_mean
+
+PROAS = {
+    "model": "engines are built from the run's model",
+    "tokenizer": "an engine gets and gives tokens",
+    "skip_tokenizer_init": "an engine gets and gives tokens",
+    "load_format": "weights come from the trainer",
+    "weight_transfer_config": "weights come from the trainer",
+    "dtype": "write engine.dtype",
+    "device": "write engine.device",
+    "max_num_seqs": "write engine.slots",
+    "seed": "each request has its own",
+    "logits_processors": "tokens are chosen by the rule of all of Proa's engines",
+    "logprobs_mode": "log-probabilities are the policy's, as of all of Proa's engines",
+    "speculative_config": "tokens are chosen one by one, with the log-probability of each",
+    "async_scheduling": "a step is looked at before the next one, as cancelling and new weights need it",
+    "scheduling_policy": "requests are taken in the order in which they come",
+    "data_parallel_size": "write makers: each has an engine of its own",
+    "pipeline_parallel_size": "a model is split by tensor_parallel_size",
+    "return_sampling_mask": "tokens are chosen by the rule of all of Proa's engines",
+    "generation_config": "write sampling",
+}
+"""Arguments of vLLM that are not the user's, and what is to be done instead."""
+
+SIZES = ("kv_cache_memory_bytes", "gpu_memory_utilization", "num_gpu_blocks_override")
+"""Arguments that say how large the cache is."""
+
+
+def check_options(options: Mapping[str, Any], known: Collection[str]) -> None:
+    """Refuse what vLLM has no argument for, and what is Proa's."""
+    if not isinstance(options, Mapping):
+        raise SettingError(f"engine.options are vLLM's arguments by name, not {options!r}")
+    for name in options:
+        if name in PROAS:
+            raise SettingError(f"engine.options: {name!r} is not yours to set: {PROAS[name]}")
+        if name not in known:
+            raise SettingError(f"engine.options: vLLM has no argument {name!r}{did_you_mean(name, known)}")
+
+
+def known_arguments() -> list[str]:
+    """The names of vLLM's own."""
+    from vllm import EngineArgs
+
+    return [field.name for field in dataclasses.fields(EngineArgs)]
+
+
+def check_sizes(options: Mapping[str, Any], *, slots: int, cache_tokens: int) -> None:
+    """Refuse what says twice how large something is."""
+    said = [name for name in SIZES if name in options]
+    if cache_tokens and said:
+        raise SettingError(f"engine.cache_tokens and engine.options.{said[0]} both size the cache: leave one out")
+    if slots < 0 or cache_tokens < 0:
+        raise SettingError("engine.slots and engine.cache_tokens are 0, for vLLM's own number, or more")

@@ -1,0 +1,77 @@
+"""What of the engine `vllm` needs no vLLM: what it is told, what it says in its turn, and that it is missing."""
+
+from __future__ import annotations
+
+import importlib.util
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests.engines.tiny import tiny_model
+from tests.small import DETACHED
+
+from proa import recipes
+from proa.config import load_run_config
+from proa.engines import build_engine
+from proa.engines.vllm.options import check_options, check_sizes
+from proa.engines.vllm.requests import said
+from proa.errors import SettingError
+
+without_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed")
+KNOWN = ["block_size", "gpu_memory_utilization", "model", "seed", "tensor_parallel_size"]
+
+
+@without_vllm
+def test_that_it_is_missing_is_one_sentence_before_anything_is_written(tmp_path: Any) -> None:
+    missing = r"engine vllm needs the package vllm: pip install 'proa\[vllm\]'"
+    with pytest.raises(SettingError, match=missing):
+        build_engine("vllm", tiny_model(), end_ids=())
+    with pytest.raises(SettingError, match=missing):
+        recipes.grpo(**DETACHED, name="run", output_dir=tmp_path, engine="vllm")
+    assert not list(tmp_path.iterdir())
+
+
+def test_options_are_handed_on_where_they_are_set() -> None:
+    section = {"kind": "vllm", "slots": 3, "options": {"tensor_parallel_size": 2}}
+    config = load_run_config(**DETACHED, engine=section)
+    assert config.engine.settings() == {"slots": 3, "options": {"tensor_parallel_size": 2}}
+    assert load_run_config(**DETACHED, engine="vllm").engine.settings() == {}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"tensor_paralel_size": 2}, "vLLM has no argument 'tensor_paralel_size'; did you mean 'tensor_parallel_size'"),
+        ({"seed": 2}, "'seed' is not yours to set: each request has its own"),
+        ({"model": "x"}, "'model' is not yours to set"),
+        ([("block_size", 32)], "are vLLM's arguments by name, not"),
+    ],
+)
+def test_options_that_vllm_has_not_are_refused(options: Any, said: str) -> None:
+    check_options({"block_size": 32}, KNOWN)
+    with pytest.raises(SettingError, match=said):
+        check_options(options, KNOWN)
+
+
+def test_the_cache_is_sized_once() -> None:
+    check_sizes({"gpu_memory_utilization": 0.5}, slots=0, cache_tokens=0)
+    with pytest.raises(SettingError, match=r"engine.cache_tokens and engine.options.gpu_memory_utilization both size"):
+        check_sizes({"gpu_memory_utilization": 0.5}, slots=0, cache_tokens=10)
+
+
+def output(tokens: list[int], log_probs: list[float], reason: str | None) -> Any:
+    """As vLLM's, as far as it is read."""
+    of_tokens = [{token: SimpleNamespace(logprob=one)} for token, one in zip(tokens, log_probs, strict=True)]
+    completion = SimpleNamespace(token_ids=tokens, logprobs=of_tokens, finish_reason=reason)
+    return SimpleNamespace(request_id="a", outputs=[completion])
+
+
+def test_what_vllm_says_is_progress() -> None:
+    progress = said(output([3, 4], [-0.5, -1.0], "stop")).progress(7)
+    assert (progress.id, progress.tokens, progress.log_probs) == ("a", (3, 4), (-0.5, -1.0))
+    assert (progress.version, progress.finish_reason) == (7, "stop")
+    assert said(output([3], [-0.5], None)).progress(7).finish_reason is None
+    with pytest.raises(FloatingPointError, match="damaged"):
+        said(output([3], [float("nan")], None)).progress(7)
+    with pytest.raises(RuntimeError, match="a reason of its own: abort"):
+        said(output([3], [-0.5], "abort"))
