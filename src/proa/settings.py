@@ -13,7 +13,7 @@ annotation wants, because YAML has no others.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from types import NoneType, UnionType
@@ -64,15 +64,20 @@ def make_settings(kind: type[Kind], values: Mapping[str, Any], owner: str) -> Ki
     """
     _refuse_undecorated(kind)
     known = {one.name: one for one in fields(kind) if one.init}
-    for name in values:
-        if name not in known:
-            hint = did_you_mean(name, known)
-            raise WrongSettingError(f"{owner} has no setting {name!r}{hint} (it has: {', '.join(known)})", name)
+    check_names(values, known, owner)
     for name, one in known.items():
         if name not in values and _is_required(one):
             raise SettingError(f"{owner} needs the setting {name!r}, which has no default")
     annotations = _annotations(kind)
     return kind(**{name: _as_annotated(value, annotations[name]) for name, value in values.items()})
+
+
+def check_names(given: Iterable[str], known: Collection[str], owner: str) -> None:
+    """Raise for a setting that its owner has not."""
+    for name in given:
+        if name not in known:
+            hint = did_you_mean(name, known)
+            raise WrongSettingError(f"{owner} has no setting {name!r}{hint} (it has: {', '.join(known)})", name)
 
 
 def changed_settings(settings: Settings) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import importlib.util
 import subprocess
 import sys
+from dataclasses import fields
 from types import SimpleNamespace
 
 import pytest
@@ -10,9 +11,9 @@ import yaml
 from tests.small import DETACHED
 
 from proa import RunConfig
-from proa.algorithms import ALGORITHMS
+from proa.algorithms import ALGORITHMS, build_algorithm, find_algorithm
 from proa.config import outline_run_config
-from proa.config.sections import ALGORITHM_NAMES
+from proa.config.algorithm_outlines import OUTLINES
 from proa.errors import ProaError
 from proa.recipes import grpo
 from proa.run import foreseen
@@ -124,8 +125,20 @@ def test_an_algorithm_that_is_not_there_is_refused_before_torch_is_loaded(tmp_pa
         check_there(outline_run_config(file))
 
 
-def test_the_names_of_algorithms_are_those_that_there_are():
-    assert set(ALGORITHM_NAMES) == set(ALGORITHMS)
+def test_a_gpu_that_is_not_there_is_refused_before_torch_is_loaded(tmp_path, monkeypatch):
+    asks = config(tmp_path, model={**DETACHED["model"], "device": "cuda:9"})
+    monkeypatch.setattr(foreseen, "may_have_gpu", lambda: True)
+    check_there(asks)  # how many there are only torch knows
+    monkeypatch.setattr(foreseen, "may_have_gpu", lambda: False)
+    with pytest.raises(ProaError, match="model.device is cuda:9, and there is no GPU here that torch can use"):
+        check_there(asks)
+
+
+def test_what_is_known_of_algorithms_without_importing_them_is_true():
+    assert set(OUTLINES) == set(ALGORITHMS)
+    for name, outline in OUTLINES.items():
+        assert outline.settings == tuple(one.name for one in fields(find_algorithm(name)) if one.init), name
+        assert outline.min_group == build_algorithm(name).min_group, name
 
 
 def test_the_first_line_needs_neither_torch_nor_transformers():

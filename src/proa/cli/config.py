@@ -11,8 +11,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from ..config.algorithm_outlines import OUTLINES
 from ..config.reference import NONE, RUN, Setting, as_markdown, sections, settings, template
-from ..config.sections import ALGORITHM_NAMES
 from ..config.supervised_settings import SUPERVISED
 from ..spelling import did_you_mean
 from ..terminal import Console
@@ -73,7 +73,7 @@ def print_markdown() -> int:
 
 
 def print_template(recipe: str) -> int:
-    known = [*ALGORITHM_NAMES, *SUPERVISED]
+    known = [*OUTLINES, *SUPERVISED]
     if recipe not in known:
         near = did_you_mean(recipe, known) or f"; there are {', '.join(known)}"
         print_visible(f"there is no algorithm {recipe!r}{near}", file=sys.stderr)

@@ -15,7 +15,7 @@ from ..spelling import did_you_mean
 from ..wrong_values import likely_choice, must_be
 from .experiment_config import ArmContent, ExperimentConfig, KeyPath
 from .foreign_names import name_here
-from .run_config import RESTORED, SHORT_FORMS, RunConfig, config_type, drop_foreign_keys
+from .run_config import OUTLINED, RESTORED, SHORT_FORMS, RunConfig, config_type, drop_foreign_keys
 from .sections import MISTAKE
 from .supervised_settings import SUPERVISED
 from .yaml_text import ConfigError, YamlError, YamlSyntaxError, load, read_text, unshared
@@ -41,7 +41,7 @@ def load_run_config(
 def outline_run_config(file: Path | str, flags: Sequence[str] = ()) -> RunConfig:
     """The same without a look at its algorithm and engine, which may import torch: enough to know its folder."""
     content, lines = _read(Path(file))
-    return _build(content, flags, {}, lines, str(file), None, RESTORED)
+    return _build(content, flags, {}, lines, str(file), None, OUTLINED)
 
 
 def change_run_config(config: RunConfig, *, recipe: str | None = None, **changes: Any) -> RunConfig:
@@ -86,7 +86,7 @@ def arm_config(
     common: dict[str, Any] = {"name": arm, "output_dir": str(config.folder)}
     if config.continual is not None and "task" not in content:
         common["task"] = config.continual.datasets[0]  # each stage has its own task
-    context = RESTORED if outline else None
+    context = OUTLINED if outline else None
     return _build(content, (), {**source.changes, **common, **changes}, lines or {}, file, None, context)
 
 

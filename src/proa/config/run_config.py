@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from pydantic import Field, ModelWrapValidatorHandler, ValidationInfo, field_validator, model_validator
 
 from ..errors import ProaError, SettingError, UnknownNameError
-from ..settings import WrongSettingError
+from ..settings import WrongSettingError, check_names
 from ..spelling import did_you_mean
+from .algorithm_outlines import OUTLINES
 from .environment_section import EnvironmentSection
 from .sections import (
     AUTO,
@@ -50,6 +51,8 @@ SHORT_FORMS = {
 RESTORED = {"restored": True}
 """The validation context of a saved configuration. Its algorithm was checked when it was saved, and is not imported
 again: its module may be gone."""
+OUTLINED = {"outlined": True}
+"""The validation context of one of which only what can be checked without torch is checked."""
 
 
 class RunConfig(Section):
@@ -127,9 +130,15 @@ class RunConfig(Section):
         self._check_sizes()
         if info.context != RESTORED:
             with _algorithm_mistakes():
+                self._check_outline()
+                if info.context == OUTLINED:
+                    return self
                 self._check_algorithm()  # last, because it may import torch
             self._check_engine()
         return self
+
+    def _check_outline(self) -> None:
+        """Raise for what can be seen of the algorithm without importing it."""
 
     def _check_engine(self) -> None:
         """Raise for an engine that there is not."""
@@ -292,6 +301,19 @@ class DetachedConfig(RunConfig):
         """Whether something answers the model between its turns."""
         return bool(self.tools or self.environment.path or self.agent)
 
+    def _check_outline(self) -> None:
+        outline = OUTLINES.get(self.algorithm.name)
+        if outline is not None and self.algorithm.given is None:
+            check_names(self.algorithm.params, outline.settings, f"algorithm {self.algorithm.name!r}")
+            self._check_group(outline.min_group)
+
+    def _check_group(self, least: int) -> None:
+        if self.sampling.group_size < least:
+            raise mistake(
+                f"sampling.group_size must be at least {least}: completions of one prompt are compared",
+                "sampling", "group_size",
+            )  # fmt: skip
+
     def _check_algorithm(self) -> None:
         from ..algorithms import find_algorithm
 
@@ -300,11 +322,7 @@ class DetachedConfig(RunConfig):
         algorithm = self.algorithm.build()
         if self.critic is not None and not algorithm.needs_critic:
             raise mistake(f"critic does not apply to algorithm {self.algorithm.name}: leave it out", "critic")
-        if self.sampling.group_size < algorithm.min_group:
-            raise mistake(
-                f"sampling.group_size must be at least {algorithm.min_group}: completions of one prompt are compared",
-                "sampling", "group_size",
-            )  # fmt: skip
+        self._check_group(algorithm.min_group)
 
     @property
     def has_warm_start(self) -> bool:

@@ -230,12 +230,6 @@ class RewardSection(Section):
         return self
 
 
-ALGORITHM_NAMES = (
-    "grpo", "dr_grpo", "dapo", "rloo", "gspo", "cispo", "decoupled", "ppo", "reinforce_pp", "reinforce_pp_baseline",
-)  # fmt: skip
-"""Those that generate and come with Proa, for whoever must not import them: they need torch."""
-
-
 class AlgorithmSection(Section):
     """The algorithm and its settings."""
 

@@ -11,10 +11,12 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeGuard
 
 from ..callbacks.registry import check_kind
 from ..config import ConfigError, DetachedConfig, RunConfig
-from ..config.sections import ALGORITHM_NAMES, AUTO
+from ..config.algorithm_outlines import OUTLINES
+from ..config.sections import AUTO
 from ..config.supervised_settings import SUPERVISED
 from ..dotted import DottedPathError, check_module
 from ..errors import UnknownNameError
@@ -25,17 +27,19 @@ from ..visible import print_visible
 
 _DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 """What the driver of a GPU makes: of NVIDIA's, under WSL, and of AMD's."""
-_ALGORITHMS = Registry("algorithm", "proa.algorithms", dict.fromkeys(ALGORITHM_NAMES, ""), UnknownNameError)
+_ALGORITHMS = Registry("algorithm", "proa.algorithms", dict.fromkeys(OUTLINES, ""), UnknownNameError)
 """Their names only: what they are needs torch."""
 
 
 def check_there(config: RunConfig) -> None:
-    """Raise for a folder, a file, an algorithm, a kind of callbacks or a module that there is not: a slip need not wait
-    for torch."""
+    """Raise for a folder, a file, an algorithm, a kind of callbacks, a module or a GPU that there is not: a slip need
+    not wait for torch."""
     path = config.model.path
     if path is not None and not Path(path).exists() and not is_hub_name(path):
         raise HubError(no_folder(path))
     check_source_there(config.task.source)
+    if config.model.device.startswith("cuda") and not _on_ray(config) and not may_have_gpu():
+        raise ConfigError(f"model.device is {config.model.device}, and there is no GPU here that torch can use")
     _ALGORITHMS.check(config.algorithm.name, others=SUPERVISED)
     for callback in config.callbacks:
         check_kind(callback.kind)
@@ -81,10 +85,14 @@ def with_device(config: RunConfig, choose: Callable[[], str]) -> RunConfig:
 
 def choose_device(config: RunConfig, has_gpu: Callable[[], bool]) -> str:
     """The GPU where there is one; on Ray only if its actors ask for some."""
-    if isinstance(config, DetachedConfig) and config.runtime == "ray":
+    if _on_ray(config):
         asked = all(options.get("num_gpus") for options in (config.ray.trainer, config.ray.maker))
         return "cuda" if asked else "cpu"
     return "cuda" if has_gpu() else "cpu"
+
+
+def _on_ray(config: RunConfig) -> TypeGuard[DetachedConfig]:
+    return isinstance(config, DetachedConfig) and config.runtime == "ray"
 
 
 def may_have_gpu() -> bool:
