@@ -101,11 +101,11 @@ def test_slips_are_refused_at_once(capsys, arguments, said):
 
 @pytest.mark.prove
 def test_slips_in_names_of_engines_devices_and_models_are_refused(tmp_path, capsys):
-    assert main(["doctor", "--engines", "natve"]) == 2
+    assert main(["doctor", "--engines", "natve", "--seconds", "300"]) == 2
     assert "there is no engine 'natve'; did you mean 'native'?" in capsys.readouterr().err
-    assert main(["doctor", "--device", "gpu"]) == 2
+    assert main(["doctor", "--device", "gpu", "--seconds", "300"]) == 2
     assert "unknown --device 'gpu'; use cpu, cuda or cuda:0" in capsys.readouterr().err
-    assert main(["doctor", str(tmp_path)]) == 2
+    assert main(["doctor", str(tmp_path), "--seconds", "300"]) == 2
     assert "is not a model folder: it has no config.json" in capsys.readouterr().err
 
 

