@@ -18,10 +18,10 @@ _INVISIBLE = re.compile(
     "|(?<![^\x00-\x7f])[\u200c\u200d]|[\u200c\u200d](?![^\x00-\x7f])"
 )
 _LOGGERS = (
-    "proa.callbacks", "proa.engines", "proa.environments", "proa.experiments", "proa.learning", "proa.leases",
-    "proa.lifecycle", "proa.loop", "proa.maker", "proa.numerics", "proa.policy", "proa.record", "proa.resume",
-    "proa.rewards.long_calls", "proa.rewards.workers", "proa.actors.finding", "proa.actors.waiting", "proa.run",
-    "proa.runtime", "proa.serving", "proa.tasks", "proa.trainer",
+    "proa.actors.finding", "proa.actors.waiting", "proa.callbacks", "proa.engines", "proa.environments",
+    "proa.experiments", "proa.learning", "proa.leases", "proa.lifecycle", "proa.loop", "proa.maker", "proa.numerics",
+    "proa.policy", "proa.record", "proa.resume", "proa.rewards.long_calls", "proa.rewards.workers", "proa.rollouts",
+    "proa.run", "proa.runtime", "proa.serving", "proa.tasks", "proa.trainer", "proa.vllm", "proa.vllm_server",
 )  # fmt: skip
 """All loggers of the package: a filter on one does not apply to its children."""
 

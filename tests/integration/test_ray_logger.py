@@ -24,7 +24,6 @@ def check(path, runs, steps, after):
         assert run[-1]["metrics"]["loss"] == [call["loss"] for call in run if call["call"] == "step"][-1]
 
 
-@pytest.mark.prove
 def test_in_a_plain_run(watched):
     check(watched.folder / "calls.jsonl", ["ray"], 4, [])
 

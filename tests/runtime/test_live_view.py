@@ -124,8 +124,24 @@ def test_a_maker_is_dead_until_it_is_replaced_and_then_its_place_counts_a_restar
     def explode():
         raise RuntimeError("no such kernel")
 
+    fail, replacement_works = failing_once(1, explode), threading.Event()
+
+    def disturb(maker):
+        fail(maker)
+        step = maker.engine.step
+
+        def in_turn():
+            if maker.name == "maker_0+1":
+                replacement_works.set()
+            elif maker.name == "maker_1":  # or it might make all that is left before there is a replacement
+                assert replacement_works.wait(60.0)
+            return step()
+
+        if maker.name != "maker_0":
+            maker.engine.step = in_turn
+
     watch = Seeing(tmp_path)
-    watched(SmallRun(total_steps=2), watch, makers=2, disturb=failing_once(1, explode))
+    watched(SmallRun(total_steps=2), watch, makers=2, disturb=disturb)
     dead = [actor for view in watch.views for actor in view.actors if actor.health == "dead"]
     assert {actor.name for actor in dead} == {"maker_0"}
     assert {"no such kernel" in actor.reason for actor in dead if actor.reason} <= {True}  # not known at first

@@ -302,8 +302,8 @@ def test_a_greeting_cannot_be_learned(chat):
 
 @pytest.mark.parametrize("name", BUILTIN)
 def test_a_built_in_task_has_pairs_of_a_right_and_a_wrong_answer(name):
-    rows = builtin_task(name, "test", 20).rows
-    pairs = builtin_pairs(name, "test", 20)
+    rows = builtin_task(name, "test", 12).rows
+    pairs = builtin_pairs(name, "test", 12)
     assert [pair.prompt for pair in pairs] == [row.prompt for row in rows]
     for row, pair in zip(rows, pairs, strict=True):
         chosen, rejected = (

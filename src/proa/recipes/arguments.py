@@ -79,18 +79,22 @@ class LoraArguments(TypedDict, total=False):
 
 class EngineArguments(TypedDict, total=False):
     kind: str
-    """native, hf, an installed package's, or package.module:Engine"""
+    """native, hf, vllm, an installed package's, or package.module:Engine"""
     dtype: str | None
     """in which it computes; by default the model's"""
     device: str | None
     """where it computes; by default where the model is trained"""
+    address: str | None
+    """of a vLLM server that runs already, e.g. http://127.0.0.1:8000, with kind: vllm"""
     slots: int
     """sequences decoded at once; 0 is the engine's own number"""
     cache_tokens: int
-    """tokens that the native engine's cache has room for; 0 takes what the slots need"""
+    """tokens that the cache of native or vllm has room for; 0 takes what the slots need"""
     sleep: bool | Literal["auto"]
     """give the memory of the cache back whenever nothing is decoded; auto does in synchronous runs on a GPU that is
     short of memory"""
+    options: Mapping[str, Any]
+    """vLLM's own arguments, by name"""
     params: Mapping[str, Any]
     """further settings of an engine of your own"""
 
