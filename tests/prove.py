@@ -61,6 +61,7 @@ PARTS = {
     "models": pytest_part("every architecture", "tests/policy", "tests/engines", "tests/learning", "tests/algorithms"),
     "others": pytest_part("what is long elsewhere", *OTHERS),
     "gpu": pytest_part("what is long on a GPU, where there is one", "tests/gpu", processes=1),
+    "gpu_figures": script_part("the figures for a GPU, where there is one", "benchmarks/gpu.py"),
     "vllm": script_part("vLLM as an engine, in an environment of its own", "tests/vllm/run.py"),
     "kernels": script_part("the GPU's kernels, interpreted on a CPU", "tests/kernels/run.py"),
     "clients": script_part("openai, lm-eval and inspect-ai at a served model", "tests/clients/run.py"),
