@@ -19,7 +19,7 @@ LATER = "tests.environments.sources:ObedientLater"
 @pytest.fixture(scope="module")
 def pool():
     """For what needs no deadline."""
-    with pool_of(tools=TOOLS, memory_gib=0.3) as pool:
+    with pool_of(tools=TOOLS, memory_gib=1.0) as pool:
         yield pool
 
 
@@ -148,13 +148,13 @@ async def lose_worker(pool, order, tool="obey"):
 
 ENDS = {
     "die": "died (exit code 3)",
-    "keep": "died (its memory reached the limit of 0.3 GiB (memory_gib))",
+    "keep": "died (its memory reached the limit of 1 GiB (memory_gib))",
     "write hello": "sent something that is no answer",
 }
 
 
 def test_who_ends_the_worker_is_found_when_alone_and_its_neighbours_begin_again():
-    pools = [pool_of(tools=TOOLS, memory_gib=0.3) for _ in ENDS]
+    pools = [pool_of(tools=TOOLS, memory_gib=1.0) for _ in ENDS]
 
     async def all_at_once():
         return await asyncio.gather(*(lose_worker(pool, order) for pool, order in zip(pools, ENDS, strict=True)))

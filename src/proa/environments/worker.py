@@ -6,6 +6,7 @@ Answers are JSON: whatever runs here, a model's code too, nothing that it sends 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import faulthandler
 import json
 import os
@@ -35,6 +36,8 @@ PRINTED_PER_SECOND = 100_000.0
 
 
 _BEAT_SECONDS = 1.0
+_MMAP_THRESHOLD = -3
+"""glibc's M_MMAP_THRESHOLD: blocks from this size on are mapped for themselves. To set it also stops its growth."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,14 @@ def limit_memory(most: int | None) -> None:
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         most = most if hard == resource.RLIM_INFINITY else min(most, hard)
         resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+        _give_back_what_is_freed()
+
+
+def _give_back_what_is_freed() -> None:
+    """Have glibc return large blocks to the system as soon as they are freed. It would keep more and more of them for
+    later, broken into pieces, and what a greedy tool has freed would count against its neighbours."""
+    with suppress(AttributeError, OSError):  # another C library
+        ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, 2**20)
 
 
 class _Worker:
