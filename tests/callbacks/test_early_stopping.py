@@ -7,7 +7,7 @@ import pytest
 from proa import Callback, CallbackManager, LoopState, TrainingBatch
 from proa.callbacks import EarlyStopping
 from proa.config import DetachedConfig
-from proa.config.sections import EvalSection
+from proa.config.eval_section import EvalSection
 from proa.errors import CallbackConfigError
 from proa.loop import ScoreFunction, SupervisedLoop
 from proa.run.placing import place_callbacks

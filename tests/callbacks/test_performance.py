@@ -101,3 +101,13 @@ def test_without_a_mask_every_position_is_a_token():
     manager.fire("step_end", LoopState(), experience=Experience(torch.zeros(2, 5), torch.zeros(2, 1)))
     manager.fire("train_end", LoopState())
     assert evaluator.performance.tokens == 10
+
+
+def test_the_rows_of_a_trajectory_are_one_sample():
+    evaluator = TrainerPerformanceEvaluator(1, ignore_first_episodes=0, verbose=False)
+    manager = CallbackManager([evaluator])
+    made = Experience(torch.zeros(3, 5), torch.zeros(3, 1), uids=("0/0", "0/0", "0/1"))
+    manager.fire("train_start", LoopState())
+    manager.fire("step_end", LoopState(), experience=made)
+    manager.fire("train_end", LoopState())
+    assert evaluator.performance.samples == 2

@@ -10,7 +10,7 @@ import torch
 from tests.experiments.small_experiment import MODEL
 
 from proa.config import ConfigError, change_run_config, load_run_config
-from proa.config.sections import EvalSection
+from proa.config.eval_section import EvalSection
 from proa.data.lease import sample_seed
 from proa.errors import ProaError
 from proa.evals.benchmark import Benchmark

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from proa.config import ConfigError
-from proa.config.sections import EvalSection
+from proa.config.eval_section import EvalSection
 from proa.evals.evaluation import build_eval
 from proa.evals.given_eval import GivenEval
 from proa.evals.own_evaluator import EvaluatorError

@@ -187,3 +187,24 @@ def test_scores_are_those_of_the_newest_weights(monkeypatch):
     engine.load(new.state_dict(), 1)
     for ours, theirs in zip(engine.score(texts), expected, strict=True):
         torch.testing.assert_close(ours, theirs, atol=BOUND, rtol=0)
+
+
+def test_what_is_decoded_goes_on_where_scoring_failed(monkeypatch):
+    model, one = model_of("qwen3"), Request("a", (5, 6, 7), 3, Sampling(max_new_tokens=4))
+    expected = bits(generate(engine_of(model, monkeypatch), [one])[0])
+    engine, collected, completion = engine_of(model, monkeypatch), Collected(), None
+    write = rows.CudaRows._write
+
+    def fail(self, inputs):
+        monkeypatch.setattr(rows.CudaRows, "_write", write)
+        raise torch.OutOfMemoryError("no memory for the rows that are scored")
+
+    engine.submit(one)
+    for _ in range(8):
+        for progress in engine.step():
+            completion = collected.add(progress)
+            monkeypatch.setattr(rows.CudaRows, "_write", fail)
+            with pytest.raises(torch.OutOfMemoryError):
+                engine.score([(4, 5, 6)])
+    assert completion is not None
+    assert bits(completion) == expected

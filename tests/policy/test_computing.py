@@ -207,6 +207,16 @@ class TestTritonsCache:
         keep_triton_cache()
         assert "TRITON_CACHE_DIR" not in os.environ
 
+    def test_is_torchs_where_there_is_no_home(self, monkeypatch):
+        def no_home():
+            raise RuntimeError("Could not determine home directory.")
+
+        for name in ("TRITON_HOME", "TRITON_CACHE_DIR"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setattr("proa.policy.computing.Path.home", no_home)
+        keep_triton_cache()
+        assert "TRITON_CACHE_DIR" not in os.environ
+
     def test_is_settled_before_the_compiler_is_tried(self, monkeypatch):
         order = []
         monkeypatch.setattr("proa.policy.computing.keep_triton_cache", lambda: order.append("cache"))

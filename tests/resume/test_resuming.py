@@ -422,6 +422,22 @@ def test_what_changes_nothing_that_is_learned_is_allowed_and_told(change, caplog
 
 
 @pytest.mark.parametrize(
+    "change",
+    ["call_timeout", "step_timeout", "trajectory_timeout", "workers", "memory_gib"],
+)
+def test_where_environments_live_and_how_long_they_may_take_may_change(change):
+    section = {"path": "my_game:Maze", change: 7}
+    settings = {key: value for key, value in SETTINGS.items() if key not in ("algorithm", "total_steps")}
+    before, now = (
+        load_run_config(
+            recipe="grpo", **copy.deepcopy(settings), total_steps=4, sampling={"group_size": 2}, environment=environment
+        )
+        for environment in ({"path": "my_game:Maze"}, section)
+    )
+    assert list(config_changes(before.model_dump(mode="json"), now)) == [f"environment.{change}"]
+
+
+@pytest.mark.parametrize(
     "change", [{"threads": 2}, {"optimizer.token_budget": 100}, {"engine": "hf"}, {"model.device": "cuda"}], ids=str
 )
 def test_what_computes_in_another_order_is_allowed_with_a_warning(change, caplog):

@@ -11,7 +11,7 @@ from tests.rollouts.stepping_engine import SteppingEngine
 
 from proa.actors.waiting import ClosedError
 from proa.data.sampling import Sampling
-from proa.engines import Request, group_requests
+from proa.engines import EngineBusyError, Request, group_requests
 from proa.errors import SettingError
 from proa.rollouts import EngineStream, Progress, StreamUser, VersionedEngine, streaming
 
@@ -276,3 +276,124 @@ def test_an_engine_is_a_stream_for_as_long_as_a_rollout_takes():
         assert one.version == 3
     with pytest.raises(ClosedError):
         asyncio.run(one.complete(request("x")))
+
+
+# -- ends and waits ----------------------------------------------------------------------------------
+
+
+def together(stream, *asks):
+    """What is asked of the stream before it looks again, which it does once the event is set."""
+    holding, release = threading.Event(), threading.Event()
+
+    def hold():
+        holding.set()
+        assert release.wait(SECONDS)
+
+    stream._ask(hold)
+    assert holding.wait(SECONDS)
+    return [ask() for ask in asks], release
+
+
+def test_a_stream_closes_between_the_answers_of_what_was_asked_together(streams):
+    stream = streams(SteppingEngine())
+    is_in_second, may_end = threading.Event(), threading.Event()
+
+    def second():
+        is_in_second.set()
+        assert may_end.wait(SECONDS)
+
+    (one, two, three), release = together(
+        stream,
+        lambda: stream._ask(lambda: "answered"),
+        lambda: stream._ask(second),
+        lambda: stream._ask(lambda: "late"),
+    )
+    release.set()
+    assert one.result(SECONDS) == "answered"
+    assert is_in_second.wait(SECONDS)
+    with ThreadPoolExecutor(1) as pool:
+        closing = pool.submit(stream.close, "the run is over")
+        for asked in (two, three):
+            with pytest.raises(ClosedError):
+                asked.result(SECONDS)
+        may_end.set()
+        closing.result(SECONDS)
+
+
+def test_requests_that_an_engine_takes_while_its_stream_closes_are_failed_too(streams):
+    class Noting(SteppingEngine):
+        """Takes the request b:x last."""
+
+        def __init__(self):
+            super().__init__(lambda request: FOR_EVER)
+            self.is_submitting, self.is_ending, self.has_last = (threading.Event() for _ in range(3))
+
+        def submit(self, request):
+            self.is_submitting.set()
+            assert self.is_ending.wait(SECONDS)
+            super().submit(request)
+            if request.id == "b:x":
+                self.has_last.set()
+
+    engine = Noting()
+    stream = streams(engine)
+    (first, last), release = together(
+        stream, *(lambda name=name: stream.begin([request(f"{name}:x")], user(stream, name)) for name in "ab")
+    )
+
+    def submit_meanwhile(_):
+        engine.is_ending.set()
+        assert engine.has_last.wait(SECONDS)
+
+    first.add_done_callback(submit_meanwhile)
+    release.set()
+    assert engine.is_submitting.wait(SECONDS)
+    stream.close("the run is over")
+    for answer in (first, last):
+        with pytest.raises(ClosedError):
+            answer.result(SECONDS)
+    assert not engine._open
+
+
+def test_an_engine_without_room_is_not_asked_without_a_pause_and_at_once_when_it_has_some(streams):
+    class Keeping(SteppingEngine):
+        """Has no room for weights before what it keeps is dropped."""
+
+        def __init__(self):
+            super().__init__()
+            self.loads, self.keeps, self.was_refused = 0, True, threading.Event()
+
+        def load(self, weights, version):
+            self.loads += 1
+            self.was_refused.set()
+            if self.keeps:
+                raise EngineBusyError("something is kept")
+
+        def cancel(self, request_id):
+            super().cancel(request_id)
+            self.keeps = False
+
+    engine = Keeping()
+    stream = streams(engine)
+    with ThreadPoolExecutor(1) as pool:
+        loading = pool.submit(stream.load, {}, 1)
+        assert engine.was_refused.wait(SECONDS)
+        assert not wait([loading], timeout=0.2).done
+        asked = engine.loads
+        stream.cancel("a:x")
+        loading.result(SECONDS)
+    assert asked < 50
+
+
+def test_an_engine_that_failed_and_cannot_cancel_hides_nothing(streams):
+    class Broken(SteppingEngine):
+        def step(self):
+            raise FloatingPointError("damaged")
+
+        def cancel(self, request_id):
+            raise RuntimeError("there is nothing to cancel in")
+
+    stream = streams(Broken())
+    with pytest.raises(FloatingPointError, match="damaged"):
+        ask(user(stream, "a"))
+    stream.close("the maker has ended")

@@ -8,6 +8,7 @@ from time import perf_counter
 from typing import Any
 
 from ..data.experience import Experience
+from ..data.trajectories import Trajectories
 from ..lifecycle.current import current_state
 from ..lifecycle.hooks import MakerCallback, TrainerCallback
 from ..lifecycle.policy import ErrorPolicy, Priority
@@ -225,7 +226,7 @@ class _Stopwatch:
     def count(self, experience: Experience, flop_per_token: float) -> None:
         mask = experience.attention_mask
         tokens = experience.sequences.numel() if mask is None else int(mask.sum())
-        self.samples += len(experience)
+        self.samples += len(Trajectories(experience))
         self.tokens += tokens
         self.flop += flop_per_token * tokens
 

@@ -16,7 +16,8 @@ from rich.text import Text
 from transformers.utils import logging as transformers_logging
 
 from ..config import ConfigError, RunConfig
-from ..config.sections import GIVEN, EvalSection
+from ..config.eval_section import EvalSection
+from ..config.sections import GIVEN
 from ..evals.scoring import Scored
 from ..private_files import make_private_folder
 from ..record.evals import AFTER_TRAINING, write_predictions

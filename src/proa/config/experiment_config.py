@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from pydantic import Field, field_serializer, model_validator
 
 from ..settings import Settings
-from .sections import GIVEN, BenchmarkSection, CallbackSection, FolderName, Section, describe_objects, mistake
+from .algorithm_section import describe_objects
+from .eval_section import BenchmarkSection
+from .sections import GIVEN, CallbackSection, FolderName, Section, mistake
 
 if TYPE_CHECKING:
     from .run_config import RunConfig

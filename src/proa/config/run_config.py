@@ -13,20 +13,19 @@ from ..errors import ProaError, SettingError, UnknownNameError
 from ..settings import WrongSettingError, check_names
 from ..spelling import did_you_mean
 from .algorithm_outlines import OUTLINES
+from .algorithm_section import AlgorithmSection, DetachedAlgorithmSection, SupervisedAlgorithmSection
 from .environment_section import EnvironmentSection
+from .eval_section import EvalSection
 from .sections import (
     AUTO,
     TRAINING_PREFIXES,
-    AlgorithmSection,
     CallbackSection,
     CheckpointSection,
     CriticSection,
-    DetachedAlgorithmSection,
     DetachedOptimizerSection,
     DetachedSamplingSection,
     DetachedTaskSection,
     EngineSection,
-    EvalSection,
     FolderName,
     LoraSection,
     ModelSection,
@@ -36,7 +35,6 @@ from .sections import (
     RewardSection,
     SamplingSection,
     Section,
-    SupervisedAlgorithmSection,
     TaskSection,
     WarmStartSection,
     mistake,

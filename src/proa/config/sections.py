@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from types import BuiltinFunctionType, FunctionType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -21,13 +20,10 @@ from pydantic_core import PydanticCustomError
 
 from ..dotted import name_of
 from ..errors import SettingError
-from ..settings import Settings, changed_settings, make_settings
-from .supervised_settings import SUPERVISED, SupervisedSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from ..algorithms import Algorithm
     from ..engines import Engine, EngineFactory
 
 MISTAKE = "mistake"
@@ -230,121 +226,6 @@ class RewardSection(Section):
         return self
 
 
-class AlgorithmSection(Section):
-    """The algorithm and its settings."""
-
-    name: str = Field(
-        "grpo",
-        description="grpo, dr_grpo, dapo, ppo, rloo, gspo, cispo, reinforce_pp, decoupled; sft, dpo, reward_model; or "
-        "package.module:Algorithm",
-    )
-    params: dict[str, Any] = Field(default_factory=dict, description="settings of the algorithm itself, e.g. clip_high")
-
-    def source(self) -> dict[str, Any]:
-        """The content that the section was made from: without a default name, and with the object if one was given."""
-        content = self.model_dump()
-        if "name" not in self.model_fields_set:
-            del content["name"]
-        return content
-
-
-class SupervisedAlgorithmSection(AlgorithmSection):
-    """An algorithm that learns from data."""
-
-    name: Literal["sft", "dpo", "reward_model"] = Field(description="what is learned from the data")
-
-    def settings(self) -> SupervisedSettings:
-        return make_settings(SUPERVISED[self.name], self.params, f"algorithm {self.name!r}")
-
-
-class DetachedAlgorithmSection(AlgorithmSection):
-    """An algorithm by name, by dotted path, or in Python as an object instead of the name."""
-
-    old: Literal["sampler", "trainer"] = Field(
-        "sampler",
-        description="what the ratio is taken against: the sampler's log-probabilities, or the trainer's first pass",
-    )
-    importance_cap: float = Field(
-        2.0, gt=0, description="with old: trainer, the most that a token's mismatch with the sampler may weigh"
-    )
-    _given: Algorithm | None = PrivateAttr(None)
-
-    @property
-    def given(self) -> Algorithm | None:
-        """The object, if one of the user's own class was given; `name` and `params` describe it for the record."""
-        return self._given
-
-    def build(self) -> Algorithm:
-        """The algorithm with its settings. This imports torch."""
-        from ..algorithms import build_algorithm
-
-        return self._given if self._given is not None else build_algorithm(self.name, **self.params)
-
-    def source(self) -> dict[str, Any]:
-        content = super().source()
-        return content if self._given is None else {**content, "name": self._given, "params": {}}
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _take_object(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        """An object of a built-in class becomes its name with the changed settings; others are kept."""
-        given = value.get("name") if isinstance(value, Mapping) else None
-        if given is None or isinstance(given, str | int | float):
-            return handler(value)
-        from ..algorithms import ALGORITHMS, Algorithm
-
-        if not isinstance(given, Algorithm):
-            remedy = f"give an object, {given.__name__}()" if isinstance(given, type) else "derive it from Algorithm"
-            raise mistake(f"algorithm must be a name, a dotted path or an algorithm, not {given!r}: {remedy}", "name")
-        if value.get("params"):
-            raise mistake(
-                f"the algorithm {given.name} was given as an object with its settings: leave out algorithm.params",
-                "params",
-            )
-        section = handler({**value, **describe_algorithm(given)})
-        section._given = None if ALGORITHMS.get(given.name) is type(given) else given
-        return section
-
-
-def describe_algorithm(given: Algorithm) -> dict[str, Any]:
-    """An object as `name` and `params` of a section, for the record: built-in ones can be made from them."""
-    from ..algorithms import ALGORITHMS
-
-    is_named = ALGORITHMS.get(given.name) is type(given)
-    return {
-        "name": given.name if is_named else f"{type(given).__name__} {GIVEN}",
-        "params": {key: _recordable(setting) for key, setting in changed_settings(given).items()},
-    }
-
-
-def describe_objects(content: Any) -> Any:
-    """Keys and values of a configuration, with algorithms that were given as objects described."""
-    if isinstance(content, Mapping):
-        described = {key: describe_objects(value) for key, value in content.items()}
-        is_section = isinstance(content.get("name"), Settings)  # its name is the object
-        return {**described, **described["name"]} if is_section else described
-    if isinstance(content, list | tuple):
-        return [describe_objects(value) for value in content]
-    if isinstance(content, Settings):  # an algorithm, of which no module is imported here for nothing
-        return describe_algorithm(cast("Algorithm", content))
-    if callable(content):
-        return f"{name_of(content)} {GIVEN}"
-    return content
-
-
-def _recordable(setting: Any) -> Any:
-    """A setting as JSON; an object by its class, because its address differs from process to process."""
-    if isinstance(setting, list | tuple):
-        return [_recordable(one) for one in setting]
-    if isinstance(setting, set | frozenset):
-        return sorted(map(_recordable, setting), key=str)
-    if isinstance(setting, Mapping):
-        return {str(key): _recordable(one) for key, one in setting.items()}
-    if isinstance(setting, type | FunctionType | BuiltinFunctionType):
-        return f"{setting.__module__}:{setting.__qualname__}"
-    return setting if isinstance(setting, str | int | float | None) else type(setting).__qualname__
-
-
 class CriticSection(Section):
     """PPO's critic."""
 
@@ -487,79 +368,6 @@ class DetachedOptimizerSection(OptimizerSection):
         description="compute a prompt once for its group; auto does on a GPU, elsewhere it pays unless completions are "
         "far longer",
     )
-
-
-IN_THE_LOOP = ("kind", "run_every", "baseline", "apart")
-"""Keys of evals that run while a model is trained; a benchmark after training has no use for them."""
-
-
-class BenchmarkSection(Section):
-    """A benchmark of final weights: completions of a task's prompts and their scores, or the user's own function."""
-
-    name: FolderName = Field(description="its name, in metrics as <name>.<metric>")
-    source: str | None = Field(None, description="data to evaluate on; by default the test split of the task")
-    split: str | None = Field(None, description="of a dataset that has several, e.g. test")
-    columns: dict[str, str] | None = Field(
-        None, description="what columns are called in the data; by default what task.columns says, {} for none"
-    )
-    count: int = Field(512, ge=1, description="prompts to evaluate on")
-    metric: str | None = Field(
-        None, description="dotted path of a scoring function; by default that of its task, or the run's reward"
-    )
-    max_new_tokens: int | None = Field(None, ge=1, description="by default that of sampling")
-    samples: int = Field(1, ge=1, description="completions of each prompt; with several, pass@k and mean@k")
-    temperature: float | None = Field(None, ge=0, description="by default 0, which is greedy; with several samples 1")
-    correct_at: float = Field(1.0, description="a completion with at least this reward counts as correct")
-    breakdown: list[str] = Field(default_factory=list, description="columns to break scores down by")
-    tags: list[str] = Field(default_factory=list, description="words to find its results by")
-    evaluator: str | None = Field(
-        None, description="dotted path of a function, async or not, that is called with the policy and returns numbers"
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_keys_of_the_loop(cls, given: Any) -> Any:
-        keys = [key for key in IN_THE_LOOP if key not in cls.model_fields]
-        unused = next((key for key in keys if isinstance(given, Mapping) and key in given), None)
-        if unused is not None:
-            raise mistake(
-                f"benchmark {given.get('name')}: {unused} is for evals in the loop, and this one scores the final "
-                f"weights, once. Leave {unused} out, or add an eval to the run, which may have the same name",
-                unused,
-            )
-        return given
-
-    @model_validator(mode="after")
-    def _check_samples(self) -> Self:
-        if self.samples > 1 and self.temperature == 0:
-            raise ValueError(f"eval {self.name}: with temperature 0 all {self.samples} samples would be the same")
-        return self
-
-    @property
-    def sampling_temperature(self) -> float:
-        if self.temperature is not None:
-            return self.temperature
-        return 0.0 if self.samples == 1 else 1.0
-
-
-class EvalSection(BenchmarkSection):
-    """A benchmark of the weights while they are trained, or their loss on data."""
-
-    kind: Literal["auto", "generate", "loss"] = Field(
-        "auto", description="score greedy completions, or compute the loss on data; auto follows the algorithm"
-    )
-    run_every: int = Field(0, ge=0, description="steps between evals; 0 evaluates at the end only")
-    baseline: bool = Field(True, description="also before the first step")
-    apart: bool = Field(
-        False,
-        description="score a copy of the weights in the background, while training continues to the next checkpoint",
-    )
-
-    @model_validator(mode="after")
-    def _check_apart(self) -> Self:
-        if self.apart and self.kind == "loss":
-            raise ValueError(f"eval {self.name}: apart is for evals that generate, not for kind loss")
-        return self
 
 
 class RecordSection(Section):

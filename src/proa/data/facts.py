@@ -18,6 +18,10 @@ OWN_ENDINGS: tuple[Ending, ...] = ("finished", "max_turns", "token_limit")
 """Those that are the policy's own: only these are rewarded. The others count in the ledger under their names."""
 
 
+NO_REWARD = "no_reward"
+"""The reason in the ledger for a sample that nobody scored, though nothing failed."""
+
+
 @dataclass(frozen=True, slots=True)
 class TurnFacts:
     """One turn of a conversation, for hooks."""

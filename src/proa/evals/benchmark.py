@@ -12,7 +12,8 @@ from time import perf_counter
 from typing import Any
 
 from ..config import ConfigError
-from ..config.sections import BenchmarkSection, EngineSection
+from ..config.eval_section import BenchmarkSection
+from ..config.sections import EngineSection
 from ..data.lease import Prompt
 from ..data.results import EvalResult
 from ..data.sampling import Sampling

@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from ..config import ConfigError, DetachedConfig, RunConfig
-from ..config.sections import GIVEN, BenchmarkSection
+from ..config.eval_section import BenchmarkSection
+from ..config.sections import GIVEN
 from ..policy.trainable import Trainable
 from ..roles.surroundings import Surroundings, surroundings_of
 from ..tasks import Task, load_task

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..config import RunConfig
-from ..config.sections import EvalSection
+from ..config.eval_section import EvalSection
 from ..data.state import LoopState
 from ..loop import Evaluator, Scoring
 from ..loop.evaluators import Participant

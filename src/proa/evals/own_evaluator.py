@@ -14,7 +14,7 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..config import ConfigError, RunConfig
-from ..config.sections import BenchmarkSection, EvalSection
+from ..config.eval_section import BenchmarkSection, EvalSection
 from ..data.results import EvalResult
 from ..data.sampling import Sampling
 from ..dotted import resolve

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..config import ConfigError, ExperimentConfig
-from ..config.sections import TRAINING_PREFIXES, BenchmarkSection
+from ..config.eval_section import BenchmarkSection
+from ..config.sections import TRAINING_PREFIXES
 from ..errors import ProaError
 from ..run.checks import check_named, score_names
 from ..spelling import did_you_mean

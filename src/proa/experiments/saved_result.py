@@ -8,7 +8,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from ..config.sections import IN_THE_LOOP, BenchmarkSection
+from ..config.eval_section import IN_THE_LOOP, BenchmarkSection
 from ..data.loop import LoopArtifacts, ManifestRow
 from ..data.results import ArmResult, RunResult
 from ..record.checkpoint_files import absolute_row, relative_row

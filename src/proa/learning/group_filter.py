@@ -9,6 +9,7 @@ import torch
 
 from ..algorithms import Algorithm
 from ..data.experience import BufferItem
+from ..data.facts import NO_REWARD
 from ..data.trajectories import count_samples, split_samples
 from ..leases.ledger import Ledger
 from ..leases.plan import FilteredGroup
@@ -46,7 +47,7 @@ class GroupFilter:
             if last.reward is not None:
                 rewards.append(last.reward)
                 continue
-            reason = last.facts.reward_failure or "no_reward"
+            reason = last.facts.reward_failure or NO_REWARD
             dropped[reason] = (*dropped.get(reason, ()), *rows)
             self._unscored_in_step += 1
             self._last_reward_error = last.facts.reward_error or ""

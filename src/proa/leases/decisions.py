@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..data.experience import BufferItem
+from ..data.facts import NO_REWARD
 from ..data.trajectories import split_samples
 from ..record.journal import JournalEntry, RewardFailure
 
@@ -73,7 +74,7 @@ class Decisions:
 
 def _failure(item: BufferItem) -> RewardFailure:
     entry: RewardFailure = {"kind": "reward", "uid": item.uid, "error": item.facts.reward_error or ""}
-    failure = item.facts.reward_failure
-    if failure is not None and failure != "reward_failed":
+    failure = item.facts.reward_failure or NO_REWARD
+    if failure != "reward_failed":
         entry["failure"] = failure
     return entry

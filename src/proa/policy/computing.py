@@ -155,10 +155,10 @@ def check_compiler(device_type: str) -> None:
 def keep_triton_cache() -> None:
     """Have Triton keep kernels where it keeps them by itself. Torch's compiler moves its cache when it compiles
     something, and not when it finds that compiled: the second run would compile the engine's kernels once more."""
-    folder = Path(os.environ.get("TRITON_HOME") or Path.home()) / ".triton" / "cache"
     try:
+        folder = Path(os.environ.get("TRITON_HOME") or Path.home()) / ".triton" / "cache"
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError:  # a home that cannot be written to: then where torch's compiler puts it
+    except (OSError, RuntimeError):  # a home that cannot be written to, or none: then where torch's compiler puts it
         return
     os.environ.setdefault("TRITON_CACHE_DIR", str(folder))
 

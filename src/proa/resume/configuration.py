@@ -22,7 +22,8 @@ log = logging.getLogger("proa.resume")
 _FREE = (
     "name", "output_dir", "runtime", "makers", "ray", "wait_timeout", "lease_timeout", "buffer_limit", "checkpoint",
     "record", "progress", "eval", "callbacks", "reward.timeout", "reward.workers", "model.trust_remote_code",
-    "engine.sleep",
+    "engine.sleep", "environment.call_timeout", "environment.step_timeout", "environment.trajectory_timeout",
+    "environment.workers", "environment.memory_gib",
 )  # fmt: skip
 """What may change without changing what is learned."""
 _REORDERING_KEYS = (

@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from .versioned_engine import VersionedEngine
 
 
+_BUSY_SECONDS = 0.05
+"""How often an engine that has no room, and nothing to decode, is asked again if nothing else is asked of it."""
+
+
 class WeightsGoneError(ProaError):
     """Requests for a version of the weights that made room for another since it was loaded."""
 
@@ -43,12 +47,19 @@ class _Call:
     def try_now(self) -> bool:
         """Whether it is done, in one way or the other."""
         try:
-            self.answer.set_result(self.act())
+            found = self.act()
         except EngineBusyError:
             return False
         except BaseException as error:
-            self.answer.set_exception(error)
+            self.fail(error)
+        else:
+            with contextlib.suppress(InvalidStateError):  # the stream was closed meanwhile
+                self.answer.set_result(found)
         return True
+
+    def fail(self, error: BaseException) -> None:
+        with contextlib.suppress(InvalidStateError):  # it is answered, and not removed yet
+            self.answer.set_exception(error)
 
 
 @dataclass(eq=False)
@@ -101,7 +112,9 @@ class EngineStream:
         self._calls: deque[_Call] = deque()
         self._batches: dict[str, _Batch] = {}  # by the id of each request that is open
         self._kept: set[str] = set()  # requests that may be continued, or will be
+        self._refused = 0  # calls that the engine has no room for, until something changes
         self._over: BaseException | None = None
+        self._has_failed = False
         self._thread = threading.Thread(target=self._run, name=f"{name} engine", daemon=True)
         self._thread.start()
 
@@ -109,8 +122,11 @@ class EngineStream:
         """Whoever waits for something is told so; the engine is left with nothing."""
         self._end(ClosedError(reason))
         self._thread.join()
-        for request_id in {*self._batches, *self._kept}:
-            self._engine.cancel(request_id)
+        for batch in set(self._batches.values()):
+            batch.fail(ClosedError(reason))  # one that was submitted at the last moment
+        with contextlib.suppress(Exception) if self._has_failed else contextlib.nullcontext():
+            for request_id in {*self._batches, *self._kept}:
+                self._engine.cancel(request_id)
 
     def _end(self, why: BaseException) -> None:
         with self._changed:
@@ -119,7 +135,7 @@ class EngineStream:
             self._calls.clear()
             self._changed.notify_all()
         for call in calls:
-            call.answer.set_exception(self._over)
+            call.fail(self._over)
         for batch in batches:
             batch.fail(self._over)
 
@@ -202,13 +218,18 @@ class EngineStream:
                     self._answer_calls()
                     if self._batches:
                         self._step()
-        except BaseException as error:  # of the engine: nothing that is under way can be gone on with
+        except BaseException as error:  # of the engine: nothing that is under way can be completed
+            self._has_failed = True
             self._end(error)
 
     def _await_work(self) -> bool:
         if self._sleeps and not self._batches:
             self._engine.sleep()
         with self._changed:
+            if self._refused and not self._batches:
+                self._changed.wait_for(
+                    lambda: self._over is not None or len(self._calls) > self._refused, _BUSY_SECONDS
+                )
             self._changed.wait_for(lambda: self._over is not None or self._calls or self._batches)
             return self._over is None
 
@@ -218,6 +239,7 @@ class EngineStream:
         done = {call for call in calls if call.try_now()}
         self.free = self._engine.free
         with self._changed:
+            self._refused = 0 if done else len(calls)  # what was done may have made room
             self._calls = deque(call for call in self._calls if call not in done)
 
     def _submit(self, batch: _Batch) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..data.experience import BufferItem
-from ..data.facts import OWN_ENDINGS, SampleFacts, TrajectoryFacts, TurnFacts
+from ..data.facts import NO_REWARD, OWN_ENDINGS, SampleFacts, TrajectoryFacts, TurnFacts
 from ..data.versions import NO_VERSION
 from ..rewards.score import Score
 
@@ -126,7 +126,7 @@ class Sample:
         if self.facts is not None and not self.is_own_ending:
             return self.facts.ending, self.error or self.score.error
         if self.error is not None:
-            return "no_reward", self.error
+            return NO_REWARD, self.error
         has_failed = self.score.value is None and self.score.error is not None
         return ("reward_failed", self.score.error) if has_failed else (None, None)
 

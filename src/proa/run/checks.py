@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..config import ConfigError, DetachedConfig, RunConfig, SupervisedConfig
-from ..config.sections import BenchmarkSection, EvalSection
+from ..config.eval_section import BenchmarkSection, EvalSection
 from ..dotted import resolve
 from ..evals.benchmark import metric_of, score_name
 from ..evals.evaluation import eval_task, with_named_reward

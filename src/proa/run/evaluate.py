@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..config import RunConfig
-from ..config.sections import BenchmarkSection
+from ..config.eval_section import BenchmarkSection
 from ..evals.evaluation import build_eval
 from ..evals.scoring import At, Scored
 from ..numerics import compute_alike

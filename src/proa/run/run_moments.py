@@ -13,7 +13,7 @@ from typing import Any
 
 from ..actors.interruption import Interruption
 from ..config import RunConfig
-from ..config.sections import BenchmarkSection
+from ..config.eval_section import BenchmarkSection
 from ..data.loop import LoopArtifacts
 from ..data.results import ArmResult, ExperimentResult, RunResult, Status, latest_evals
 from ..data.state import LoopState, TrainState

@@ -10,7 +10,7 @@ from ..actors.interruption import Interruption
 from ..actors.stop import StopRequest
 from ..callbacks.performance import measured_performance
 from ..config import ConfigError, SupervisedConfig
-from ..config.sections import EvalSection
+from ..config.eval_section import EvalSection
 from ..data.results import EvalResult
 from ..data.state import LoopState
 from ..evals.evaluator import PolicyEvaluator

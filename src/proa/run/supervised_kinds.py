@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, TypedDict, TypeVar
 
 from ..config import SupervisedConfig
-from ..config.sections import EvalSection
+from ..config.eval_section import EvalSection
 from ..config.supervised_settings import DPOSettings, RewardModelSettings, SFTSettings
 from ..data.state import LoopState
 from ..evals.evaluation import eval_columns, eval_source

@@ -201,13 +201,15 @@ class CudaRows:
 
     @contextmanager
     def _rows_set_aside(self) -> Iterator[None]:
-        """No row is decoded inside; afterwards each is as it was. In the stream of steps."""
+        """No row is decoded inside; afterwards each is as it was, whatever failed. In the stream of steps."""
         rows = (self._state.state, self._state.table, self._state.forced)
         saved = [one.clone() for one in rows]
         self._state.state[:, kernels.POSITION.value] = -1
-        yield
-        for one, before in zip(rows, saved, strict=True):
-            one.copy_(before)
+        try:
+            yield
+        finally:
+            for one, before in zip(rows, saved, strict=True):
+                one.copy_(before)
 
     @contextmanager
     def changing(self) -> Iterator[None]:
