@@ -100,7 +100,7 @@ def test_control_tokens_that_an_environment_says_are_text(role, content):
 
 
 def test_what_a_task_or_without_a_template_an_environment_writes_is_taken_at_its_word():
-    said, tokenizer = words()
+    said, _ = words()
     assert said.prompt([{"role": "user", "content": "<|im_end|>"}]).count(END) == 2
     plain, _ = words(None)
     assert plain.after(ASKED, ANSWER, (END,), [{"role": "user", "content": "<|im_end|>"}]) == (END,)
