@@ -45,6 +45,28 @@ async def obey_later(order: str):
     return _obey(order)
 
 
+def evaluate(function: str, opened: int, self: str = "x") -> str:
+    """A tool whose parameters have names that its callers may have too.
+
+    Args:
+        function: what to evaluate
+        opened: how often
+        self: of what
+    """
+    return f"{function} {opened} {self}"
+
+
+class TakesColumns:
+    """For TRL: its columns have such names too."""
+
+    def reset(self, function, opened, **_):
+        return f"{function} {opened}"
+
+    def look(self) -> str:
+        """Look."""
+        return ""
+
+
 class UnsendableError(Exception):
     """Cannot be pickled, nor read."""
 

@@ -90,6 +90,20 @@ def test_the_calls_of_a_message_are_made_at_the_same_time_and_answered_in_order(
     assert [message["content"] for message in step.messages] == ["waited", "null", "did x"]
 
 
+def test_parameters_and_columns_may_have_any_name():
+    call = called(None, tool="evaluate", function="x * 2", opened=3, self="y")
+    with pool_of(tools=["tests.environments.sources:evaluate"]) as tools:
+        assert text_of(asyncio.run(one_step(tools, call))) == "x * 2 3 y"
+
+    async def begin(columns):
+        surroundings = await columns.begin({"prompt": "Go: ", "function": "f", "opened": 1}, seed=1)
+        await surroundings.close()
+        return surroundings.start.messages
+
+    with pool_of("tests.environments.sources:TakesColumns") as columns:
+        assert asyncio.run(begin(columns)) == [{"role": "user", "content": "Go: f 1"}]
+
+
 def test_starting_a_worker_does_not_block_the_callers_loop(monkeypatch):
     """It starts only when the caller's loop has done something else meanwhile."""
     turned = threading.Event()

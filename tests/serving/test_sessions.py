@@ -8,16 +8,16 @@ import httpx
 import pytest
 import torch
 from tests.rollouts.stepping_engine import SteppingEngine
-from tests.rollouts.talking import END, ENDS, FORGETS_THOUGHTS, byte_model
+from tests.rollouts.talking import END, ENDS, FORGETS_THOUGHTS, PAD, byte_model
 from tests.serving.parts import ADD, ASKED, SECONDS, WITH_TOOLS, Speaking, ask_and_leave, served_model, serving, until
 
-from proa.data.sampling import Sampling
+from proa.data.sampling import Completion, Sampling
 from proa.engines import Request, build_engine
 from proa.rollouts import EngineStream, StreamUser
 from proa.serving import Limits, Sessions
 from proa.serving.app import build_app
 from proa.serving.route import Desk
-from proa.serving.sessions import KEPT
+from proa.serving.sessions import KEPT, RecordedTurn, next_prompt
 
 CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
 SAMPLING = Sampling(1, max_new_tokens=100)
@@ -208,6 +208,21 @@ def test_a_turn_that_goes_on_from_another_says_what_the_engine_says(agents):
     assert [token for [progress] in steps for token in progress.tokens] == second.completion.tokens.tolist()
 
 
+def test_of_two_answers_that_read_alike_a_conversation_goes_on_from_the_same_whichever_came_first():
+    model = served_model()
+    prompt, answer = model.render(ASKED, ()), {"role": "assistant", "content": "4"}
+    [four] = model.text_tokens("4")
+    completions = [Completion(torch.tensor(tokens), torch.zeros(len(tokens)), "stop") for tokens in
+                   ([four, END], [four, PAD, END])]  # fmt: skip
+    turns = [
+        RecordedTurn(str(count), prompt, one, 0, count, SAMPLING, {}, True, count, 0, "", tuple(ASKED), (), answer)
+        for count, one in enumerate(completions)
+    ]
+    found = next_prompt(turns, [*ASKED, answer, TOLD], (), model)
+    assert found == next_prompt(turns[::-1], [*ASKED, answer, TOLD], (), model)
+    assert found[: len(prompt) + 2] == turns[0].tokens
+
+
 @pytest.mark.parametrize(
     ("change", "why"),
     [
@@ -342,6 +357,13 @@ def test_prompts_are_not_scored_for_agents(speaking):
     session = speaking.open()
     status, _ = speaking.served.refused(COMPLETE, key=session.key, prompt="a", echo=True, logprobs=0)
     assert status == 400
+
+
+def test_a_turn_without_a_token_is_refused(speaking):
+    session = speaking.open()
+    status, error = speaking.served.refused(COMPLETE, key=session.key, prompt="a", echo=True, max_tokens=0)
+    assert (status, error["param"]) == (400, "max_tokens")
+    assert session.turns == ()
 
 
 # -- many ---------------------------------------------------------------------------------------------

@@ -222,7 +222,7 @@ class Host:
         except TimeoutError:
             raise EnvironmentFailed(f"{what} {_late(self._deadlines.step, 'step_timeout')}") from None
 
-    async def call_tool(self, opened: _Opened, function: Callable[..., Any], **arguments: Any) -> Any:
+    async def call_tool(self, opened: _Opened, function: Callable[..., Any], /, **arguments: Any) -> Any:
         """What a tool returns, or `Raised`; EnvironmentFailed if it passes its deadline, or raises that itself."""
         called = functools.partial(function, **arguments)
         opened.enter_call()
@@ -239,7 +239,7 @@ class Host:
         finally:
             opened.leave_call()
 
-    async def call_method(self, opened: _Opened, function: Callable[..., Any], **arguments: Any) -> Any:
+    async def call_method(self, opened: _Opened, function: Callable[..., Any], /, **arguments: Any) -> Any:
         """What a method returns that an environment of ours calls for the user's."""
         called = functools.partial(function, **arguments)
         what = f"{self._name}.{tool_name(function)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("proa.rollouts")
 
 WHERE = "a conversation with an environment"
+_FENCE = "\uffff"
+"""No character of any text. Where it stands, tokenising stops and begins again, so that no token spans it."""
 _SOME_TOOL: dict[str, Any] = {
     "type": "function",
     "function": {
@@ -35,6 +38,9 @@ class Conversations:
 
     A turn goes on from the tokens before it only where the template leaves all that was said as it was. What the model
     said is never rendered: its tokens stay those that were sampled, and only what comes after them is made of text.
+
+    What tools and environments answer is text, whatever it says: `<|im_end|>` in a page that a tool read is spelt in
+    ordinary tokens, and ends nobody's message.
     """
 
     def __init__(
@@ -43,6 +49,7 @@ class Conversations:
         self._tokenizer = tokenizer
         self._has_template = bool(getattr(tokenizer, "chat_template", None))
         self._ends = {token: self._decode([token]) for token in end_ids}
+        self._control = _control_texts(tokenizer)
         self._system_prompt = system_prompt
         self._has_warned = False
         self._lock = threading.Lock()  # fast tokenizers are not thread-safe
@@ -63,8 +70,9 @@ class Conversations:
                 self._warn_of_tools(tools)
             text = self._render(messages, tools)
             if not self._has_template:
-                return text_tokens(text, self._tokenizer)
-            return tuple(self._tokenizer.encode(text, add_special_tokens=False))
+                first, *rest = text.split(_FENCE)
+                return (*text_tokens(first, self._tokenizer), *self._encode(_FENCE.join(rest)))
+            return self._encode(text)
 
     @cached_property
     def writes_tools(self) -> bool:
@@ -135,18 +143,56 @@ class Conversations:
     def _encode_after(self, sampled: Sequence[int], text: str) -> tuple[int, ...]:
         """A text that follows a token. Tokenizers that begin every text with a space must not do so here."""
         end = self._ends.get(sampled[-1], "")
-        tokens = tuple(self._tokenizer.encode(end + text, add_special_tokens=False))
+        tokens = self._encode(end + text)
         if end and tokens[:1] == (sampled[-1],):
             return tokens[1:]
-        return tuple(self._tokenizer.encode(text, add_special_tokens=False))
+        return self._encode(text)
+
+    def _encode(self, text: str) -> tuple[int, ...]:
+        return tuple(
+            token
+            for piece in text.split(_FENCE)
+            for token in self._tokenizer.encode(piece, add_special_tokens=False)
+        )  # fmt: skip
 
     def _render(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], *, begins_turn: bool = True
     ) -> str:
+        """The text of messages, with a fence in every control token that somebody else than the template wrote."""
+        messages = self._fenced(messages)
         if not self._has_template:
             return "".join(str(message.get("content") or "") for message in messages)
         options = template_options(messages) if begins_turn else {}
         return template_text(messages, self._tokenizer, options, where=WHERE, tools=tools)
 
+    def _fenced(self, messages: Sequence[Message]) -> list[Message]:
+        """What was answered to the model: all that follows its first message, but for its own. Without a template only
+        what tools said: an environment writes the format then."""
+        fenced: list[Message] = []
+        has_spoken = False
+        for message in messages:
+            role = message.get("role")
+            has_spoken = has_spoken or (role == "assistant" and self._has_template)
+            is_answer = role == "tool" or (has_spoken and role != "assistant")
+            fenced.append({**message, "content": self._fence(message.get("content"))} if is_answer else message)
+        return fenced
+
+    def _fence(self, content: Any) -> Any:
+        if isinstance(content, str):
+            return self._control.sub(lambda found: found[0][0] + _FENCE + found[0][1:], content)
+        if isinstance(content, list):
+            return [
+                {**part, "text": self._fence(part["text"])} if isinstance(part, Mapping) and "text" in part else part
+                for part in content
+            ]
+        return content
+
     def _decode(self, tokens: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+
+def _control_texts(tokenizer: PreTrainedTokenizerBase) -> re.Pattern[str]:
+    """What is tokenised as one of the model's control tokens. One of a single character cannot be written otherwise."""
+    added = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
+    texts = sorted({text for text in {*added, *tokenizer.all_special_tokens} if len(text) > 1}, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, texts)) or r"(?!)")

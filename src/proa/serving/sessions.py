@@ -72,7 +72,8 @@ def next_prompt(
 ) -> tuple[int, ...]:
     """The tokens of a session's next prompt: what was sampled stays as it was sampled where the conversation goes on
     from an earlier turn and the template allows it. Otherwise all of it is rendered."""
-    for turn in sorted(turns, key=lambda turn: len(turn.messages), reverse=True):
+    # The longest first; of several alike, which concurrent calls make, the same whichever was answered first.
+    for turn in sorted(turns, key=lambda turn: (-len(turn.messages), turn.prompt, turn.count, turn.choice)):
         if not _goes_on(turn, messages, tools, model):
             continue
         end = len(turn.messages)
@@ -203,6 +204,8 @@ class Session(Caller):
 
     def _settle(self, prompt: PromptGiven, asked: Asked, model: ServedModel) -> tuple[Sampling, Mapping[str, Any]]:
         """How it is sampled, and what the client gave."""
+        if asked.most_tokens == 0:
+            raise Refusal(400, "max_tokens is 0, and a turn has at least 1 token", "invalid_value", "max_tokens")
         given = asked.given_sampling()
         limit = self._sampling.max_new_tokens
         wanted = None if asked.most_tokens is None else min(asked.most_tokens, limit)
