@@ -10,4 +10,6 @@ pytest_collect_file = Sybil(
     parsers=[PythonCodeBlockParser()], patterns=["README.md", "docs/*.md"], excludes=["docs/actors.md"]
 ).pytest()
 
-collect_ignore = ["src/proa/engines/vllm_server/worker.py", "tests/vllm_server/stale.py"]  # they need vllm
+collect_ignore = [  # they need vllm
+    "src/proa/engines/vllm_server/worker.py", "tests/vllm_server/stale.py", "tests/vllm_server/dropped.py",
+]  # fmt: skip

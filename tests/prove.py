@@ -41,8 +41,8 @@ def pytest_part(what: str, *paths: str, marked: str = "prove", processes: int = 
     return Part(what, ["-m", "pytest", "-q", "-m", marked, *alone, *paths], environment)
 
 
-def script_part(what: str, path: str) -> Part:
-    return Part(what, [path])
+def script_part(what: str, path: str, *arguments: str) -> Part:
+    return Part(what, [path, *arguments])
 
 
 PARTS = {
@@ -62,14 +62,14 @@ PARTS = {
     "others": pytest_part("what is long elsewhere", *OTHERS),
     "gpu": pytest_part("what is long on a GPU, where there is one", "tests/gpu", processes=1),
     "gpu_figures": script_part("the figures for a GPU, where there is one", "benchmarks/gpu.py"),
-    "vllm": script_part("vLLM as an engine, in an environment of its own", "tests/vllm/run.py"),
+    "vllm": script_part("vLLM as an engine, in an environment of its own", "tests/vllm/run.py", "tests/vllm"),
+    "vllm_server": script_part("a real vLLM server as the engine, there too", "tests/vllm/run.py", "tests/vllm_server"),
     "kernels": script_part("the GPU's kernels, interpreted on a CPU", "tests/kernels/run.py"),
     "clients": script_part("openai, lm-eval and inspect-ai at a served model", "tests/clients/run.py"),
     "adapters": script_part("environments of other libraries, those themselves", "tests/adapters/run.py"),
     "tools": script_part("whether the engine stays busy while tools take their time", "benchmarks/tool_latency.py"),
     "lifecycle_demo": script_part("the lifecycle example", "examples/lifecycle_demo.py"),
     "callbacks": script_part("what an event costs", "benchmarks/callbacks.py"),
-    "vllm_server": pytest_part("a vLLM server as the engine, where there is one", "tests/vllm_server", processes=1),
     "rollout": script_part("tokens per second", "benchmarks/rollout.py"),
     "step": Part("a whole step beside TRL's", ["-m", "proa", "bench", "step", "--at-least", "1.2"]),
     "quality": Part("time to quality beside TRL's", ["-m", "proa", "bench", "quality", "--at-most", "0.8"]),

@@ -225,6 +225,24 @@ def test_a_wrong_value_is_answered_with_what_to_write(key, value, said):
     assert str(raised.value) == said
 
 
+@pytest.mark.parametrize(
+    ("engine", "said"),
+    [
+        ({"kind": "native"}, "engine.address is of a vLLM server, and engine.kind is native: set engine.kind: vllm"),
+        ({"address": "localhost:8000"}, "engine.address is 'localhost:8000': write it like http://127.0.0.1:8000"),
+        ({"address": "http://"}, "engine.address is 'http://': write it like http://127.0.0.1:8000"),
+        ({"options": {"block_size": 32}}, "leave engine.options out, and start the server with its own options"),
+        ({"cache_tokens": 2000}, "leave engine.cache_tokens out, and start the server with its own options"),
+    ],
+)
+def test_what_a_vllm_server_cannot_be_told_is_refused_before_anything_is_loaded(engine, said):
+    server = {"kind": "vllm", "address": "http://127.0.0.1:8000"}
+    assert load_run_config(**{**DETACHED, "engine": server}).engine.address == server["address"]
+    with pytest.raises(ConfigError) as raised:
+        load_run_config(**{**DETACHED, "engine": {**server, **engine}})
+    assert said in str(raised.value)
+
+
 def test_names_of_dtypes_are_those_that_models_are_loaded_in():
     assert tuple(_DTYPES) == DTYPES
 

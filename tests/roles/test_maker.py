@@ -1,6 +1,7 @@
 """A maker: what it tells of itself, and when it loads weights."""
 
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from proa.engines import build_engine
 from proa.policy.models import load_model, model_weights
 from proa.rewards import InlineRewards
 from proa.roles.maker import ExperienceMakerHolder
+from proa.roles.probe import Probe
 from proa.roles.weights import WeightStore
 from proa.rollouts import SingleTurn
 
@@ -180,6 +182,17 @@ def test_a_delivery_tells_who_made_it_and_what_was_spent_on_it(monkeypatch):
     assert (first.made_by, second.made_by) == ("maker_7", "maker_7")
     assert first.seconds == {"wait": 1.0, "load": 6.0, "generate": 8.0, "score": 16.0}
     assert second.seconds == {"wait": 1.0, "generate": 8.0, "score": 16.0}
+
+
+def test_a_delivery_tells_the_largest_gap_since_the_one_before_it(monkeypatch):
+    studio = Studio([lease(0, version=2), lease(1, version=2)])
+    gaps = iter([3e-4, 1e-4])
+    monkeypatch.setattr(studio.maker.engine, "score", lambda sequences: [torch.tensor([-1.0 - next(gaps)])])
+    for version in (1, 2):
+        weights = studio.store.fetch(version, owner="maker_7")
+        studio.maker.update_experience_maker(replace(weights, probe=Probe(((4, 5),), ((-1.0,),), torch.float32)))
+    studio.work()
+    assert [delivery.probe_gap for delivery in studio.deliveries] == [pytest.approx(3e-4, rel=1e-3), None]
 
 
 def test_a_wait_that_was_too_long_is_gone_on_with_and_counts_for_the_lease_that_ended_it(monkeypatch):

@@ -1,4 +1,8 @@
-"""The part `vllm` of `make prove`: sets vLLM's environment up, and runs its tests there, the long ones too."""
+"""Sets vLLM's environment up, and runs tests there, the long ones too. These are two parts of `make prove`.
+
+python tests/vllm/run.py tests/vllm           vLLM in the process of a maker
+python tests/vllm/run.py tests/vllm_server    a real vLLM server
+"""
 
 import os
 import subprocess
@@ -10,12 +14,12 @@ REPOSITORY = FOLDER.parents[1]
 VENV = REPOSITORY / ".venv-vllm"
 
 
-def main() -> int:
+def main(folders: list[str]) -> int:
     environment = {**os.environ, "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
     subprocess.run([FOLDER / "set_up", VENV], cwd=REPOSITORY, env=environment, check=True)
-    tests = [VENV / "bin" / "python", "-m", "pytest", "-q", "tests/vllm", "-m", "prove or not prove"]
+    tests = [VENV / "bin" / "python", "-m", "pytest", "-q", *folders, "-m", "prove or not prove"]
     return subprocess.run(tests, cwd=REPOSITORY, env=environment, check=False).returncode
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(sys.argv[1:]))

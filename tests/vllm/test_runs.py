@@ -55,7 +55,9 @@ def test_the_digest_is_the_same_for_any_number_of_makers_and_every_push_is_measu
     one = trained(tmp_path, "one", makers=1, lease_prompts=1, **adapter, **HELD_OUT)
     assert one["weights_digest"] == two["weights_digest"]
     gaps = [row["maker.probe_gap"] for row in metrics(tmp_path, "two") if "maker.probe_gap" in row]
-    assert len(gaps) >= 2
+    # Of versions 0 to 2: nothing is sampled with those after. Adapters of two versions may be loaded before a delivery,
+    # which has the larger gap.
+    assert len(gaps) >= (2 if adapter is APPLIED else 3)
     assert max(gaps) < 1e-5
     assert two["ledger"]["trained"] == 4 * 8
     assert two["ledger"]["dropped"] == {}

@@ -21,11 +21,12 @@ from tests.vllm.models import COMMON, Engines
 from proa.data.sampling import Completion, Sampling
 from proa.engines import EngineBusyError, ModelDescription, Request, build_engine, generate, group_requests
 from proa.engines.vllm import VLLMEngine
-from proa.engines.vllm.adapters import write_adapter
 from proa.errors import ProaError, SettingError
+from proa.policy.adapter_layout import AdaptedWeights
 from proa.policy.lora import LoraSettings, adapter_layout, adapter_weights, add_lora
 from proa.policy.lora_policy import as_policy
 from proa.policy.models import load_model, model_weights
+from proa.policy.saved_adapter import write_adapter
 from proa.roles.probe import Probe, ProbeError
 
 pytestmark = pytest.mark.usefixtures("vllms_shapes")
@@ -321,7 +322,17 @@ def dropped_layer(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(GivenWeightsEngine, "receive_weights", but_a_layer)
 
 
-@pytest.mark.parametrize("fault", [stale_head, dropped_layer])
+def wrong_scale(patch: pytest.MonkeyPatch) -> None:
+    from proa.engines.vllm.inside.transfer import GivenWeightsEngine
+
+    def at_another_scale(self: Any, update_info: Any) -> None:
+        weights = {**update_info.weights, "model.norm.weight": update_info.weights["model.norm.weight"] * 1.02}
+        self.model.load_weights(iter(weights.items()))
+
+    patch.setattr(GivenWeightsEngine, "receive_weights", at_another_scale)
+
+
+@pytest.mark.parametrize("fault", [stale_head, dropped_layer, wrong_scale])
 def test_the_probe_refuses_a_push_that_was_not_taken_whole_and_the_next_is_right(
     fault: Any, engines: Engines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -351,6 +362,22 @@ def test_the_probe_refuses_another_adapter(engines: Engines, settings: dict[str,
     engine.load(policy.receiver().whole(other), 1)
     with pytest.raises(ProbeError):
         gap(policy, engine, 1)
+
+
+@pytest.mark.parametrize("settings", [MERGED, APPLIED], ids=["merged", "applied"])
+def test_the_probe_refuses_an_adapter_at_another_scale(engines: Engines, settings: dict[str, Any]) -> None:
+    model = sharp(TIED)
+    add_lora(model, ADAPTER, seed=1)
+    engine = engines.build("vllm", model, end_ids=(), **settings)
+    policy = as_policy(model)
+    moved(model, 1)
+    right = policy.receiver().whole(policy.published())
+    layout = replace(right.layout, scaling=2 * right.layout.scaling)
+    engine.load(AdaptedWeights(right.base, right.adapter, layout), 1)
+    with pytest.raises(ProbeError):
+        gap(policy, engine, 1)
+    engine.load(right, 2)
+    assert gap(policy, engine, 2) < 1e-5
 
 
 def test_an_adapter_in_the_place_of_another_would_be_seen(engines: Engines) -> None:

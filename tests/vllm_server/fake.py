@@ -19,6 +19,8 @@ class FakeServer:
         self.backend = "proa-files"
         self.version = "default"
         self.pages = None
+        self.failures = 0
+        """How often it will end the connection, when it is asked for its weights."""
         self.generated = []
         self.answers = []
         """Of each request in turn: the tokens, and whether the connection ends without an end."""
@@ -49,6 +51,9 @@ class FakeServer:
                     return self._say({"vllm_config": config})
                 if self.path == "/v1/models":
                     return self._say({"data": [{"id": name} for name in fake.adapters]})
+                if self.path == "/weight_info" and fake.failures:
+                    fake.failures -= 1
+                    return None
                 return self._say({"weight_version": fake.version} if self.path == "/weight_info" else {})
 
             def do_POST(self):

@@ -6,14 +6,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.small import DETACHED
 from tests.vllm_server.fake import MODEL, FakeServer
 
+from proa import recipes
 from proa.data.sampling import Sampling
 from proa.engines import Request, build_engine, generate
 from proa.engines.vllm_server import VLLMServerEngine
 from proa.errors import ProaError, SettingError
 from proa.policy.lora import LoraSettings
-from proa.policy.lora_policy import LoraPolicy
+from proa.policy.lora_policy import LoraPolicy, as_policy
 from proa.policy.models import load_model
 
 TINY = {
@@ -92,6 +94,17 @@ def test_another_server_at_the_address_is_refused_when_it_comes_back(fake, engin
         list(stepped(engine))
 
 
+def test_a_server_that_was_gone_before_a_push_is_looked_at_anew(fake, engine, model, monkeypatch, caplog):
+    monkeypatch.setattr("proa.engines.vllm_server.engine._BETWEEN_CALLS", 0.0)
+    fake.failures = 2
+    engine.load(as_policy(model).whole(), 1)
+    assert "is there again" in caplog.text
+    assert engine.versions == (1,)
+    fake.failures, fake.hf_config = 1, {**fake.hf_config, "hidden_size": 99}
+    with pytest.raises(SettingError, match="has another model .*hidden_size is 99 there and 8 here"):
+        engine.load(as_policy(model).whole(), 2)
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -114,6 +127,15 @@ def test_slips_in_settings_are_refused(model):
         build_engine(VLLMServerEngine, model, end_ids=[], address="http://127.0.0.1:1", patience=0)
     with pytest.raises(SettingError, match="cannot be written to"):
         build_engine(VLLMServerEngine, model, end_ids=[], address="http://127.0.0.1:1", folder="/no/such/folder")
+
+
+def test_a_run_is_refused_before_its_warm_start_and_writes_nothing(tmp_path, monkeypatch):
+    engine = {"kind": "vllm", "address": "http://127.0.0.1:1", "params": {"patience": 0}}
+    warm = {"warm_start": {"steps": 2, "batch_size": 8}}
+    monkeypatch.delattr("proa.run.trainer_side.fit_sft")
+    with pytest.raises(SettingError, match="write the seconds to wait"):
+        recipes.grpo(**DETACHED, **warm, engine=engine, output_dir=tmp_path, name="run")
+    assert not list(tmp_path.iterdir())
 
 
 def test_log_probabilities_that_would_not_be_the_policys_are_refused(fake, engine, model, monkeypatch):

@@ -3,6 +3,7 @@
 import threading
 import time
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from proa.engines import EngineBusyError, Request, build_engine, generate
 from proa.engines.vllm_server import VLLMServerEngine
 from proa.engines.vllm_server.client import Server
 from proa.errors import ProaError, SettingError
+from proa.policy.adapter_layout import AdaptedWeights
 from proa.policy.lora import LoraSettings
 from proa.policy.lora_policy import LoraPolicy, as_policy
 from proa.policy.models import load_model, save_model
@@ -106,51 +108,81 @@ def test_a_seed_gives_the_same_tokens_again_and_another_seed_others(server):
     assert generate(engine, others)[0].tokens.tolist() != first[0].tokens.tolist()
 
 
-def test_a_server_whose_head_stays_old_is_found_by_the_probe(folder, tmp_path):
-    stale = RunningServer(folder, tmp_path / "log.txt", extension="tests.vllm_server.stale.StaleHead")
+@pytest.mark.parametrize("fault", ["stale.StaleHead", "dropped.DroppedLayer"])
+def test_a_server_that_does_not_take_all_weights_is_found_by_the_probe_with_both_numbers(folder, tmp_path, fault):
+    faulty = RunningServer(folder, tmp_path / "log.txt", extension=f"tests.vllm_server.{fault}")
     try:
-        stale.wait()
-        engine, policy = engine_at(stale, seed=1)
+        faulty.wait()
+        engine, policy = engine_at(faulty, seed=1)
         changed(policy, 1)
         engine.load(policy.whole(), 1)
         probe = Probe.of(policy, [tuple(range(2, 30))])
-        with pytest.raises(ProbeError, match="with the weights of version 1 the engine gives"):
+        numbers = r"a log-probability of -\d+\.\d+ on average, and the trainer -\d+\.\d+: \d+\.\d+ apart"
+        with pytest.raises(ProbeError, match=f"with the weights of version 1 the engine gives 27 tokens {numbers}"):
             probe.check(engine.score(probe.sequences), 1)
     finally:
-        stale.kill()
+        faulty.kill()
 
 
-def test_ten_adapters_are_the_policys_one_after_another(folder, tmp_path):
-    server = RunningServer(folder, tmp_path / "log.txt", "--enable-lora", "--max-lora-rank", "16")
+@pytest.fixture(scope="module")
+def lora_server(folder, tmp_path_factory):
+    log = tmp_path_factory.mktemp("lora_server") / "log.txt"
+    running = RunningServer(folder, log, "--enable-lora", "--max-lora-rank", "16")
     try:
-        server.wait()
-        policy = LoraPolicy(load_model(TIED, seed=4), settings=LoraSettings(rank=4))
-        policy.begin(Path())
-        engine = build_engine(
-            VLLMServerEngine, policy.model, end_ids=[1], address=server.address, patience=PATIENCE
-        )  # fmt: skip
-        receiver, seen = policy.receiver(), set()
-        for version in range(1, 11):
-            generator = torch.Generator().manual_seed(version)
-            with torch.no_grad():
-                for name, parameter in policy.model.named_parameters():
-                    if "lora_" in name:
-                        parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
-            engine.load(receiver.whole(policy.published()), version)
-            requests = some_requests(version=version, temperature=0.7)
-            completions = generate(engine, requests)
-            probe = Probe.of(
-                policy, [(*a.tokens, *b.tokens.tolist()) for a, b in zip(requests, completions, strict=True)]
-            )
-            assert probe.check(engine.score(probe.sequences), version) < ROUNDING
-            assert max(map(lambda one, made: gap_of(policy, one, made), requests, completions)) < ROUNDING
-            seen.add(tuple(completions[0].tokens.tolist()))
-        assert len(seen) > 1
-        names = [one["id"] for one in Server(server.address, KEY, 60.0).ask("GET", "/v1/models")["data"]]
-        assert [name for name in names if name.startswith("proa-")] == [names[-1]]
-        assert names[-1].endswith("-adapter-10")
+        yield running.wait()
     finally:
-        server.kill()
+        running.kill()
+
+
+def lora_policy(seed):
+    policy = LoraPolicy(load_model(TIED, seed=seed), settings=LoraSettings(rank=4))
+    policy.begin(Path())
+    return policy
+
+
+def moved(policy, seed):
+    """Its adapter, as training would."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in policy.model.named_parameters():
+            if "lora_" in name:
+                parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
+
+
+def test_ten_adapters_are_the_policys_one_after_another(lora_server):
+    policy, seen = lora_policy(seed=4), set()
+    engine = build_engine(VLLMServerEngine, policy.model, end_ids=[1], address=lora_server.address, patience=PATIENCE)
+    receiver = policy.receiver()
+    for version in range(1, 11):
+        moved(policy, version)
+        engine.load(receiver.whole(policy.published()), version)
+        requests = some_requests(version=version, temperature=0.7)
+        completions = generate(engine, requests)
+        probe = Probe.of(policy, [(*a.tokens, *b.tokens.tolist()) for a, b in zip(requests, completions, strict=True)])
+        assert probe.check(engine.score(probe.sequences), version) < ROUNDING
+        assert max(map(lambda one, made: gap_of(policy, one, made), requests, completions)) < ROUNDING
+        seen.add(tuple(completions[0].tokens.tolist()))
+    assert len(seen) > 1
+    names = [one["id"] for one in Server(lora_server.address, KEY, 60.0).ask("GET", "/v1/models")["data"]]
+    assert [name for name in names if name.startswith("proa-")] == [names[-1]]
+    assert names[-1].endswith("-adapter-10")
+
+
+def test_another_adapter_and_another_scale_are_found_by_the_probe(lora_server):
+    policy = lora_policy(seed=4)
+    engine = build_engine(VLLMServerEngine, policy.model, end_ids=[1], address=lora_server.address, patience=PATIENCE)
+    receiver = policy.receiver()
+    moved(policy, 1)
+    adapter = {name: 3 * tensor for name, tensor in policy.published().items()}
+    right = receiver.whole(policy.published())
+    scaled = AdaptedWeights(right.base, right.adapter, replace(right.layout, scaling=2 * right.layout.scaling))
+    probe = Probe.of(policy, [tuple(range(2, 30))])
+    for version, wrong in ((1, receiver.whole(adapter)), (2, scaled)):
+        engine.load(wrong, version)
+        with pytest.raises(ProbeError, match="They do not compute the same policy"):
+            probe.check(engine.score(probe.sequences), version)
+    engine.load(receiver.whole(policy.published()), 3)
+    assert probe.check(engine.score(probe.sequences), 3) < ROUNDING
 
 
 def test_a_request_ends_as_asked_is_continued_and_cancelled(server):
@@ -237,7 +269,7 @@ def test_a_stranger_who_changes_the_weights_is_found(server):
 
 
 def test_a_server_that_is_killed_and_started_again_loses_nothing(server, caplog):
-    engine, policy = engine_at(server, seed=3)
+    engine, policy = engine_at(server, seed=3, slots=2)  # so that most have not been sent yet when the server dies
     expected = generate(engine, some_requests(12, tokens=200))
     requests = some_requests(12, tokens=200)
     for request in requests:

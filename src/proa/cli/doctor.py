@@ -18,7 +18,7 @@ from rich.table import Table
 from .. import __version__
 from ..bench.shapes import SHAPES
 from ..doctor.advice import advise, agrees, works
-from ..doctor.packages import PACKAGES, how_to_get
+from ..doctor.packages import PACKAGES, how_to_get, missing_for_engine
 from ..doctor.patient import Patient
 from ..doctor.trials import ROWS, Found, TrialSettings
 from ..errors import SettingError
@@ -51,6 +51,9 @@ def doctor(options: argparse.Namespace) -> int:
         _print_device(console, device, half)
         engines: dict[str, Found] = {}
         for kind in kinds:
+            if missing := missing_for_engine(kind, has_gpu=may_have_gpu()):
+                engines[kind] = {"error": missing}
+                continue
             with _status(console, f"the engine {kind}"):
                 engines[kind] = patient.try_("engine", kind=kind, alone=kind not in _OWN)
     _print_engines(console, engines)
@@ -130,12 +133,12 @@ def _print_device(console: Console, device: Found, half: Found) -> None:
     if "torch_device_support" in device:
         console.print(f"Torch: {device['torch_device_support']}")
     if "bandwidth" in device:
-        console.print(f"Memory: {device['bandwidth'] / 1e9:,.1f} GB/s, of a copy")
+        console.print(f"Memory bandwidth: {device['bandwidth'] / 1e9:,.1f} GB/s, measured by a copy")
     speeds = [
-        f"{name} {found['products'] / 1e9:,.0f}" if "products" in found else f"{name} none ({found.get('error')})"
+        f"{found['products'] / 1e9:,.0f} GFLOP/s in {name}" if "products" in found else f"{name}: {found.get('error')}"
         for name, found in (("float32", device), ("bfloat16", half))
     ]
-    console.print(f"Products: {', '.join(speeds)}, in 10⁹ operations/s")
+    console.print(f"Matrix products: {', '.join(speeds)}")
 
 
 def _print_engines(console: Console, engines: dict[str, Found]) -> None:

@@ -284,6 +284,29 @@ class EngineSection(Section):
     params: dict[str, Any] = Field(default_factory=dict, description="further settings of an engine of your own")
     _given: EngineFactory | None = PrivateAttr(None)
 
+    @model_validator(mode="after")
+    def _check_address(self) -> EngineSection:
+        """What cannot be said of a server that runs already is known before torch is."""
+        if self.address is None:
+            return self
+        if self.kind in ("native", "hf"):
+            raise ValueError(
+                f"engine.address is of a vLLM server, and engine.kind is {self.kind}: set engine.kind: vllm"
+            )
+        if self.kind == "vllm":
+            self._check_server(self.address)
+        return self
+
+    def _check_server(self, address: str) -> None:
+        if not re.match(r"https?://[^/:]", address):
+            raise ValueError(f"engine.address is {address!r}: write it like http://127.0.0.1:8000")
+        for name in ("options", "cache_tokens"):
+            if getattr(self, name):
+                raise ValueError(
+                    f"engine.{name} is for vLLM in the maker's process, and engine.address names a server that runs "
+                    f"already: leave engine.{name} out, and start the server with its own options"
+                )
+
     @property
     def factory(self) -> str | EngineFactory:
         """What makes the engine: the object that was given, or the name."""

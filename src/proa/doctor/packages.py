@@ -51,6 +51,14 @@ PACKAGES = (
 """In the order in which they are shown."""
 
 
+def missing_for_engine(kind: str, *, has_gpu: bool) -> str | None:
+    """What to install for an engine, if it is not here; None if nothing is missing that is known of."""
+    package = next((one for one in PACKAGES if one.needed_for == f"engine.kind: {kind}"), None)
+    if package is None or package.version is not None:
+        return None
+    return f"not installed: {how_to_get(package, has_gpu=has_gpu)}"
+
+
 def how_to_get(package: Package, *, has_gpu: bool) -> str:
     """What installs it on this machine.
 

@@ -1,4 +1,4 @@
-"""An adapter as PEFT saves it: two files, read here without peft, and our note of the base that it is for."""
+"""An adapter as PEFT saves it: two files, read and written without peft, and our note of the base that it is for."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from .adapter_layout import AdapterError, AdapterLayout, linear_layers
@@ -109,6 +109,17 @@ def read_adapter(folder: str | PathLike[str]) -> SavedAdapter:
         base_digest=_text(folder / NOTE_FILE, note, "base_digest"),
         base_dtype=_text(folder / NOTE_FILE, note, "base_dtype"),
     )
+
+
+def write_adapter(adapter: Mapping[str, torch.Tensor], layout: AdapterLayout, folder: Path) -> None:
+    """The two files, for others that read what PEFT saves."""
+    tensors = {f"{PREFIX}{name}": tensor.detach().to("cpu").contiguous() for name, tensor in adapter.items()}
+    save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+    config = {
+        "peft_type": "LORA", "r": layout.rank, "lora_alpha": layout.scaling * layout.rank, "bias": "none",
+        "target_modules": sorted({layer.name.rpartition(".")[2] for layer in layout.layers}),
+    }  # fmt: skip
+    (folder / CONFIG_FILE).write_text(json.dumps(config), encoding="utf-8")
 
 
 def _json(path: Path) -> dict[str, Any]:

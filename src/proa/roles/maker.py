@@ -130,7 +130,7 @@ class ExperienceMakerHolder:
         """Completion tokens."""
         self._versioned_engine = VersionedEngine(self.engine, guarded_from=f"a callback of {self.name}")
         self._own_stream = OwnStream(getattr(self.engine, "device", None))
-        self._probe_gap: float | None = None  # of the last load, until it is told
+        self._probe_gap: float | None = None  # the largest since the last delivery
         self._seed = seed
         self._wait_timeout = wait_timeout
         self._find_trainer: Callable[[str], Any] = find_trainer or (
@@ -338,7 +338,8 @@ class ExperienceMakerHolder:
     def _compare(self, probe: Probe, scored: list[torch.Tensor] | None, version: int) -> None:
         """Raise unless the engine computes with these weights what the trainer does."""
         if scored is not None:
-            self._probe_gap = probe.check(scored, version, getattr(self.engine, "dtype", None))
+            gap = probe.check(scored, version, getattr(self.engine, "dtype", None))
+            self._probe_gap = max(gap, self._probe_gap or 0.0)
 
     def _note_loaded(self, version: int) -> None:
         self.state.policy_version = version

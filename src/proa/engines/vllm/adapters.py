@@ -7,7 +7,6 @@ and values of the one before.
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,9 +14,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
 from ...policy.adapter_layout import AdapterLayout
+from ...policy.saved_adapter import write_adapter
 
 _numbers = itertools.count(1)
 
@@ -31,17 +30,6 @@ def written_adapter(adapter: Mapping[str, torch.Tensor], layout: AdapterLayout) 
         write_adapter(adapter, layout, Path(folder))
         number = next(_numbers)
         yield LoRARequest(f"proa {number}", number, folder)
-
-
-def write_adapter(adapter: Mapping[str, torch.Tensor], layout: AdapterLayout, folder: Path) -> None:
-    """As peft writes it."""
-    tensors = {f"base_model.model.{name}": one.detach().cpu().contiguous() for name, one in adapter.items()}
-    save_file(tensors, folder / "adapter_model.safetensors")
-    config = {
-        "peft_type": "LORA", "r": layout.rank, "lora_alpha": layout.scaling * layout.rank, "bias": "none",
-        "target_modules": sorted({layer.name.rpartition(".")[2] for layer in layout.layers}),
-    }  # fmt: skip
-    (folder / "adapter_config.json").write_text(json.dumps(config))
 
 
 def noise_adapter(layout: AdapterLayout) -> dict[str, torch.Tensor]:

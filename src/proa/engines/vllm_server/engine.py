@@ -64,8 +64,7 @@ class VLLMServerEngine:
         patience: float = 300.0,
         api_key: str = "",
     ) -> None:
-        if not patience > 0:
-            raise SettingError(f"engine.params.patience is {patience}: write the seconds to wait for the server")
+        self.check_settings(address=address, patience=patience)
         self._description = description
         self._server = Server(address, api_key or os.environ.get(KEY, ""), patience)
         self._patience = patience
@@ -90,6 +89,13 @@ class VLLMServerEngine:
             self._is_independent = is_independent(
                 self._server, vocabulary=self._vocabulary, context=self.context_length, patience=patience
             )
+
+    @staticmethod
+    def check_settings(*, address: str, patience: float = 300.0, **_: Any) -> None:
+        """Raise for what is seen to be wrong without a server, before a run has begun."""
+        Server(address, "", patience)
+        if not patience > 0:
+            raise SettingError(f"engine.params.patience is {patience}: write the seconds to wait for the server")
 
     # -- what it is ----------------------------------------------------------------------------------
 
@@ -248,10 +254,7 @@ class VLLMServerEngine:
             time.sleep(_BETWEEN_CALLS)
             return False
         if since is not None:
-            log.warning(
-                "the vLLM server at %s is there again, after %.0f s, with the weights of version %d",
-                self._server.address, time.monotonic() - since, self._version,
-            )  # fmt: skip
+            self._say_it_is_back(since)
         self._is_ready, self._gone_since = True, None
         return True
 
@@ -266,17 +269,27 @@ class VLLMServerEngine:
             ) from error
 
     def _call(self, work: Callable[[], Any]) -> Any:
-        """The result of what the server must be there for; it is waited for, and that is said."""
-        end, is_said = time.monotonic() + self._patience, False
+        """The result of what the server must be there for. It is waited for, and looked at anew when it comes back."""
+        gone_since: float | None = None
         while True:
             try:
-                return work()
+                if gone_since is not None:
+                    self._facts = inspect(self._server, self._description)
+                result = work()
             except (ServerGoneError, ServerError) as error:
-                self._check_patience(end, error)
-                if not is_said:
+                if gone_since is None:
+                    gone_since = time.monotonic()
                     log.warning("waiting for the vLLM server at %s: %s", self._server.address, error)
-                    is_said = True
+                self._check_patience(gone_since + self._patience, error)
                 time.sleep(_BETWEEN_CALLS)
+                continue
+            if gone_since is not None:
+                self._say_it_is_back(gone_since)
+            return result
+
+    def _say_it_is_back(self, gone_since: float) -> None:
+        seconds = time.monotonic() - gone_since
+        log.warning("the vLLM server at %s is there again, after %.0f s", self._server.address, seconds)
 
     # -- weights -------------------------------------------------------------------------------------
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import secrets
 import shutil
@@ -19,6 +18,7 @@ from safetensors.torch import save_file
 
 from ...errors import ProaError, SettingError
 from ...policy.adapter_layout import AdaptedWeights
+from ...policy.saved_adapter import write_adapter
 from ...private_files import private_writing
 from ..weights import WeightPlaces
 from .client import Server, ServerError
@@ -92,19 +92,11 @@ class WeightFiles:
         return self._folder / f"{self._pushes}.safetensors"
 
     def _write_adapter(self, weights: AdaptedWeights, name: str) -> None:
-        """As PEFT has it on disk. A name is used once: vLLM keeps what it computed with an adapter under its name."""
-        layout, folder = weights.layout, self._folder / name
-        config = {
-            "peft_type": "LORA", "r": layout.rank, "lora_alpha": layout.scaling * layout.rank, "bias": "none",
-            "target_modules": sorted({layer.name.rpartition(".")[2] for layer in layout.layers}),
-        }  # fmt: skip
-        stored = {
-            f"base_model.model.{key}": tensor.detach().to("cpu").contiguous() for key, tensor in weights.adapter.items()
-        }  # fmt: skip
+        """A name is used once: vLLM keeps what it computed with an adapter under its name."""
+        folder = self._folder / name
         with private_writing(self._folder):
             folder.mkdir()
-            save_file(stored, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-            (folder / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
+            write_adapter(weights.adapter, weights.layout, folder)
         self._adapter = name
 
     # -- the server ----------------------------------------------------------------------------------

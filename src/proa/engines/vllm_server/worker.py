@@ -8,21 +8,15 @@ that two processes can share.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import safe_open
-from vllm.distributed.weight_transfer.base import (
-    WeightTransferEngine,
-    WeightTransferInitInfo,
-    WeightTransferUpdateInfo,
-)
+from vllm.distributed.weight_transfer.base import WeightTransferInitInfo, WeightTransferUpdateInfo
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
-from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
-from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+from ..vllm.inside.transfer import ReloadingEngine
 
 BACKEND = "proa-files"
 
@@ -43,8 +37,8 @@ class File(WeightTransferUpdateInfo):  # type: ignore[misc]
     name: str
 
 
-class FilesEngine(WeightTransferEngine[Folder, File]):  # type: ignore[misc]
-    """Loads weights from files as vLLM loads those of a model's folder: cast, split, fused and packed."""
+class FilesEngine(ReloadingEngine):
+    """Loads weights from files."""
 
     init_info_cls = Folder
     update_info_cls = File
@@ -60,35 +54,11 @@ class FilesEngine(WeightTransferEngine[Folder, File]):  # type: ignore[misc]
             raise ValueError(f"{folder} is another folder on the server's machine")
         self._folder = folder
 
-    def start_weight_update(self) -> None:
-        initialize_layerwise_reload(self.model)
-
     def receive_weights(self, update_info: File) -> None:
         if self._folder is None:
             raise ValueError("weights were sent before the folder was named")
         with safe_open(self._folder / Path(update_info.name).name, framework="pt") as file:
             self.model.load_weights((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118 - no mapping
-
-    def finish_weight_update(self) -> None:
-        finalize_layerwise_reload(self.model, self.model_config)
-        for head in _tied_heads(self.model):
-            head.quant_method.process_weights_after_loading(head)
-
-    def shutdown(self) -> None:
-        self._folder = None
-
-
-def _tied_heads(model: torch.nn.Module) -> Iterator[Any]:
-    """Output heads that share the weights of the embeddings. On a CPU a head computes with a packed copy, which vLLM
-    makes of what is loaded into a layer itself: of a tied one that is nothing, and it would stay as it was."""
-    owners: set[int] = set()
-    for module in model.modules():
-        weight = getattr(module, "weight", None)
-        if weight is None:
-            continue
-        if isinstance(module, ParallelLMHead) and id(weight) in owners:
-            yield module
-        owners.add(id(weight))
 
 
 class TakesWeights:

@@ -1,7 +1,7 @@
-"""How weights come into vLLM: from the same process, as tensors, all of them at once.
+"""How weights come into vLLM: all of them at once, as tensors from the same process, or as `vllm_server.worker` has it.
 
-This is a backend of vLLM's own interface for the weights of a trainer. vLLM casts, splits, fuses and packs them as it
-does those of a file.
+These are backends of vLLM's own interface for the weights of a trainer. vLLM casts, splits, fuses and packs them as it
+does those of a model's folder.
 """
 
 from __future__ import annotations
@@ -31,20 +31,11 @@ class GivenWeights(WeightTransferUpdateInfo):  # type: ignore[misc]
     weights: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
-class GivenWeightsEngine(WeightTransferEngine[NothingToAgreeOn, GivenWeights]):  # type: ignore[misc]
-    """Loads tensors that are given."""
-
-    init_info_cls = NothingToAgreeOn
-    update_info_cls = GivenWeights
-
-    def init_transfer_engine(self, init_info: NothingToAgreeOn) -> None:
-        """There is nothing to do."""
+class ReloadingEngine(WeightTransferEngine[Any, Any]):  # type: ignore[misc]
+    """Replaces all weights, layer by layer, and leaves nothing that was made of the old ones."""
 
     def start_weight_update(self) -> None:
         initialize_layerwise_reload(self.model)
-
-    def receive_weights(self, update_info: GivenWeights) -> None:
-        self.model.load_weights(iter(update_info.weights.items()))
 
     def finish_weight_update(self) -> None:
         finalize_layerwise_reload(self.model, self.model_config)
@@ -53,6 +44,19 @@ class GivenWeightsEngine(WeightTransferEngine[NothingToAgreeOn, GivenWeights]): 
 
     def shutdown(self) -> None:
         """There is nothing to give back."""
+
+
+class GivenWeightsEngine(ReloadingEngine):
+    """Loads tensors that are given."""
+
+    init_info_cls = NothingToAgreeOn
+    update_info_cls = GivenWeights
+
+    def init_transfer_engine(self, init_info: NothingToAgreeOn) -> None:
+        """There is nothing to do."""
+
+    def receive_weights(self, update_info: GivenWeights) -> None:
+        self.model.load_weights(iter(update_info.weights.items()))
 
 
 def tied_heads(model: torch.nn.Module) -> Iterator[Any]:
