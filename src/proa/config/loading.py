@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails
 from ..record.run_folder import decode_numbers
 from ..spelling import did_you_mean
 from ..wrong_values import likely_choice, must_be
+from .algorithm_outlines import OUTLINES
 from .experiment_config import ArmContent, ExperimentConfig, KeyPath
 from .foreign_names import name_here
 from .run_config import OUTLINED, RESTORED, SHORT_FORMS, RunConfig, config_type, drop_foreign_keys
@@ -32,16 +33,27 @@ def load_run_config(
     Keys may be dotted (`--sampling.group_size 16`); `-` and `_` are equivalent. `recipe` is the default algorithm; an
     algorithm with another recipe is an error.
     """
+    return _load(file, flags, recipe, changes, None)
+
+
+def outline_run_config(
+    file: Path | str | None = None, flags: Sequence[str] = (), *, recipe: str | None = None, **changes: Any
+) -> RunConfig:
+    """The same without a look at its algorithm and engine, which may import torch: enough to know its folder."""
+    return _load(file, flags, recipe, changes, OUTLINED)
+
+
+def _load(
+    file: Path | str | None,
+    flags: Sequence[str],
+    recipe: str | None,
+    changes: Mapping[str, Any],
+    context: dict[str, bool] | None,
+) -> RunConfig:
     content, lines = _read(Path(file)) if file is not None else ({}, {})
     for key in changes:
         lines = _lines_without(key, lines)
-    return _build(content, flags, changes, lines, str(file) if file else "", recipe)
-
-
-def outline_run_config(file: Path | str, flags: Sequence[str] = ()) -> RunConfig:
-    """The same without a look at its algorithm and engine, which may import torch: enough to know its folder."""
-    content, lines = _read(Path(file))
-    return _build(content, flags, {}, lines, str(file), None, OUTLINED)
+    return _build(content, flags, changes, lines, str(file) if file else "", recipe, context)
 
 
 def change_run_config(config: RunConfig, *, recipe: str | None = None, **changes: Any) -> RunConfig:
@@ -190,15 +202,16 @@ def _validate(
 
 def _set_algorithm(content: dict[str, Any], recipe: str) -> None:
     """Set the recipe's algorithm where none is named. A detached recipe also takes the user's own algorithm."""
-    from ..algorithms import ALGORITHMS  # recipes have imported torch already
-
     section = content.get("algorithm")
     named = section.get("name") if isinstance(section, dict) else section
-    named = next((name for name, kind in ALGORITHMS.items() if type(named) is kind), named)
+    if not isinstance(named, str | None):  # an object
+        from ..algorithms import ALGORITHMS  # its own module has imported torch already
+
+        named = next((name for name, kind in ALGORITHMS.items() if type(named) is kind), named)
     if named is None:
         _put(content, "algorithm.name", recipe)
         return
-    has_recipe = isinstance(named, str) and (named in SUPERVISED or named in ALGORITHMS)
+    has_recipe = isinstance(named, str) and (named in SUPERVISED or named in OUTLINES)
     if named != recipe and (has_recipe or recipe in SUPERVISED):
         other = "that recipe" if has_recipe else "recipes.run"
         raise ConfigError(f"the recipe {recipe} was given a configuration for algorithm {named}: use {other}")

@@ -16,14 +16,17 @@ from typing import TypeGuard
 from ..callbacks.registry import check_kind
 from ..config import ConfigError, DetachedConfig, RunConfig
 from ..config.algorithm_outlines import OUTLINES
-from ..config.sections import AUTO
+from ..config.sections import AUTO, GIVEN
 from ..config.supervised_settings import SUPERVISED
 from ..dotted import DottedPathError, check_module
 from ..errors import UnknownNameError
 from ..policy.hub import HubError, is_hub_name, no_folder
+from ..record.run_folder import check_unused
+from ..record.run_lock import is_locked, lock
 from ..registry import Registry
 from ..tasks.sources import check_there as check_source_there
 from ..visible import print_visible
+from .naming import settle_name
 
 _DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 """What the driver of a GPU makes: of NVIDIA's, under WSL, and of AMD's."""
@@ -31,13 +34,27 @@ _ALGORITHMS = Registry("algorithm", "proa.algorithms", dict.fromkeys(OUTLINES, "
 """Their names only: what they are needs torch."""
 
 
+def foresee(config: RunConfig, *, overwrite: bool) -> tuple[RunConfig, str]:
+    """Refuse what can be refused without torch, and print the first line. Returns the configuration with its name, and
+    the line."""
+    config = settle_name(config, overwrite=overwrite)
+    if not overwrite:
+        if is_locked(config.folder):
+            with lock(config.folder):  # which raises, and names the process that has it
+                pass
+        check_unused(config.folder)
+    check_there(config)
+    return config, announce(config) if config.progress else ""
+
+
 def check_there(config: RunConfig) -> None:
     """Raise for a folder, a file, an algorithm, a kind of callbacks, a module or a GPU that there is not: a slip need
     not wait for torch."""
     path = config.model.path
-    if path is not None and not Path(path).exists() and not is_hub_name(path):
+    if path is not None and GIVEN not in path and not Path(path).exists() and not is_hub_name(path):
         raise HubError(no_folder(path))
-    check_source_there(config.task.source)
+    if GIVEN not in config.task.source:
+        check_source_there(config.task.source)
     if config.model.device.startswith("cuda") and not _on_ray(config) and not may_have_gpu():
         raise ConfigError(f"model.device is {config.model.device}, and there is no GPU here that torch can use")
     _ALGORITHMS.check(config.algorithm.name, others=SUPERVISED)
@@ -51,15 +68,19 @@ def check_there(config: RunConfig) -> None:
 
 
 def _dotted_paths(config: RunConfig) -> Iterator[tuple[str, str]]:
-    """What is the user's own code, and where."""
-    yield from ((f"eval {one.name}: metric", one.metric) for one in config.eval if one.metric is not None)
-    yield from ((f"eval {one.name}: evaluator", one.evaluator) for one in config.eval if one.evaluator is not None)
+    """What is named of the user's own code, and where."""
+    yield from ((what, path) for what, path in _codes(config) if path is not None and GIVEN not in path)
+
+
+def _codes(config: RunConfig) -> Iterator[tuple[str, str | None]]:
+    yield from ((f"eval {one.name}: metric", one.metric) for one in config.eval)
+    yield from ((f"eval {one.name}: evaluator", one.evaluator) for one in config.eval)
     if not isinstance(config, DetachedConfig):
         return
     yield from (("reward", function) for function in config.reward.functions)
     yield from (("tool", tool) for tool in config.tools)
-    yield from (("environment", path) for path in [config.environment.path] if path is not None)
-    yield from (("agent", path) for path in [config.agent] if path is not None)
+    yield "environment", config.environment.path
+    yield "agent", config.agent
 
 
 def announce(config: RunConfig) -> str:
