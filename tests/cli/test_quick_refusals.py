@@ -16,8 +16,15 @@ REFUSED = {
     "train run.yaml --optimizer.schedule linaer": "did you mean 'linear'?",
     "train run.yaml --name used": "used was already used by a run",
     "train run.yaml --task rows.jsonl": "there is no file 'rows.jsonl'",
+    "train run.yaml --task torn.jsonl --model.tokenizer .": "torn.jsonl, line 2: not JSON",
+    "train run.yaml --task other.csv --model.tokenizer .": "name yours under task, e.g. columns: {prompt: question}",
+    "train sft.yaml --task other.csv --model.tokenizer .": "other.csv has no columns that are known",
+    "train sft.yaml --task other.csv --model.tokenizer . --algorithm dpo": "row 0 has no column 'chosen'",
+    "train run.yaml --task other.csv": "a model made from configuration has no tokenizer: give model.tokenizer",
+    "train empty.yaml": "empty is not a model folder: it has no config.json",
+    "train run.yaml --engine vlm": "no engine 'vlm'; did you mean 'vllm'?",
     "train run.yaml --model nowhere": "no model folder nowhere",
-    "train run.yaml --algorithm.params.beta 0.1": "is here algorithm.params: {kl_coefficient: …}",
+    "train run.yaml --algorithm.params.beta 0.1": "here it is algorithm.params: {kl_coefficient: …}",
     "train run.yaml --algorithm.params.clip_hi 0.1": "did you mean 'clip_high'?",
     "train run.yaml --sampling.group_size 1": "sampling.group_size must be at least 2",
     "train run.yaml --algorithm gropo": "no algorithm 'gropo'; did you mean 'grpo'?",
@@ -35,7 +42,9 @@ REFUSED = {
     "report nowhere": "nowhere does not exist",
     "config nowhere": "there is no setting or section 'nowhere'",
     "config --template gropo": "did you mean 'grpo'?",
+    "config num_generations": "'num_generations': here it is sampling.group_size",
 }
+SFT = {"algorithm": "sft", "model": DETACHED["model"], "task": "sort_digits", "train_batch_size": 4, "total_steps": 1}
 RUN_ALL = """
 import contextlib, io, json, sys
 from proa.cli.main import main
@@ -54,14 +63,14 @@ IN_PYTHON = {
     "dpo('run.yaml', algorithm='grpo')": "the recipe dpo was given a configuration for algorithm grpo",
     "grpo('run.yaml', name='used', reward=print)": "used was already used by a run",
     "grpo('run.yaml', model='nowhere', task=[{'prompt': '1>'}])": "no model folder nowhere",
-    "sft(**SUPERVISED, overwrite_=True)": "did you mean 'overwrite'?",
+    "sft(**ROWS, overwrite_=True)": "did you mean 'overwrite'?",
     "grpo('run.yaml', eval=[{'name': 'x', 'metric': 'no_module:f'}], environment=print)": "no module 'no_module'",
 }
 CALL_ALL = """
 import contextlib, io, json, sys
 from proa.errors import ProaError
 from proa.recipes import dpo, grpo, sft
-SUPERVISED = {"model": "m", "task": [{"prompt": "1>", "answer": "1"}], "total_steps": 1, "train_batch_size": 1}
+ROWS = {"model": "m", "task": [{"prompt": "1>", "answer": "1"}], "total_steps": 1, "train_batch_size": 1}
 found = {}
 for call in json.loads(sys.argv[1]):
     said = ""
@@ -101,6 +110,11 @@ def folder(tmp_path_factory):
     (folder / "run.yaml").write_text(yaml.safe_dump({**DETACHED, "total_steps": 1, "output_dir": "."}))
     arm = {**DETACHED, "total_steps": 1, "sampling": {"group_sice": 4}}
     (folder / "arms.yaml").write_text(yaml.safe_dump({"name": "arms", "runs": {"one": arm}}))
+    (folder / "sft.yaml").write_text(yaml.safe_dump(SFT))
+    (folder / "empty.yaml").write_text(yaml.safe_dump({**DETACHED, "total_steps": 1, "model": "empty"}))
+    (folder / "torn.jsonl").write_text('{"prompt": "1>", "answer": "1"}\n{"prompt": \n')
+    (folder / "other.csv").write_text("question,solution\n1>,1\n")
+    (folder / "empty").mkdir()
     (folder / "used").mkdir()
     (folder / "used" / "run.json").write_text("{}")
     return folder

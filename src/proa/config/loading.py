@@ -15,7 +15,7 @@ from ..spelling import did_you_mean
 from ..wrong_values import likely_choice, must_be
 from .algorithm_outlines import OUTLINES
 from .experiment_config import ArmContent, ExperimentConfig, KeyPath
-from .foreign_names import name_here
+from .foreign_names import name_here, names_inside
 from .run_config import OUTLINED, RESTORED, SHORT_FORMS, RunConfig, config_type, drop_foreign_keys
 from .sections import MISTAKE
 from .supervised_settings import SUPERVISED
@@ -197,6 +197,7 @@ def _validate(
         return model.model_validate(content, context=context)
     except ValidationError as error:
         problems = [one for one in error.errors() if one["loc"][-1:] != _AUTO]  # what else it may be is said with it
+        problems.sort(key=lambda one: one["type"] == "missing")  # perhaps it is there, by another name
         raise ConfigError("\n".join(_explain(model, one, lines, file) for one in problems)) from None
 
 
@@ -310,16 +311,19 @@ def _explain(model: type[BaseModel], problem: ErrorDetails, lines: Mapping[KeyPa
     if problem["type"] == MISTAKE:
         place = (*path, *problem["ctx"]["place"])
         here = name_here(str(place[-1])) if place[:2] == _PARAMS and "has no setting" in problem["msg"] else None
-        hint = f"; what others call {place[-1]} is here {here}" if here is not None else ""
+        hint = f"; what others call {place[-1]}: {here}" if here is not None else ""
         return f"{_location(file, _nearest_line(place, lines))}{problem['msg']}{hint}"
     dotted = ".".join(map(str, path))
     location = _location(file, lines.get(path))
     if problem["type"] == "extra_forbidden":
         known = _known_keys(model, path[:-1])
-        here = name_here(str(path[-1])) if issubclass(model, RunConfig) else None
-        if here is not None:
-            return f"{location}unknown key {dotted!r}: here it is {here}"
-        return f"{location}unknown key {dotted!r}{did_you_mean(str(path[-1]), known)} (known: {', '.join(known)})"
+        if issubclass(model, RunConfig):
+            if isinstance(problem["input"], Mapping) and (inside := names_inside(dotted, problem["input"])):
+                return f"{location}unknown key {dotted!r}: it has {'; '.join(inside)}"
+            if (here := name_here(str(path[-1]))) is not None:
+                return f"{location}unknown key {dotted!r}: {here}"
+        hint = did_you_mean(str(path[-1]), known) or f" (known: {', '.join(known)})"
+        return f"{location}unknown key {dotted!r}{hint}"
     if problem["type"] == "model_type":
         value = "null" if problem["input"] is None else repr(problem["input"])
         keys = ", ".join(_known_keys(model, path))

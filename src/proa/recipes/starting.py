@@ -29,7 +29,11 @@ def start(
 
         return start(config, algorithm, callbacks=callbacks, **changes)
     options = {name: changes.pop(name) for name in ("resume", "allow_changes", "overwrite") if name in changes}
-    outline, announced = foresee(outlined(config, algorithm, changes), overwrite=options.get("overwrite", False))
+    outline, announced = foresee(
+        outlined(config, algorithm, changes),
+        overwrite=options.get("overwrite", False),
+        has_tokenizer=changes.get("tokenizer") is not None,
+    )
     from ..run.start import start_configured
 
     settled, given = configured(config, algorithm, {**changes, "name": outline.name})
