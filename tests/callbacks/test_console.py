@@ -105,7 +105,7 @@ def test_what_hooks_log_is_shown_once():
 
 def test_the_reward_leads_and_is_the_curve():
     shown = train(terminal=True, report=DETACHED_STEP)
-    assert "reward 0.4456  loss -0.0122" in shown
+    assert "reward 0.4456  loss -0.0122" in shown  # nothing went wrong that would come between them
     assert "reward ▁▁" in shown
     assert "loss ▁" not in shown
 
@@ -114,6 +114,13 @@ def test_who_waits_for_whom_is_shown_with_speed_and_staleness():
     shown = train(terminal=True, report=DETACHED_STEP)
     assert "7006 tokens/s  staleness 1  waiting: trainer 25 %, makers 25 %" in shown
     assert "tokens/s" in train(terminal=False, report={**DETACHED_STEP, "entropy": 1.0}, metrics=["reward"])
+
+
+def test_every_line_of_a_file_has_the_shares_of_what_went_wrong():
+    """They come before the loss where a line of 80 columns has not room for both."""
+    shares = {"reward_zero_std_fraction": 0.0703, "truncated_fraction": 0.945}
+    lines = train(terminal=False, report={**DETACHED_STEP, "loss": -0.0005442, **shares}).splitlines()
+    assert all("7.03 % equal groups  94.5 % truncated" in line for line in lines if line.startswith("step"))
 
 
 def test_no_line_is_wider_than_the_console():

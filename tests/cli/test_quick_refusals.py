@@ -16,8 +16,15 @@ REFUSED = {
     "train run.yaml --optimizer.schedule linaer": "did you mean 'linear'?",
     "train run.yaml --name used": "used was already used by a run",
     "train run.yaml --task rows.jsonl": "there is no file 'rows.jsonl'",
+    "train run.yaml --task torn.jsonl --model.tokenizer .": "torn.jsonl, line 2: not JSON",
+    "train run.yaml --task other.csv --model.tokenizer .": "name yours under task, e.g. columns: {prompt: question}",
+    "train sft.yaml --task other.csv --model.tokenizer .": "other.csv has no columns that are known",
+    "train sft.yaml --task other.csv --model.tokenizer . --algorithm dpo": "row 0 has no column 'chosen'",
+    "train run.yaml --task other.csv": "a model made from configuration has no tokenizer: give model.tokenizer",
+    "train empty.yaml": "empty is not a model folder: it has no config.json",
+    "train run.yaml --engine vlm": "no engine 'vlm'; did you mean 'vllm'?",
     "train run.yaml --model nowhere": "no model folder nowhere",
-    "train run.yaml --algorithm.params.beta 0.1": "is here algorithm.params: {kl_coefficient: …}",
+    "train run.yaml --algorithm.params.beta 0.1": "here it is algorithm.params: {kl_coefficient: …}",
     "train run.yaml --algorithm.params.clip_hi 0.1": "did you mean 'clip_high'?",
     "train run.yaml --sampling.group_size 1": "sampling.group_size must be at least 2",
     "train run.yaml --algorithm gropo": "no algorithm 'gropo'; did you mean 'grpo'?",
@@ -35,7 +42,9 @@ REFUSED = {
     "report nowhere": "nowhere does not exist",
     "config nowhere": "there is no setting or section 'nowhere'",
     "config --template gropo": "did you mean 'grpo'?",
+    "config num_generations": "'num_generations': here it is sampling.group_size",
 }
+SFT = {"algorithm": "sft", "model": DETACHED["model"], "task": "sort_digits", "train_batch_size": 4, "total_steps": 1}
 RUN_ALL = """
 import contextlib, io, json, sys
 from proa.cli.main import main
@@ -48,19 +57,79 @@ print(json.dumps(found))
 """
 
 
+IN_PYTHON = {
+    "grpo('run.yaml', total_stepz=3)": "unknown key 'total_stepz'; did you mean 'total_steps'?",
+    "grpo('run.yaml', num_generations=4)": "here it is sampling.group_size",
+    "dpo('run.yaml', algorithm='grpo')": "the recipe dpo was given a configuration for algorithm grpo",
+    "grpo('run.yaml', name='used', reward=print)": "used was already used by a run",
+    "grpo('run.yaml', model='nowhere', task=[{'prompt': '1>'}])": "no model folder nowhere",
+    "sft(**ROWS, overwrite_=True)": "did you mean 'overwrite'?",
+    "grpo('run.yaml', eval=[{'name': 'x', 'metric': 'no_module:f'}], environment=print)": "no module 'no_module'",
+}
+CALL_ALL = """
+import contextlib, io, json, sys
+from proa.errors import ProaError
+from proa.recipes import dpo, grpo, sft
+ROWS = {"model": "m", "task": [{"prompt": "1>", "answer": "1"}], "total_steps": 1, "train_batch_size": 1}
+found = {}
+for call in json.loads(sys.argv[1]):
+    said = ""
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        try:
+            eval(call)
+        except ProaError as error:
+            said = str(error)
+    found[call] = [printed.getvalue(), said, sorted({"torch", "transformers"} & sys.modules.keys())]
+print(json.dumps(found))
+"""
+FIRST_LINE = """
+import builtins, sys
+from proa.recipes import grpo
+class NotNow(BaseException): pass
+def load(name, *arguments, **more):
+    if name == "torch":
+        raise NotNow
+    return real(name, *arguments, **more)
+real, builtins.__import__ = builtins.__import__, load
+try:
+    grpo("run.yaml", reward=print, task=[{"prompt": "1>"}])
+except NotNow:
+    print("torch comes next")
+"""
+
+
+def in_folder(folder, *arguments):
+    done = subprocess.run([sys.executable, "-c", *arguments], cwd=folder, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
-    """Of each command its exit code, what it said, and what was loaded by then: all in one process."""
+def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("refused")
     (folder / "run.yaml").write_text(yaml.safe_dump({**DETACHED, "total_steps": 1, "output_dir": "."}))
     arm = {**DETACHED, "total_steps": 1, "sampling": {"group_sice": 4}}
     (folder / "arms.yaml").write_text(yaml.safe_dump({"name": "arms", "runs": {"one": arm}}))
+    (folder / "sft.yaml").write_text(yaml.safe_dump(SFT))
+    (folder / "empty.yaml").write_text(yaml.safe_dump({**DETACHED, "total_steps": 1, "model": "empty"}))
+    (folder / "torn.jsonl").write_text('{"prompt": "1>", "answer": "1"}\n{"prompt": \n')
+    (folder / "other.csv").write_text("question,solution\n1>,1\n")
+    (folder / "empty").mkdir()
     (folder / "used").mkdir()
     (folder / "used" / "run.json").write_text("{}")
-    command = [sys.executable, "-c", RUN_ALL, json.dumps(list(REFUSED))]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def found(folder):
+    """Of each command its exit code, what it said, and what was loaded by then: all in one process."""
+    return json.loads(in_folder(folder, RUN_ALL, json.dumps(list(REFUSED))))
+
+
+@pytest.fixture(scope="module")
+def found_in_python(folder):
+    """Of each call what was printed, the error, and what was loaded by then."""
+    return json.loads(in_folder(folder, CALL_ALL, json.dumps(list(IN_PYTHON))))
 
 
 @pytest.mark.parametrize("line", REFUSED)
@@ -68,3 +137,16 @@ def test_a_slip_is_refused_before_torch_is_loaded(line, found):
     code, said, loaded = found[line]
     assert REFUSED[line] in said
     assert (code, loaded) == (2, [])
+
+
+@pytest.mark.parametrize("call", IN_PYTHON)
+def test_python_is_refused_before_torch_is_loaded(call, found_in_python):
+    printed, said, loaded = found_in_python[call]
+    assert IN_PYTHON[call] in said
+    assert (printed, loaded) == ("", [])
+
+
+def test_the_first_line_is_there_before_torch_in_python_too(folder):
+    first, *rest = in_folder(folder, FIRST_LINE).splitlines()
+    assert first.endswith("grpo on cpu in float32")
+    assert rest == ["loading torch, the model and the data", "torch comes next"]

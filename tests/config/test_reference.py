@@ -1,17 +1,19 @@
 """`proa config`: every setting, complete and in words; templates that run."""
 
 import json
+from dataclasses import fields
 from typing import Annotated
 
 import pytest
 import yaml
 from pydantic import TypeAdapter
 
-from proa.algorithms import ALGORITHMS
+from proa.algorithms import ALGORITHMS, build_algorithm
 from proa.cli.main import main
 from proa.config import load_run_config
+from proa.config.algorithm_outlines import OUTLINES
 from proa.config.examples import EXAMPLES
-from proa.config.reference import _walk, as_markdown, sections, settings, template
+from proa.config.reference import _walk, as_markdown, params, sections, settings, template
 from proa.config.run_config import DetachedConfig, SupervisedConfig
 from proa.config.supervised_settings import SUPERVISED
 from proa.recipes import run as run_recipe
@@ -56,6 +58,30 @@ def test_each_setting_has_an_example_that_is_another_value_of_its_type():
         for rule in field.metadata:
             kind = Annotated[kind, rule]
         TypeAdapter(kind).validate_python(value)
+
+
+def test_the_settings_of_algorithms_are_listed_with_their_examples():
+    by_name = {one.key.removeprefix("algorithm.params."): one for one in params()}
+    names = {name for outline in OUTLINES.values() for name in outline.settings}
+    assert by_name.keys() == names | {one.name for kind in SUPERVISED.values() for one in fields(kind)}
+    for name, one in by_name.items():
+        example = {name: yaml.safe_load(one.example)}
+        if name == "kl_target":
+            example["kl_reward_coefficient"] = 0.05
+        for algorithm, outline in OUTLINES.items():
+            if name in outline.settings:
+                assert getattr(build_algorithm(algorithm, **example), name) == example[name]
+        for kind in SUPERVISED.values():
+            if name in {field.name for field in fields(kind)}:
+                assert getattr(kind(**example), name) == example[name] != kind.__dataclass_fields__[name].default
+
+
+def test_a_setting_of_an_algorithm_is_shown_by_its_own_name_too(capsys):
+    for key in ("clip_high", "algorithm.params.clip_high"):
+        assert main(["config", key]) == 0
+        printed = capsys.readouterr().out
+        assert "--algorithm.params.clip_high 0.28" in printed
+        assert "dapo 0.28, gspo 0.0004, cispo 4.0" in " ".join(printed.split())
 
 
 def test_one_setting_is_shown_as_it_is_written(capsys):
@@ -114,7 +140,8 @@ def test_the_command_prints_all_a_section_and_one(capsys):
     ("arguments", "said"),
     [
         (["optimzer"], "did you mean 'optimizer'?"),
-        (["group_size"], "there is sampling.group_size"),
+        (["group_size"], "here it is sampling.group_size"),
+        (["lr"], "'lr': here it is optimizer.learning_rate"),
         (["--template", "gropo"], "there is no algorithm 'gropo'; did you mean 'grpo'?"),
     ],
 )

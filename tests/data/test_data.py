@@ -34,6 +34,14 @@ def test_a_state_is_plain_without_its_handles(tmp_path):
     assert json.dumps(TrainState().to_dict())
 
 
+def test_a_state_is_shown_without_its_handles(tmp_path):
+    """A notebook shows what a cell ends with: where training stands, not the whole configuration."""
+    state = LoopState(global_step=3, output_dir=tmp_path, checkpoint_mgr=object(), ctx=LogContext(tmp_path))
+    assert "global_step=3" in repr(state)
+    assert "ctx=" not in repr(state)
+    assert "checkpoint_mgr=" not in repr(state)
+
+
 def test_a_score_is_a_metric_or_a_benchmarks():
     arm = ArmResult("a", metrics={"reward": 0.5, "x.y": 2.0}, eval_metrics={"sort.v2": {"exact": 0.9}})
     assert [arm.score(name) for name in ("reward", "x.y", "sort.v2.exact", "none", "sort.v2.none")] == [

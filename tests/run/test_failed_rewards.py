@@ -183,7 +183,7 @@ def test_rewards_that_are_all_equal_are_a_metric_and_a_warning_after_some_steps(
     grpo(**SMALL, reward=inline(alike), output_dir=tmp_path, total_steps=7, callbacks=[ConsoleProgress()])
     assert {row["reward_zero_std_fraction"] for row in rows(tmp_path) if "loss" in row} == {1.0}
     assert caplog.text.count("in the last 5 steps all completions of each prompt got the same reward") == 1
-    assert "100 % of groups with equal rewards" in capsys.readouterr().out
+    assert "100 % equal groups" in capsys.readouterr().out
 
 
 def logs_length(completions, completion_ids, policy_version, log_metric, log_extra):

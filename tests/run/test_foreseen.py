@@ -137,7 +137,9 @@ def test_a_gpu_that_is_not_there_is_refused_before_torch_is_loaded(tmp_path, mon
 def test_what_is_known_of_algorithms_without_importing_them_is_true():
     assert set(OUTLINES) == set(ALGORITHMS)
     for name, outline in OUTLINES.items():
-        assert outline.settings == tuple(one.name for one in fields(find_algorithm(name)) if one.init), name
+        assert dict(outline.settings) == {one.name: one.default for one in fields(find_algorithm(name)) if one.init}, (
+            name
+        )
         assert outline.min_group == build_algorithm(name).min_group, name
 
 

@@ -101,7 +101,7 @@ class ConsoleProgress(Callback):
 
     def _say_step(self, state: LoopState, step_idx: int, metrics: dict[str, float]) -> None:
         values = self._values(metrics, state.logged)
-        first = 2 + len(_troubles(metrics))  # the rest is left out where the line is full
+        first = 2 + len(_troubles(metrics))
         self._last_values = [*values[:first], *_speed(metrics), *values[first:]]
         seconds = f"{perf_counter() - self._begun:.1f} s"
         self._last_line = self._line([_step(state, step_idx), *self._last_values], last=seconds)
@@ -158,7 +158,7 @@ class ConsoleProgress(Callback):
         """The values that fit into a line of the console, and `last` after them; all of them if somebody named them."""
         assert self._console is not None
         room = self._console.width - (len(last) + 2 if last else 0)
-        fitting = list(values) if self._shown else fit([*map(single_line, values)], room)[0]
+        fitting = list(values) if self._shown else those_that_fit([*map(single_line, values)], room)
         return "  ".join([*fitting, *([last] if last else [])])
 
     def _values(self, metrics: dict[str, Any], logged: Collection[str] = ()) -> list[str]:
@@ -172,7 +172,7 @@ class ConsoleProgress(Callback):
             few = [*leading, *others][:FEW]
             names = [*few[:2], *own, *few[2:]]
         values = [single_line(f"{name} {_number(metrics[name])}") for name in names]
-        first = 2 if self._shown else sum(name in LEADING for name in names[:2])
+        first = 1 if self._shown else sum(name in LEADING for name in names[:1])
         return [*values[:first], *_troubles(metrics), *values[first:]]
 
     def _rows(self, state: LoopState, metrics: dict[str, Any], columns: int) -> list[str]:
@@ -250,6 +250,21 @@ def fit(values: Sequence[str], columns: int) -> list[list[str]]:
             lines.append([short])
             used = len(short)
     return lines
+
+
+def those_that_fit(values: Sequence[str], columns: int) -> list[str]:
+    """Values for one line of at most so many columns: the first, cut if it is longer, and each other that has room.
+
+    >>> those_that_fit(["reward 0.5", "12.5 % of rewards failed", "loss 0.25"], 22)
+    ['reward 0.5', 'loss 0.25']
+    """
+    kept: list[str] = []
+    for value in values:
+        if not kept:
+            kept = fit([value], columns)[0]
+        elif len("  ".join([*kept, value])) <= columns:
+            kept.append(value)
+    return kept
 
 
 class Curve:
@@ -344,7 +359,7 @@ def _ending(state: LoopState, seconds: float) -> str:
 
 _TROUBLES = {
     "reward_failed_fraction": "of rewards failed",
-    "reward_zero_std_fraction": "of groups with equal rewards",
+    "reward_zero_std_fraction": "equal groups",
     "truncated_fraction": "truncated",
 }
 

@@ -12,7 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from ..config.algorithm_outlines import OUTLINES
-from ..config.reference import NONE, RUN, Setting, as_markdown, sections, settings, template
+from ..config.algorithm_settings import PARAMS
+from ..config.foreign_names import name_here
+from ..config.reference import NONE, RUN, Setting, as_markdown, params, sections, settings, template
 from ..config.supervised_settings import SUPERVISED
 from ..spelling import did_you_mean
 from ..terminal import Console
@@ -22,11 +24,11 @@ from ..visible import print_visible
 def show_config(key: str | None, *, as_json: bool) -> int:
     """All settings, those of a section, or one."""
     found = settings(key or "")
+    if key in (None, "algorithm", PARAMS):
+        found += params()
+    found = found or params(key or "")
     if not found:
-        known = {*sections(), *(one.key.replace("[]", "") for one in settings())}
-        ends = sorted(one.key for one in settings() if one.key.split(".")[-1] == key)
-        hint = f"; there is {', '.join(ends)}" if ends else did_you_mean(key or "", known)
-        print_visible(f"there is no setting or section {key!r}{hint}", file=sys.stderr)
+        print_visible(f"there is no setting or section {key!r}{_hint(key or '')}", file=sys.stderr)
         return 2
     if as_json:
         print(json.dumps([asdict(one) for one in found], indent=2))
@@ -41,6 +43,13 @@ def show_config(key: str | None, *, as_json: bool) -> int:
     return 0
 
 
+def _hint(key: str) -> str:
+    """What a key is called here that other libraries have, or that is here in a section; or the nearest."""
+    if (here := name_here(key)) is not None:
+        return f": {here}"
+    return did_you_mean(key, {*sections(), *(one.key.replace("[]", "") for one in settings())})
+
+
 def _how_to_write(one: Setting) -> str:
     """In a file, on the command line and in Python."""
     section, _, name = one.key.rpartition(".")
@@ -51,7 +60,8 @@ def _how_to_write(one: Setting) -> str:
 
 
 def _table(section: str, found: list[Setting]) -> Table:
-    title = f"{section}: {sections()[section]}" if section != RUN else "at the top"
+    about = {**sections(), PARAMS: "settings of the algorithm itself"}
+    title = f"{section}: {about[section]}" if section != RUN else "at the top"
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
     table.add_column("key", no_wrap=True)
     table.add_column("default", overflow="fold", max_width=14)

@@ -97,24 +97,16 @@ def _add_train(verbs: Verbs) -> None:
     def run(options: argparse.Namespace) -> int:
         from ..config import load_run_config, outline_run_config
         from ..errors import ProaError
-        from ..record.run_folder import check_unused
-        from ..record.run_lock import is_locked, lock
-        from ..run.foreseen import announce, check_there
-        from ..run.naming import settle_name
+        from ..run.foreseen import foresee
 
         if _file_kind(options.file) == "experiment":
             print_visible(f"{options.file} is an experiment: proa experiment {options.file}", file=sys.stderr)
             return 2
         sys.path.insert(0, str(Path.cwd()))  # so that algorithms, rewards, tasks and callbacks there can be named
         try:
-            outline = settle_name(outline_run_config(options.file, options.flags), overwrite=options.overwrite)
-            if not options.overwrite:
-                if is_locked(outline.folder):
-                    with lock(outline.folder):  # which raises, and names the process that has it
-                        pass
-                check_unused(outline.folder)
-            check_there(outline)
-            announced = announce(outline)  # what follows imports torch and transformers, and that takes seconds
+            outline, announced = foresee(
+                outline_run_config(options.file, options.flags), overwrite=options.overwrite
+            )  # what follows imports torch and transformers, and that takes seconds
             config = load_run_config(options.file, options.flags, name=outline.name)
         except ProaError as error:
             print_visible(error, file=sys.stderr)

@@ -27,14 +27,21 @@ STYLES = {
 
 
 def ledger_line(ledger: Mapping[str, Any]) -> str:
-    """Where every sample is, as a sum."""
+    """Where every sample is, as a sum, without what is nothing.
+
+    >>> ledger_line({"leased": 24, "trained": 16, "in_flight": 8})
+    'samples: 24 leased = 16 trained + 8 in flight'
+    """
     reasons = ledger.get("dropped")
     counts = reasons.items() if isinstance(reasons, Mapping) else ()
-    dropped = ", ".join(f"{samples} {single_line(str(reason))}" for reason, samples in counts) or "none"
-    return (
-        f"samples: {ledger.get('leased', 0)} leased = {ledger.get('trained', 0)} trained "
-        f"+ {ledger.get('buffered', 0)} buffered + {ledger.get('in_flight', 0)} in flight + dropped ({dropped})"
-    )
+    dropped = ", ".join(f"{samples} {single_line(str(reason))}" for reason, samples in counts)
+    parts = [
+        f"{ledger.get('trained', 0)} trained",
+        f"{ledger['buffered']} buffered" if ledger.get("buffered") else "",
+        f"{ledger['in_flight']} in flight" if ledger.get("in_flight") else "",
+        f"dropped ({dropped})" if dropped else "",
+    ]
+    return f"samples: {ledger.get('leased', 0)} leased = {' + '.join(filter(None, parts))}"
 
 
 def count(number: int, noun: str) -> str:

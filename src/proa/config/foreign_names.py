@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from .algorithm_settings import PARAMS, algorithm_settings
 from .reference import settings
 
 _BATCH = "train_batch_size: the samples of an optimizer step, over all trainers"
@@ -49,7 +53,32 @@ _NAMES = {
     "dataset_config": "task: hf:NAME?config=main",
     "dataset_train_split": "task.split",
     "label_smoothing": "algorithm.params: {label_smoothing: …} of dpo",
+    "reference_free": "algorithm.params: {reference_free: true} of dpo",
+    "learning_rate": "optimizer.learning_rate",
     "lr": "optimizer.learning_rate",
+    "lr_scheduler_kwargs": "optimizer.schedule and optimizer.warmup_steps",
+    "optimizers": "optimizer",
+    "batch_size": _BATCH,
+    "data_seed": "seed",
+    "dtype": "model.dtype",
+    "model_revision": "model: NAME@REVISION",
+    "policy": "model",
+    "sft_model_path": "model.path",
+    "value_model": "critic: {kind: separate, path: FOLDER}",
+    "reward_model": "reward: {model: FOLDER}",
+    "reward_model_path": "reward.model.path",
+    "total_episodes": "total_steps, the number of batches of train_batch_size samples",
+    "mask_truncated_completions": "algorithm: dapo with params: {overlong_buffer: …}, which lowers their rewards",
+    "formatting_func": "task.columns",
+    "compute_metrics": "metric of an eval: [{name: held_out, metric: my_module:exact}]",
+    "dataset_test_split": "split of an eval: [{name: held_out, split: test}]",
+    "gradient_checkpointing_kwargs": "model.gradient_checkpointing",
+    "logging_dir": "output_dir; the folder of a run has everything that it logs",
+    "logging_strategy": "record: every step is recorded",
+    "vllm_mode": "engine: vllm, or engine.address for a server that runs",
+    "vllm_server_base_url": "engine.address, with engine.kind: vllm",
+    "vllm_gpu_memory_utilization": "engine.options: {gpu_memory_utilization: …} of vllm",
+    "num_processes": "trainers, with runtime: ray",
     "lr_scheduler_type": "optimizer.schedule",
     "warmup_ratio": "optimizer.warmup_steps, a number of steps",
     "adam_beta1": "optimizer.betas, e.g. [0.9, 0.999]",
@@ -114,16 +143,79 @@ _NAMES = {
     "pretrain": "model.path",
     "prompt_data": "task",
     "n_gpus_per_node": "ray.trainer and ray.maker, e.g. {num_gpus: 1}",
+    "n": "sampling.group_size",
+    "train_files": "task",
+    "val_files": "eval, a list: [{name: held_out, source: FILE}]",
+    "prompt_key": "task.columns: {prompt: NAME}",
+    "use_kl_loss": "algorithm.params: {kl_coefficient: …}",
+    "use_kl_in_reward": "algorithm.params: {kl_reward_coefficient: …} of ppo and reinforce_pp",
+    "ppo_micro_batch_size_per_gpu": "optimizer.token_budget, the tokens of a micro-batch",
+    "gpu_memory_utilization": "engine.options: {gpu_memory_utilization: …} of vllm",
+    "save_freq": "checkpoint.save_every",
+    "test_freq": "run_every of an eval: [{name: held_out, run_every: 50}]",
+    "total_training_steps": "total_steps",
+    "project_name": "callbacks: [{kind: wandb, params: {project: NAME}}]",
+    "experiment_name": "name",
+    "logger": "callbacks: [wandb], or tensorboard, trackio",
 }
+_NEEDLESS = {
+    "args": "the settings of GRPOConfig and the like are arguments themselves",
+    "ref_model": "the reference is the model that the run starts from",
+    "disable_dropout": "there is no dropout",
+    "lora_dropout": "there is no dropout",
+    "shuffle_dataset": "prompts come in an order that follows from seed",
+    "remove_unused_columns": "a reward is given the columns that it names",
+    "per_device_eval_batch_size": "evals decode as many at once as there is room for",
+    "dataloader_num_workers": "all rows are tokenised before the first step",
+    "do_train": "the verb is: proa train, proa eval",
+    "do_eval": "an eval in the list eval is carried out",
+    "push_to_hub": "model/ in the run's folder is what hf upload takes",
+    "hub_model_id": "model/ in the run's folder is what hf upload takes",
+}
+"""Why there is nothing like it here."""
 
 
 def name_here(foreign: str) -> str | None:
     """What a setting of another library is called here, or in which section one of ours is; None if nobody knows it.
 
     >>> name_here("num_generations"), name_here("group_size"), name_here("colour")
-    ('sampling.group_size', 'sampling.group_size', None)
+    ('here it is sampling.group_size', 'here it is sampling.group_size', None)
+    >>> name_here("ref_model")
+    'it is not needed: the reference is the model that the run starts from'
     """
     if foreign in _NAMES:
-        return _NAMES[foreign]
+        return f"here it is {_NAMES[foreign]}"
+    if foreign in _NEEDLESS:
+        return f"it is not needed: {_NEEDLESS[foreign]}"
+    if any(foreign == one.name for one in algorithm_settings()):
+        return f"here it is {PARAMS}: {{{foreign}: …}}"
     ours = [one.key for one in settings() if one.key.split(".")[-1] == foreign and "[]" not in one.key]
-    return " or ".join(ours) or None
+    return f"here it is {' or '.join(ours)}" if ours else None
+
+
+def names_inside(section: str, content: Any) -> list[str]:
+    """What the keys of another library's section are here, as far as that is known.
+
+    >>> names_inside("actor_rollout_ref", {"rollout": {"n": 8}})
+    ['actor_rollout_ref.rollout.n: here it is sampling.group_size']
+    """
+    ours = {one.key for one in settings()}
+    found = []
+    for dotted in _leaves(section, content):
+        parts = dotted.split(".")
+        ends = [".".join(parts[start:]) for start in range(1, len(parts))]
+        alike = [*ends, f"sampling.{parts[-1]}", f"optimizer.{parts[-1]}"]
+        same = next((key for key in alike if key in ours), None)
+        if same is not None:
+            found.append(f"{dotted}: here it is {same}")
+        elif parts[-1] in _NAMES:
+            found.append(f"{dotted}: here it is {_NAMES[parts[-1]]}")
+    return found
+
+
+def _leaves(dotted: str, content: Any) -> Iterator[str]:
+    if not isinstance(content, Mapping):
+        yield dotted
+        return
+    for key, value in content.items():
+        yield from _leaves(f"{dotted}.{key}", value)

@@ -13,8 +13,9 @@ from pydantic_core import ErrorDetails
 from ..record.run_folder import decode_numbers
 from ..spelling import did_you_mean
 from ..wrong_values import likely_choice, must_be
+from .algorithm_outlines import OUTLINES
 from .experiment_config import ArmContent, ExperimentConfig, KeyPath
-from .foreign_names import name_here
+from .foreign_names import name_here, names_inside
 from .run_config import OUTLINED, RESTORED, SHORT_FORMS, RunConfig, config_type, drop_foreign_keys
 from .sections import MISTAKE
 from .supervised_settings import SUPERVISED
@@ -32,16 +33,27 @@ def load_run_config(
     Keys may be dotted (`--sampling.group_size 16`); `-` and `_` are equivalent. `recipe` is the default algorithm; an
     algorithm with another recipe is an error.
     """
+    return _load(file, flags, recipe, changes, None)
+
+
+def outline_run_config(
+    file: Path | str | None = None, flags: Sequence[str] = (), *, recipe: str | None = None, **changes: Any
+) -> RunConfig:
+    """The same without a look at its algorithm and engine, which may import torch: enough to know its folder."""
+    return _load(file, flags, recipe, changes, OUTLINED)
+
+
+def _load(
+    file: Path | str | None,
+    flags: Sequence[str],
+    recipe: str | None,
+    changes: Mapping[str, Any],
+    context: dict[str, bool] | None,
+) -> RunConfig:
     content, lines = _read(Path(file)) if file is not None else ({}, {})
     for key in changes:
         lines = _lines_without(key, lines)
-    return _build(content, flags, changes, lines, str(file) if file else "", recipe)
-
-
-def outline_run_config(file: Path | str, flags: Sequence[str] = ()) -> RunConfig:
-    """The same without a look at its algorithm and engine, which may import torch: enough to know its folder."""
-    content, lines = _read(Path(file))
-    return _build(content, flags, {}, lines, str(file), None, OUTLINED)
+    return _build(content, flags, changes, lines, str(file) if file else "", recipe, context)
 
 
 def change_run_config(config: RunConfig, *, recipe: str | None = None, **changes: Any) -> RunConfig:
@@ -185,20 +197,22 @@ def _validate(
         return model.model_validate(content, context=context)
     except ValidationError as error:
         problems = [one for one in error.errors() if one["loc"][-1:] != _AUTO]  # what else it may be is said with it
+        problems.sort(key=lambda one: one["type"] == "missing")  # perhaps it is there, by another name
         raise ConfigError("\n".join(_explain(model, one, lines, file) for one in problems)) from None
 
 
 def _set_algorithm(content: dict[str, Any], recipe: str) -> None:
     """Set the recipe's algorithm where none is named. A detached recipe also takes the user's own algorithm."""
-    from ..algorithms import ALGORITHMS  # recipes have imported torch already
-
     section = content.get("algorithm")
     named = section.get("name") if isinstance(section, dict) else section
-    named = next((name for name, kind in ALGORITHMS.items() if type(named) is kind), named)
+    if not isinstance(named, str | None):  # an object
+        from ..algorithms import ALGORITHMS  # its own module has imported torch already
+
+        named = next((name for name, kind in ALGORITHMS.items() if type(named) is kind), named)
     if named is None:
         _put(content, "algorithm.name", recipe)
         return
-    has_recipe = isinstance(named, str) and (named in SUPERVISED or named in ALGORITHMS)
+    has_recipe = isinstance(named, str) and (named in SUPERVISED or named in OUTLINES)
     if named != recipe and (has_recipe or recipe in SUPERVISED):
         other = "that recipe" if has_recipe else "recipes.run"
         raise ConfigError(f"the recipe {recipe} was given a configuration for algorithm {named}: use {other}")
@@ -297,16 +311,19 @@ def _explain(model: type[BaseModel], problem: ErrorDetails, lines: Mapping[KeyPa
     if problem["type"] == MISTAKE:
         place = (*path, *problem["ctx"]["place"])
         here = name_here(str(place[-1])) if place[:2] == _PARAMS and "has no setting" in problem["msg"] else None
-        hint = f"; what others call {place[-1]} is here {here}" if here is not None else ""
+        hint = f"; what others call {place[-1]}: {here}" if here is not None else ""
         return f"{_location(file, _nearest_line(place, lines))}{problem['msg']}{hint}"
     dotted = ".".join(map(str, path))
     location = _location(file, lines.get(path))
     if problem["type"] == "extra_forbidden":
         known = _known_keys(model, path[:-1])
-        here = name_here(str(path[-1])) if issubclass(model, RunConfig) else None
-        if here is not None:
-            return f"{location}unknown key {dotted!r}: here it is {here}"
-        return f"{location}unknown key {dotted!r}{did_you_mean(str(path[-1]), known)} (known: {', '.join(known)})"
+        if issubclass(model, RunConfig):
+            if isinstance(problem["input"], Mapping) and (inside := names_inside(dotted, problem["input"])):
+                return f"{location}unknown key {dotted!r}: it has {'; '.join(inside)}"
+            if (here := name_here(str(path[-1]))) is not None:
+                return f"{location}unknown key {dotted!r}: {here}"
+        hint = did_you_mean(str(path[-1]), known) or f" (known: {', '.join(known)})"
+        return f"{location}unknown key {dotted!r}{hint}"
     if problem["type"] == "model_type":
         value = "null" if problem["input"] is None else repr(problem["input"])
         keys = ", ".join(_known_keys(model, path))

@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from .algorithm_outlines import OUTLINES
+from .algorithm_settings import PARAMS, algorithm_settings
 from .examples import EXAMPLES
 from .run_config import DetachedConfig, SupervisedConfig
 from .supervised_settings import SUPERVISED
@@ -37,6 +39,8 @@ class Setting:
 
     @property
     def section(self) -> str:
+        if self.key.startswith(f"{PARAMS}."):
+            return PARAMS
         return self.key.split(".")[0].removesuffix("[]") if "." in self.key else RUN
 
 
@@ -55,6 +59,19 @@ def settings(under: str = "") -> list[Setting]:
     if not wanted:
         return found
     return [one for one in found if one.key.replace("[]", "") == wanted or _is_under(one, wanted)]
+
+
+def params(wanted: str = "") -> list[Setting]:
+    """The settings of algorithms, or one of them, as keys of `algorithm.params`; their meaning says of which."""
+    found = [
+        Setting(
+            f"{PARAMS}.{one.name}", one.type, _shown(one.default), one.example,
+            f"{one.meaning}; {one.of}".removesuffix("; "),
+            "detached" if OUTLINES.keys() & one.defaults.keys() else "all",
+        )
+        for one in algorithm_settings()
+    ]  # fmt: skip
+    return [one for one in found if wanted in ("", one.key, one.key.removeprefix(f"{PARAMS}."))]
 
 
 def sections() -> dict[str, str]:
@@ -166,12 +183,15 @@ def as_markdown() -> str:
         '`--optimizer.learning_rate 3e-5`, in Python `recipes.grpo(optimizer={"learning_rate": 3e-5})`.',
         "`proa config` prints the same, `proa config optimizer` a section, and `proa config --template grpo` a file",
         "to begin with. Keys marked *detached* are for runs that generate (GRPO, PPO, …), the others for supervised",
-        "runs too. Settings of algorithms (`algorithm.params`) are in [algorithms.md](algorithms.md). This page is",
-        "generated: `proa config --markdown`.",
+        "runs too. This page is generated: `proa config --markdown`.",
     ]
-    about = {RUN: "the run", **sections()}
+    about = {
+        RUN: "the run",
+        **sections(),
+        PARAMS: "settings of the algorithms themselves ([algorithms.md](algorithms.md))",
+    }
     section = None
-    for setting in settings():
+    for setting in [*settings(), *params()]:
         if setting.section != section:
             section = setting.section
             title = f"`{section}`: {about[section]}" if section else "At the top"

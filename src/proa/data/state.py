@@ -146,8 +146,8 @@ class LoopState(TrainState):
     num_steps: int = 0
     episode: int = 0
     output_dir: Path | None = None
-    checkpoint_mgr: Any = None
-    ctx: LogContext | None = None
+    checkpoint_mgr: Any = field(default=None, repr=False)
+    ctx: LogContext | None = field(default=None, repr=False)
     rank: int = 0
     world_size: int = 1
     policy_version: int = 0

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..roles.surroundings import NOTHING_GIVEN, GivenSurroundings
+from ..roles.given_surroundings import NOTHING_GIVEN, GivenSurroundings
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from typing import Unpack
 from ..config import RunConfig
 from ..data.state import LoopState
 from ..lifecycle.manager import Callbacks
-from ..run.start import start
 from .arguments import DetachedArguments
 from .detached import (
     cispo,
@@ -22,6 +21,7 @@ from .detached import (
     reinforce_pp_baseline,
     rloo,
 )
+from .starting import start
 from .supervised import dpo, reward_model, sft
 
 __all__ = [

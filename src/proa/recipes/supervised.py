@@ -8,8 +8,8 @@ from typing import Unpack
 from ..config import RunConfig
 from ..data.state import LoopState
 from ..lifecycle.manager import Callbacks
-from ..run.start import start
 from .arguments import SupervisedArguments
+from .starting import start
 
 
 def sft(

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..config.sections import GIVEN
-from ..environments.given import EnvironmentSource
 from ..environments.pool import EnvironmentPool
-from ..errors import SettingError
 from ..model_shape import context_length
 from ..rollouts import Conversations, EnvironmentRollout, Limits
 from ..serving import Limits as ServingLimits
 from ..serving import ServedModel, Sessions
 from ..serving.agents import AgentRollout
+from .given_surroundings import NOTHING_GIVEN, GivenSurroundings
 
 if TYPE_CHECKING:
     from ..config import DetachedConfig
@@ -26,40 +22,8 @@ if TYPE_CHECKING:
     from ..serving.endpoint import Endpoint
 
 
-@dataclass(frozen=True)
-class GivenSurroundings:
-    """Objects in place of what the configuration can only name."""
-
-    tools: tuple[Callable[..., Any] | str, ...] | None = None
-    environment: Any = None
-    agent: Callable[..., Any] | None = None
-    recorded: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    """What environments answered in a run that is repeated, by the uid of each trajectory."""
-
-    def source(self, config: DetachedConfig) -> EnvironmentSource:
-        """The environments that are given, or named."""
-        for key, here, named in (
-            ("tools", self.tools, config.tools),
-            ("environment.path", self.environment, [config.environment.path]),
-            ("agent", self.agent, [config.agent]),
-        ):
-            missing = [name for name in named if name is not None and GIVEN in name]
-            if missing and here is None:
-                raise SettingError(
-                    f"{key}: {', '.join(missing)} is not here: name it by its dotted path, --{key} package.module:name"
-                )
-        if config.tools:
-            return EnvironmentSource.load(tools=self.tools or config.tools)
-        if config.agent is not None:
-            return EnvironmentSource.load(agent=self.agent or config.agent)
-        section = config.environment
-        given = section.path if self.environment is None else self.environment
-        return EnvironmentSource.load(environment=given, params=section.params)
-
-
 MOST_SEQUENCES = 65_536
 """That agents of one maker may ask for at the same time: how many there are, the run decides."""
-NOTHING_GIVEN = GivenSurroundings()
 
 
 class Surroundings:

@@ -14,33 +14,67 @@ from pathlib import Path
 from typing import TypeGuard
 
 from ..callbacks.registry import check_kind
-from ..config import ConfigError, DetachedConfig, RunConfig
+from ..config import ConfigError, DetachedConfig, RunConfig, SupervisedConfig
 from ..config.algorithm_outlines import OUTLINES
-from ..config.sections import AUTO
-from ..config.supervised_settings import SUPERVISED
+from ..config.sections import AUTO, GIVEN
+from ..config.supervised_settings import SUPERVISED, SFTSettings
 from ..dotted import DottedPathError, check_module
 from ..errors import UnknownNameError
 from ..policy.hub import HubError, is_hub_name, no_folder
+from ..record.run_folder import check_unused
+from ..record.run_lock import is_locked, lock
 from ..registry import Registry
+from ..tasks import load_examples, load_task
+from ..tasks.builtin import BUILTIN
+from ..tasks.preferences import load_preferences
 from ..tasks.sources import check_there as check_source_there
 from ..visible import print_visible
+from .naming import settle_name
 
+NO_TOKENIZER = (
+    "a model made from configuration has no tokenizer: give model.tokenizer, a folder or a name of the Hub, or "
+    "tokenizer= in Python"
+)
 _DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 """What the driver of a GPU makes: of NVIDIA's, under WSL, and of AMD's."""
 _ALGORITHMS = Registry("algorithm", "proa.algorithms", dict.fromkeys(OUTLINES, ""), UnknownNameError)
+_ENGINES = Registry("engine", "proa.engines", dict.fromkeys(("native", "hf", "vllm"), ""), UnknownNameError)
 """Their names only: what they are needs torch."""
+_SMALL = 2**20
+"""Bytes of a file that is read twice, so that what is wrong with it is reported at once."""
+
+
+def foresee(config: RunConfig, *, overwrite: bool, has_tokenizer: bool = False) -> tuple[RunConfig, str]:
+    """Refuse what can be refused without torch, and print the first line. Returns the configuration with its name, and
+    the line. `has_tokenizer` says that one was given beside the configuration."""
+    config = settle_name(config, overwrite=overwrite)
+    if not overwrite:
+        if is_locked(config.folder):
+            with lock(config.folder):  # which raises, and names the process that has it
+                pass
+        check_unused(config.folder)
+    check_there(config)
+    if not has_tokenizer:
+        _check_tokenizer(config)
+    _check_small_data(config)
+    return config, announce(config) if config.progress else ""
 
 
 def check_there(config: RunConfig) -> None:
     """Raise for a folder, a file, an algorithm, a kind of callbacks, a module or a GPU that there is not: a slip need
     not wait for torch."""
     path = config.model.path
-    if path is not None and not Path(path).exists() and not is_hub_name(path):
+    if path is not None and GIVEN not in path and not Path(path).exists() and not is_hub_name(path):
         raise HubError(no_folder(path))
-    check_source_there(config.task.source)
+    if GIVEN not in config.task.source:
+        check_source_there(config.task.source)
     if config.model.device.startswith("cuda") and not _on_ray(config) and not may_have_gpu():
         raise ConfigError(f"model.device is {config.model.device}, and there is no GPU here that torch can use")
+    if path is not None and Path(path).is_dir():
+        check_model_folder(Path(path))
     _ALGORITHMS.check(config.algorithm.name, others=SUPERVISED)
+    if GIVEN not in config.engine.kind:
+        _ENGINES.check(config.engine.kind)
     for callback in config.callbacks:
         check_kind(callback.kind)
     for what, dotted in _dotted_paths(config):
@@ -50,16 +84,46 @@ def check_there(config: RunConfig) -> None:
             raise ConfigError(f"{what} {error}") from error
 
 
+def check_model_folder(folder: Path) -> None:
+    """Raise if it has neither a model's configuration nor an adapter's."""
+    if not any((folder / name).exists() for name in ("config.json", "adapter_config.json")):
+        raise HubError(f"{folder} is not a model folder: it has no config.json")
+
+
+def _check_tokenizer(config: RunConfig) -> None:
+    is_named = config.model.tokenizer is not None or config.model.path is not None
+    if not is_named and GIVEN not in config.task.source and config.task.source not in BUILTIN:
+        raise ConfigError(NO_TOKENIZER)
+
+
+def _check_small_data(config: RunConfig) -> None:
+    """Read a file whose columns or lines may be wrong: the likeliest slip of all."""
+    task, file = config.task, Path(config.task.source)
+    if file.suffix not in (".jsonl", ".json", ".csv") or not file.is_file() or file.stat().st_size > _SMALL:
+        return
+    if not isinstance(config, SupervisedConfig):
+        load_task(task.source, columns=task.named_columns, split=task.split)
+    elif isinstance(settings := config.algorithm.settings(), SFTSettings):
+        columns, answer = task.named_columns, settings.answer_column
+        load_examples(task.source, answer_column=answer, columns=columns, split=task.split)
+    else:
+        load_preferences(task.source, columns=task.named_columns, split=task.split)
+
+
 def _dotted_paths(config: RunConfig) -> Iterator[tuple[str, str]]:
-    """What is the user's own code, and where."""
-    yield from ((f"eval {one.name}: metric", one.metric) for one in config.eval if one.metric is not None)
-    yield from ((f"eval {one.name}: evaluator", one.evaluator) for one in config.eval if one.evaluator is not None)
+    """What is named of the user's own code, and where."""
+    yield from ((what, path) for what, path in _codes(config) if path is not None and GIVEN not in path)
+
+
+def _codes(config: RunConfig) -> Iterator[tuple[str, str | None]]:
+    yield from ((f"eval {one.name}: metric", one.metric) for one in config.eval)
+    yield from ((f"eval {one.name}: evaluator", one.evaluator) for one in config.eval)
     if not isinstance(config, DetachedConfig):
         return
     yield from (("reward", function) for function in config.reward.functions)
     yield from (("tool", tool) for tool in config.tools)
-    yield from (("environment", path) for path in [config.environment.path] if path is not None)
-    yield from (("agent", path) for path in [config.agent] if path is not None)
+    yield "environment", config.environment.path
+    yield "agent", config.agent
 
 
 def announce(config: RunConfig) -> str:

@@ -1,20 +1,33 @@
-"""Objects handed over from Python where a configuration file could only name them."""
+"""Objects handed over from Python where a configuration file could only name them.
+
+Nothing here imports torch: a run says its first line before that.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-from ..config import ConfigError, DetachedConfig, RunConfig, SupervisedConfig, change_run_config, load_run_config
+from ..config import (
+    ConfigError,
+    DetachedConfig,
+    RunConfig,
+    SupervisedConfig,
+    change_run_config,
+    load_run_config,
+    outline_run_config,
+)
 from ..config.sections import GIVEN
 from ..dotted import name_of
 from ..evals.given_eval import GivenEval
-from ..roles.surroundings import NOTHING_GIVEN, GivenSurroundings
+from ..roles.given_surroundings import NOTHING_GIVEN, GivenSurroundings
 from ..spelling import did_you_mean, nearest
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 RUN_ARGUMENTS = ("callbacks", "resume", "allow_changes", "overwrite")
 """What whoever starts a run may say beside its configuration."""
@@ -56,6 +69,13 @@ def configured(
     return load_run_config(config, recipe=recipe, **rest), given
 
 
+def outlined(config: Path | str | None, recipe: str | None, changes: Mapping[str, Any]) -> RunConfig:
+    """The same configuration, of which only what can be checked without torch is checked."""
+    _check_keywords(changes)
+    _, rest = _take_objects(changes)
+    return outline_run_config(config, recipe=recipe, **rest)
+
+
 def _check_keywords(changes: Mapping[str, Any]) -> None:
     """Raise for a keyword that is no key of a configuration and is meant to be an argument of the run itself."""
     keys = {*DetachedConfig.model_fields, *SupervisedConfig.model_fields, "tokenizer"}
@@ -69,7 +89,7 @@ def _take_objects(changes: Mapping[str, Any]) -> tuple[Given, dict[str, Any]]:
     rest: dict[str, Any] = {name: str(value) if isinstance(value, Path) else value for name, value in changes.items()}
     tokenizer = rest.pop("tokenizer", None)
     model = data = rewards = None
-    if isinstance(rest.get("model"), PreTrainedModel):
+    if _is_model(rest.get("model")):
         # Training mode would mean dropout; here no step is random.
         model, rest["model"] = rest["model"].eval(), GIVEN
     if "task" in rest:
@@ -85,6 +105,11 @@ def _take_objects(changes: Mapping[str, Any]) -> tuple[Given, dict[str, Any]]:
         evals = {}
     surroundings = GivenSurroundings(_take_tools(rest), _take_environment(rest), _take_agent(rest))
     return Given(model, tokenizer, data, rewards, surroundings, evals), rest
+
+
+def _is_model(given: Any) -> bool:
+    module = sys.modules.get("transformers.modeling_utils")  # where it is not imported there can be no model
+    return module is not None and isinstance(given, module.PreTrainedModel)
 
 
 def _take_tools(rest: dict[str, Any]) -> tuple[Callable[..., Any] | str, ...] | None:

@@ -34,6 +34,7 @@ from ..tasks import Task, load_examples, load_task
 from ..tasks.builtin import BUILTIN, builtin_task, builtin_tokenizer
 from ..tasks.chat import check_is_chat, with_system_prompt, with_template
 from ..tasks.task import check_columns
+from .foreseen import NO_TOKENIZER
 from .given import Given
 
 
@@ -228,10 +229,7 @@ def _tokenizer(config: RunConfig) -> PreTrainedTokenizerBase:
     if folder is None and config.task.source in BUILTIN:
         return builtin_tokenizer(config.task.source)
     if folder is None:
-        raise ModelError(
-            "a model made from configuration has no tokenizer: give model.tokenizer, a folder or a name of the Hub, or "
-            "tokenizer= in Python"
-        )
+        raise ModelError(NO_TOKENIZER)
     if not local_folder(folder, trust_remote_code=config.model.trust_remote_code).is_dir():
         raise ModelError(f"there is no tokenizer folder {folder}")
     return load_tokenizer(folder, config.model.trust_remote_code)

@@ -21,7 +21,7 @@ from ..record.run_folder import libraries, read_json
 from ..record.secrets import redact
 from ..resume.configuration import config_changes, load_complete_config, saved_config
 from ..resume.resuming import Resumption
-from ..roles.surroundings import GivenSurroundings
+from ..roles.given_surroundings import GivenSurroundings
 from .given import Given
 from .placing import place_callbacks
 from .run_moments import StandaloneMoments
