@@ -11,7 +11,16 @@ from tests.engines.prompted import Prompted, generated
 from tests.learning.ranks import Seat, Table
 from tests.small import MODEL
 
-from proa import DetachedGRPOTrainer, DetachedPPOTrainer, ExperienceMakerHolder, Prompt, Sampling, Weights, build_engine
+from proa import (
+    DetachedGRPOTrainer,
+    DetachedPPOTrainer,
+    ExperienceMakerHolder,
+    MakerCallback,
+    Prompt,
+    Sampling,
+    Weights,
+    build_engine,
+)
 from proa.actors.finding import ActorLostError
 from proa.actors.waiting import WaitTimeoutError
 from proa.data.experience import BufferItem, Experience
@@ -347,3 +356,13 @@ def test_debug_shows_steps_waits_and_pushes(caplog):
     said = "\n".join(record.message for record in caplog.records)
     for words in ("trainer_0: step 0: {'loss'", "trainer_0: version 1 is pushed to maker_0"):
         assert words in said
+
+
+def test_what_is_made_before_any_weights_came_is_of_the_weights_that_the_engine_came_with():
+    class Doubled(MakerCallback):
+        def on_make_experience_end(self, experience):
+            experience.reward = experience.reward * 2
+
+    items = maker(callbacks=[Doubled()]).make([Prompt(0, (6, 7, 3), "01>", {"answer": "01"})], [(1, 2, 3, 4)])
+    assert {version for item in items for version in item.versions.tolist()} == {0}
+    assert all(item.sampled_length == item.action_length > 0 for item in items)

@@ -4,7 +4,7 @@ import pytest
 
 from proa.tasks import load_task
 from proa.tasks.builtin.characters import tokenizer as make_tokenizer
-from proa.tasks.chat import check_is_chat, with_system_prompt, with_template
+from proa.tasks.chat import check_is_chat, warn_of_unread_columns, with_system_prompt, with_template
 from proa.tasks.prompts import template_values, tokenise
 from proa.tasks.task import TaskError
 
@@ -103,3 +103,8 @@ def test_a_template_for_prompts_that_are_text_is_refused_unless_they_become_mess
 def test_what_is_no_value_for_a_chat_template_is_refused(columns, words):
     with pytest.raises(TaskError, match=words):
         template_values(columns, "row 2")
+
+
+def test_a_column_of_text_that_is_called_like_one_for_templates_is_no_mistake_in_data_that_is_text(caplog):
+    warn_of_unread_columns("12", {"tools": "hammer"}, make_tokenizer())
+    assert "the column tools is for chat templates, and the data is text" in caplog.text

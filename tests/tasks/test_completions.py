@@ -235,3 +235,11 @@ def test_a_message_without_content_is_not_the_word_none():
     assert text_of(tokenizer, [token for token, is_learned in zip(tokens, learned, strict=True) if is_learned]) == (
         "add()</s>"
     )
+
+
+def test_pairs_of_text_may_have_a_column_of_any_content_called_tools():
+    (plain,) = load_preferences([{"prompt": "12", "chosen": "3", "rejected": "4"}])
+    (pair,) = load_preferences([{"prompt": "12", "chosen": "3", "rejected": "4", "tools": "hammer"}])
+    tokenizer = tiny_tokenizer(next(iter(KINDS)))
+    assert pair.columns == {"tools": "hammer"}
+    assert tokenise_pair(pair, tokenizer, where="pair 0") == tokenise_pair(plain, tokenizer, where="pair 0")

@@ -50,7 +50,7 @@ class TrajectoryFacts:
     """What the environment gave for each turn; None where it gave nothing."""
     tool_calls: int = 0
     tool_errors: int = 0
-    """Calls that were not valid, named no tool, or raised; the model was told."""
+    """Calls that were not valid, named no tool, or raised: the model got the error as the answer."""
     environment_tokens: int = 0
     """Tokens of what the environment said after the first turn."""
     environment_seconds: float = 0.0

@@ -89,7 +89,7 @@ class HFEngine:
         self._waiting = [sequence for sequence in self._waiting if sequence.request.id != request_id]
         for sequence in self._batch:
             if sequence.request.id == request_id:
-                sequence.finish_reason = sequence.finish_reason or "length"  # nobody is told
+                sequence.finish_reason = sequence.finish_reason or "length"  # nobody waits for it
 
     @torch.inference_mode()
     def step(self) -> list[Progress]:

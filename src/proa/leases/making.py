@@ -46,7 +46,7 @@ class Making:
     """The numbers that rewards logged, by name, one for each sample."""
     trajectories: TrajectoryTotals = field(default_factory=lambda: TrajectoryTotals())
     probe_gap: float | None = None
-    """The widest between trainer and an engine; it is only told, and not saved."""
+    """The widest between trainer and an engine; reported, and not saved."""
 
     def add(self, delivery: Delivery) -> None:
         for kind in _KINDS:

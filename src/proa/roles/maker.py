@@ -405,8 +405,6 @@ class ExperienceMakerHolder:
             with self.activity.doing("wait", "waiting for the first weights"):
                 if not self._weights_came.wait(self._wait_timeout):
                     raise WaitTimeoutError(f"{self.name} waited {self._wait_timeout:g} s for weights, and none came")
-        if self._versioned_engine.version < 0:
-            self._versioned_engine.version = 0  # what the engine came with
 
     def _send(self, items: Sequence[BufferItem]) -> None:
         moments, state = self.manager.moments, self.state
@@ -446,6 +444,8 @@ class ExperienceMakerHolder:
         self, prompts: Sequence[Prompt], seeds: Sequence[Sequence[int]], what: str = "a batch"
     ) -> list[BufferItem]:
         """One item per sample, groups together; `what` names the work for whoever looks at this maker."""
+        if self._versioned_engine.version == NO_VERSION:
+            self._versioned_engine.version = 0  # what the engine came with
         return self._experience(partial(self._samples, prompts, seeds, what))
 
     def _samples(self, prompts: Sequence[Prompt], seeds: Sequence[Sequence[int]], what: str) -> list[Sample]:

@@ -70,7 +70,7 @@ class _Batch:
     user: StreamUser
     open: dict[str, Collected]
     listen: Callable[[Progress], None] | None = None
-    """Is told of every step, in the engine's thread."""
+    """Called with the progress of every step, in the engine's thread."""
     done: dict[str, Completion] = field(default_factory=dict)
     answer: Future[list[Completion]] = field(default_factory=Future)
 
@@ -119,7 +119,7 @@ class EngineStream:
         self._thread.start()
 
     def close(self, reason: str) -> None:
-        """Whoever waits for something is told so; the engine is left with nothing."""
+        """Fail whatever is still waited for; the engine is left with nothing."""
         self._end(ClosedError(reason))
         self._thread.join()
         for batch in set(self._batches.values()):
@@ -174,8 +174,8 @@ class EngineStream:
     def begin(
         self, requests: Sequence[Request], user: StreamUser, listen: Callable[[Progress], None] | None = None
     ) -> Future[list[Completion]]:
-        """The same without waiting for it; who cancels the answer cancels the requests. `listen` is told of each
-        token, in the engine's thread: it must be quick, and not raise."""
+        """The same without waiting for it; who cancels the answer cancels the requests. `listen` gets the
+        progress of each step, in the engine's thread: it must be quick, and not raise."""
         batch = _Batch(requests, user, {request.id: Collected(request.stop_strings) for request in requests}, listen)
         batch.answer.add_done_callback(lambda answer: self._drop(requests) if answer.cancelled() else None)
         asked = self._ask(lambda: self._submit(batch))

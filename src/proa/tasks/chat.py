@@ -101,12 +101,15 @@ def warn_of_unread_columns(
     prompt: str | Messages, columns: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase
 ) -> None:
     """Warn where the data has values for its chat template (`tools`, `chat_template_kwargs`) that get nowhere."""
+    if isinstance(prompt, str):  # whose columns of these names may be anything
+        for column in ("tools", "chat_template_kwargs"):
+            if columns.get(column):
+                log.warning("the column %s is for chat templates, and the data is text: it changes nothing", column)
+        return
     template = getattr(tokenizer, "chat_template", None)
     for name in template_values(columns, "row 0"):
         column = "tools" if name == "tools" else "chat_template_kwargs"
-        if isinstance(prompt, str):
-            log.warning("the column %s is for chat templates, and the data is text: it changes nothing", column)
-        elif template and name not in json.dumps(template):
+        if template and name not in json.dumps(template):
             log.warning(
                 "the chat template does not use %r, which the column %s gives it: what is learned does not know of it. "
                 "Give a task.chat_template that does", name, column,

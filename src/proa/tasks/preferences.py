@@ -18,7 +18,7 @@ from .builtin import builtin_task
 from .completions import Tokens, check_fits, completion_tokens
 from .formats import PAIRS, Columns, rename
 from .overlong import Overlong, cut_prompt
-from .prompts import template_values
+from .prompts import NO_VALUES, template_values
 from .sources import FILES, find_source, is_named_data, read_table
 from .task import TaskError
 
@@ -113,7 +113,7 @@ def tokenise_pair(
     where: str,
 ) -> TokenisedPair:
     """A pair as tokens; one whose longer side does not fit in `max_length` is refused, or its prompt cut."""
-    values = template_values(pair.columns, where)
+    values = NO_VALUES if isinstance(pair.prompt, str) else template_values(pair.columns, where)
     prompt, chosen = completion_tokens(pair.prompt, pair.chosen, tokenizer, values=values, where=where)
     _, rejected = completion_tokens(pair.prompt, pair.rejected, tokenizer, values=values, where=where)
     if chosen == rejected:
