@@ -10,7 +10,7 @@ from proa.data.experience import BufferItem, merge
 from proa.data.experience_changes import as_delivered, copied, refuse_other_changes, shown_to_hooks
 from proa.data.facts import SampleFacts, TrajectoryFacts
 from proa.data.lease import GarbageError, Lease, check_delivery
-from proa.data.masks import prompt_indices, sampled_lengths
+from proa.data.masks import longest_turns, prompt_indices, sampled_lengths
 from proa.data.saved_items import items_from, items_tree
 from proa.data.trajectories import Trajectories, count_samples, split_samples
 from proa.errors import HookError
@@ -80,6 +80,23 @@ def test_a_batch_without_forks_is_not_touched():
 def test_what_the_environment_said_is_not_counted_as_sampled():
     assert [item.sampled_length for item in FORKED] == [2, 1, 2]
     assert sampled_lengths(merge(FORKED)).tolist() == [2, 1, 2]
+
+
+def test_the_longest_turn_of_a_trajectory_is_what_a_limit_of_a_turn_is_compared_with():
+    rows = [*FORKED, row("0/2", [1, 2, 3, 4, 5, 6, 7], 1, given=[2])]
+    batch = merge(rows)
+    assert longest_turns(batch).tolist() == [1, 1, 2, 3]
+    assert Trajectories(batch).most(longest_turns(batch)).tolist() == [1, 2, 3]
+    assert longest_turns(merge([replace(one, versions=None) for one in rows])).tolist() == [3, 1, 2, 6]
+
+
+def test_a_limit_of_tokens_or_turns_truncates_a_trajectory():
+    truncated = {
+        ending: SampleFacts("stop", trajectory=TrajectoryFacts(ending, (), 1, (None,))).is_truncated
+        for ending in ("finished", "token_limit", "max_turns")
+    }
+    assert truncated == {"finished": False, "token_limit": True, "max_turns": True}
+    assert [SampleFacts(reason).is_truncated for reason in ("length", "stop")] == [True, False]
 
 
 def test_rows_of_a_group_with_other_prompts_share_none():

@@ -1,6 +1,8 @@
 """Runs with an agent, which talks to the model through an endpoint as it likes."""
 
+import gc
 import json
+import threading
 
 import pytest
 from tests.run.answering import SETTINGS
@@ -72,3 +74,20 @@ def test_hooks_hear_each_completion_as_a_turn_though_they_are_of_several_convers
     made(tmp_path, "heard", "concurrent_agent", total_steps=1, callbacks=[hears])
     assert {ending[1:] for ending in hears.endings} == {("finished", 4)}
     assert hears.turns[:4] == [(hears.endings[0][0], number, "assistant") for number in range(4)]
+
+
+def endpoints():
+    return {thread.ident for thread in threading.enumerate() if thread.name == "proa endpoint"}
+
+
+def test_endpoints_of_makers_and_evals_are_closed_when_a_run_is_over(tmp_path):
+    before = endpoints()
+    heard = []
+
+    def on_eval(state, step_idx, eval_name, metrics):
+        heard.append(len(endpoints() - before))
+
+    made(tmp_path, "run", "agent", total_steps=1, eval=[{"name": "e", "count": 2}], callbacks=[on_eval])
+    assert max(heard) == 2
+    gc.collect()
+    assert endpoints() <= before

@@ -132,7 +132,8 @@ class Algorithm(Settings, ABC):
         return self.entropy_coefficient > 0 or own.__module__.partition(".")[0] != __package__.partition(".")[0]
 
     def shape_rewards(self, rewards_B: Tensor, lengths_B: Tensor, max_new_tokens: int) -> Tensor:
-        """The rewards to compare; unchanged unless the algorithm adds a term."""
+        """The rewards to compare; unchanged unless the algorithm adds a term. `lengths_B` is of each sample's longest
+        turn, and `max_new_tokens` what a turn may have."""
         return rewards_B
 
     def keeps_group(self, rewards_G: Tensor) -> bool:

@@ -75,6 +75,13 @@ class SampleFacts:
     trajectory: TrajectoryFacts | None = None
     """Where there was an environment; in the last row of a sample that has several."""
 
+    @property
+    def is_truncated(self) -> bool:
+        """Whether a limit ended it, of tokens or of turns."""
+        if self.trajectory is not None:
+            return self.trajectory.ending in ("token_limit", "max_turns")
+        return self.finish_reason == "length"
+
     def with_failure(self, failure: str, error: str) -> SampleFacts:
         return replace(self, reward_failure=failure, reward_error=error)
 

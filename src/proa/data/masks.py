@@ -45,6 +45,16 @@ def sampled_lengths(experience: Experience) -> torch.Tensor:
     return lengths_B - (experience.versions == NO_VERSION).sum(-1)
 
 
+def longest_turns(experience: Experience) -> torch.Tensor:
+    """(B,): the most tokens that were sampled without anything of an environment in between."""
+    sampled_BA = attention_mask_of(experience)[:, -experience.action_log_probs.shape[1] :].bool()
+    if experience.versions is not None:
+        sampled_BA = sampled_BA & (experience.versions != NO_VERSION)
+    so_far_BA = sampled_BA.cumsum(-1)
+    before_turn_BA = so_far_BA.masked_fill(sampled_BA, 0).cummax(-1).values
+    return (so_far_BA - before_turn_BA).amax(-1)
+
+
 def group_indices(experience: Experience) -> torch.Tensor:
     """(B,): group ids as numbers from 0; a sample without one is a group by itself."""
     import torch

@@ -113,3 +113,9 @@ class Trajectories:
         if not self.has_forks:
             return values_B
         return values_B.new_zeros(len(self)).index_add(0, self._number_B, values_B)
+
+    def most(self, values_B: torch.Tensor) -> torch.Tensor:
+        """(N,): the largest of the rows of each trajectory."""
+        if not self.has_forks:
+            return values_B
+        return values_B[self._rows_NK.clamp(min=0)].masked_fill(self._rows_NK < 0, 0).amax(-1)

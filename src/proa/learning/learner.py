@@ -13,7 +13,7 @@ import torch
 from ..actors.activity import Activity
 from ..algorithms import Algorithm, Credit, CreditInputs, CriticAlgorithm, TokenLossInputs
 from ..data.experience import Experience
-from ..data.masks import action_mask_of, group_indices, sampled_lengths
+from ..data.masks import action_mask_of, group_indices, longest_turns, sampled_lengths
 from ..data.sampling import Sampling
 from ..data.trajectories import Trajectories
 from ..errors import SettingError
@@ -258,7 +258,7 @@ class Learner:
         bootstrap_B = self.values.estimate(experience) if self.values is not None else None
         rewards_N = self.algorithm.shape_rewards(
             trajectories.first(experience.reward),
-            trajectories.sum(sampled_lengths(experience)),
+            trajectories.most(longest_turns(experience)),  # the limit is one turn's
             self.sampling.max_new_tokens,
         )
         values_BA = experience.values if self.values is not None else None

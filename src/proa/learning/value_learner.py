@@ -71,7 +71,7 @@ class ValueLearner:
         experience.values = values_BA if experience.values is None else experience.values
         if not bootstrap:
             return None
-        cut_off_B = torch.tensor([facts.finish_reason == "length" for facts in experience.facts])
+        cut_off_B = torch.tensor([facts.is_truncated for facts in experience.facts])
         return after_B.masked_fill(~cut_off_B.to(after_B.device), 0)
 
     @torch.no_grad()

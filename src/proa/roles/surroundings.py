@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from ..environments.pool import EnvironmentPool
@@ -73,6 +74,7 @@ class Surroundings:
         with self._starting:
             if self._endpoint is None:
                 self._endpoint = self._listen()
+                weakref.finalize(self, self._endpoint.close)  # nobody closes those of an eval
             return self._endpoint.base_url
 
     def close(self) -> None:

@@ -247,6 +247,7 @@ class CudaRows:
         """Give the memory back, if nothing is in it."""
         self._pool.release()
         if not self.live:
+            torch.cuda.synchronize(self.decoder.device)  # the last step that was launched may still write there
             self._recorded = None
             self._state.seen = None
 
