@@ -41,8 +41,8 @@ def pytest_part(what: str, *paths: str, marked: str = "prove", processes: int = 
     return Part(what, ["-m", "pytest", "-q", "-m", marked, *alone, *paths], environment)
 
 
-def script_part(what: str, path: str, *arguments: str) -> Part:
-    return Part(what, [path, *arguments])
+def script_part(what: str, path: str) -> Part:
+    return Part(what, [path])
 
 
 PARTS = {
@@ -62,8 +62,8 @@ PARTS = {
     "others": pytest_part("what is long elsewhere", *OTHERS),
     "gpu": pytest_part("what is long on a GPU, where there is one", "tests/gpu", processes=1),
     "gpu_figures": script_part("the figures for a GPU, where there is one", "benchmarks/gpu.py"),
-    "vllm": script_part("vLLM as an engine, in an environment of its own", "tests/vllm/run.py", "tests/vllm"),
-    "vllm_server": script_part("a real vLLM server as the engine, there too", "tests/vllm/run.py", "tests/vllm_server"),
+    "vllm": script_part("vLLM as an engine, in an environment of its own", "tests/vllm/run.py"),
+    "vllm_server": script_part("a real vLLM server as the engine, there too", "tests/vllm_server/run.py"),
     "kernels": script_part("the GPU's kernels, interpreted on a CPU", "tests/kernels/run.py"),
     "clients": script_part("openai, lm-eval and inspect-ai at a served model", "tests/clients/run.py"),
     "adapters": script_part("environments of other libraries, those themselves", "tests/adapters/run.py"),

@@ -5,7 +5,8 @@ import json
 import pytest
 import torch
 
-from proa.bench.rollout import Case, step_limit
+from proa.bench.rollout import Case, _with_continuous, step_limit
+from proa.bench.shapes import SHAPES
 from proa.cli.main import main
 from proa.policy.models import load_model
 
@@ -31,6 +32,20 @@ def test_figures_of_each_engine_and_case_with_their_limit(capsys):
     assert tail["tokens"] == sum(one.sampling.max_new_tokens for one in Case(2, "tail", 3, 4).requests(4096))
     assert all(one["limit"] > 0 and one["tokens_per_second"] > 0 for one in told["figures"])
     assert told["not_measured"]["vllm"].startswith("vLLM is not installed: pip install 'proa[vllm]'")
+
+
+def test_continuous_batching_gets_room_for_its_rows_and_not_nearly_all_memory(monkeypatch):
+    model, given = load_model(SHAPES["small"], seed=0), {}
+    generate_batch = type(model).generate_batch
+
+    def noted(self, *arguments, **settings):
+        given.update(settings)
+        return generate_batch(self, *arguments, **settings)
+
+    monkeypatch.setattr(type(model), "generate_batch", noted)
+    case = Case(2, "uniform", 3, 4)
+    assert _with_continuous(model, case, case.requests(4096))() == 8
+    assert given["continuous_batching_config"].num_blocks == 4
 
 
 def test_the_table_has_ratios(capsys):

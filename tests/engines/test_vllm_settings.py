@@ -14,7 +14,7 @@ from proa import recipes
 from proa.config import load_run_config
 from proa.engines import build_engine
 from proa.engines.vllm.options import check_options, check_sizes
-from proa.engines.vllm.requests import said
+from proa.engines.vllm.requests import step_output
 from proa.errors import SettingError
 
 without_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed")
@@ -43,6 +43,7 @@ def test_options_are_handed_on_where_they_are_set() -> None:
     [
         ({"tensor_paralel_size": 2}, "vLLM has no argument 'tensor_paralel_size'; did you mean 'tensor_parallel_size'"),
         ({"seed": 2}, "'seed' is not yours to set: each request has its own"),
+        ({"max_loras": 1}, "'max_loras' is not yours to set: two adapters are held"),
         ({"model": "x"}, "'model' is not yours to set"),
         ([("block_size", 32)], "are vLLM's arguments by name, not"),
     ],
@@ -67,11 +68,11 @@ def output(tokens: list[int], log_probs: list[float], reason: str | None) -> Any
 
 
 def test_what_vllm_says_is_progress() -> None:
-    progress = said(output([3, 4], [-0.5, -1.0], "stop")).progress(7)
+    progress = step_output(output([3, 4], [-0.5, -1.0], "stop")).progress(7)
     assert (progress.id, progress.tokens, progress.log_probs) == ("a", (3, 4), (-0.5, -1.0))
     assert (progress.version, progress.finish_reason) == (7, "stop")
-    assert said(output([3], [-0.5], None)).progress(7).finish_reason is None
+    assert step_output(output([3], [-0.5], None)).progress(7).finish_reason is None
     with pytest.raises(FloatingPointError, match="damaged"):
-        said(output([3], [float("nan")], None)).progress(7)
+        step_output(output([3], [float("nan")], None)).progress(7)
     with pytest.raises(RuntimeError, match="a reason of its own: abort"):
-        said(output([3], [-0.5], "abort"))
+        step_output(output([3], [-0.5], "abort"))

@@ -1,8 +1,4 @@
-"""Sets vLLM's environment up, and runs tests there, the long ones too. These are two parts of `make prove`.
-
-python tests/vllm/run.py tests/vllm           vLLM in the process of a maker
-python tests/vllm/run.py tests/vllm_server    a real vLLM server
-"""
+"""The part `vllm` of `make prove`: sets vLLM's environment up, and runs its tests there, the long ones too."""
 
 import os
 import subprocess
@@ -14,12 +10,12 @@ REPOSITORY = FOLDER.parents[1]
 VENV = REPOSITORY / ".venv-vllm"
 
 
-def main(folders: list[str]) -> int:
+def main(tests: str) -> int:
     environment = {**os.environ, "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
     subprocess.run([FOLDER / "set_up", VENV], cwd=REPOSITORY, env=environment, check=True)
-    tests = [VENV / "bin" / "python", "-m", "pytest", "-q", *folders, "-m", "prove or not prove"]
-    return subprocess.run(tests, cwd=REPOSITORY, env=environment, check=False).returncode
+    command = [VENV / "bin" / "python", "-m", "pytest", "-q", tests, "-m", "prove or not prove"]
+    return subprocess.run(command, cwd=REPOSITORY, env=environment, check=False).returncode
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    raise SystemExit(main(sys.argv[1] if len(sys.argv) > 1 else "tests/vllm"))

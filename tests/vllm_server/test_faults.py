@@ -108,9 +108,9 @@ def test_a_server_that_was_gone_before_a_push_is_looked_at_anew(fake, engine, mo
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"backend": None}, "takes weights by nothing, not by proa-files: start it with"),
-        ({"backend": "nccl"}, "takes weights by nccl, not by proa-files: start it with"),
-        ({"pages": "<html>hello</html>"}, "is not a vLLM server: it does not speak JSON"),
+        ({"backend": None}, "has the weight transfer backend none, and a run needs proa-files: start it with"),
+        ({"backend": "nccl"}, "has the weight transfer backend nccl, and a run needs proa-files: start it with"),
+        ({"pages": "<html>hello</html>"}, "is not a vLLM server: it does not answer with JSON"),
     ],
 )
 def test_servers_that_cannot_be_used_are_refused_in_words(fake, model, change, said):

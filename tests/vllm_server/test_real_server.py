@@ -301,5 +301,5 @@ def test_a_server_that_is_killed_and_started_again_loses_nothing(server, caplog)
 
 
 def test_a_server_that_stays_away_is_given_up_with_a_sentence():
-    with pytest.raises(ProaError, match=r"the vLLM server at http://127\.0\.0\.1:9 was not to be had for 0\.1 s"):
+    with pytest.raises(ProaError, match=r"the vLLM server at http://127\.0\.0\.1:9 was not available for 0\.1 s"):
         build_engine(VLLMServerEngine, load_model(TIED), end_ids=[], address="http://127.0.0.1:9", patience=0.1)

@@ -37,7 +37,7 @@ def server(folder, tmp_path_factory):
         running.kill()
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="session", autouse=True)
 def key():
     """Before Ray is started: its actors have the environment that it was started in."""
     with pytest.MonkeyPatch.context() as patch:
@@ -64,6 +64,15 @@ def header(folder, name):
 def measured(folder, name):
     rows = [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
     return [row["maker.probe_gap"] for row in rows if "maker.probe_gap" in row]
+
+
+def versions_by_step(folder, name):
+    """Of the weights that sampled the tokens which a run kept."""
+    found = {}
+    for file in sorted((folder / name / "rollouts").glob("*.jsonl")):
+        for row in map(json.loads, file.read_text().splitlines()):
+            found.setdefault(row["step"], set()).update(row["versions"])
+    return found
 
 
 class ServerDies(Callback):
@@ -99,6 +108,7 @@ def test_a_server_that_dies_in_the_middle_costs_a_run_nothing(server, whole, tmp
     assert found["ledger"] == whole["ledger"]
     assert found["evals"] == whole["evals"]
     assert found["policy_version"] == whole["policy_version"] == STEPS
+    assert versions_by_step(tmp_path, "killed") == {step: {max(0, step - 1)} for step in range(STEPS)}
 
 
 def test_one_maker_and_a_resumed_run_end_as_two_that_were_never_stopped(server, whole, tmp_path):

@@ -222,17 +222,22 @@ def _with_generate(model: PreTrainedModel, case: Case, requests: Sequence[Reques
 
 def _with_continuous(model: PreTrainedModel, case: Case, requests: Sequence[Request]) -> Play:
     """Transformers' continuous batching, which has one length for all requests of a call."""
-    from transformers import GenerationConfig
+    from transformers import ContinuousBatchingConfig, GenerationConfig
 
     if case.lengths != "uniform" or not hasattr(model, "generate_batch"):
         raise NotImplementedError("transformers' continuous batching takes one length for all requests")
     settings = GenerationConfig(  # type: ignore[no-untyped-call]
         do_sample=True, top_k=0, max_new_tokens=case.new_tokens, eos_token_id=-1, pad_token_id=0
     )
+    # Of a CPU's memory it would take nearly all, and be killed where others use some.
+    pages = case.rows * (-(-(case.prompt_tokens + case.new_tokens) // _PAGE) + 1)
+    room = ContinuousBatchingConfig(num_blocks=pages, max_batch_tokens=max(case.rows, 8) * max(case.prompt_tokens, 1))
     batching: Any = model
 
     def play() -> int:
-        outputs = batching.generate_batch([list(one.tokens) for one in requests], generation_config=settings)
+        outputs = batching.generate_batch(
+            [list(one.tokens) for one in requests], generation_config=settings, continuous_batching_config=room
+        )
         return sum(len(output.generated_tokens) for output in outputs.values())
 
     return play
@@ -275,6 +280,8 @@ def _with_vllm(model: PreTrainedModel, case: Case, requests: Sequence[Request]) 
     return play
 
 
+_PAGE = 256
+"""Tokens of a page of the cache of transformers' continuous batching."""
 _VLLM_BLOCK = 128
 """Tokens of a block of vLLM's cache on a CPU: a sequence takes whole ones."""
 

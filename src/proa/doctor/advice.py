@@ -32,7 +32,7 @@ def advise(training: Found, device: Found, half: Found, engines: Mapping[str, Fo
         if "gap_mean" in found and not agrees(found)
     ]
     if not good:
-        return [*lines, "No engine works with this model here: the table says why."]
+        return [*lines, "No engine works with this model here; the error of each says why."]
     best = max(good, key=lambda kind: best_speed(good[kind]))
     lines = [f"engine.kind: {best} is the fastest here that computes the same policy as the trainer.", *lines]
     lines += _slots(good[best]) + _makers(training, best_speed(good[best]), processors) + _dtype(training, device, half)

@@ -23,7 +23,7 @@ from pydantic import ValidationError
 from ...errors import ProaError, SettingError
 from ...slow_work import saying_if_slow
 from .adapters import written_adapter
-from .requests import Said, said
+from .requests import StepOutput, step_output
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -126,10 +126,10 @@ class Core:
         with self._turn():
             self._engine.abort_request([name])
 
-    def step(self) -> list[Said]:
+    def step(self) -> list[StepOutput]:
         """What came of one step."""
         with self._turn(), torch.inference_mode():
-            return [said(output) for output in self._engine.step()]
+            return [step_output(output) for output in self._engine.step()]
 
     def update(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
         """Compute with these weights from now on; what was computed with others is forgotten."""

@@ -24,7 +24,7 @@ from .adapters import noise_adapter
 from .core import Core, check_installed, check_process, check_served, undisturbed
 from .independence import is_independent
 from .options import SIZES, check_options, check_sizes, known_arguments
-from .requests import Said, sampling_params, scoring_params
+from .requests import StepOutput, sampling_params, scoring_params
 
 log = logging.getLogger("proa.vllm")
 
@@ -37,7 +37,7 @@ _SHARE = 4
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
+class _Queued:
     """What vLLM is to decode."""
 
     name: str
@@ -83,12 +83,12 @@ class VLLMEngine:
         self._most_rank = int(options.get("max_lora_rank", MOST_RANK))
         self._held: dict[int, Any] = {}  # by version, with what vLLM calls the adapter if that is what came
         self._base: Mapping[str, torch.Tensor] | None = None  # which adapters go over, where it is loaded
-        self._waiting: deque[_Wanted] = deque()
-        self._live: dict[str, _Wanted] = {}
+        self._waiting: deque[_Queued] = deque()
+        self._live: dict[str, _Queued] = {}
         self._requests: dict[str, Request] = {}  # of what waits or is decoded
         self._sampled: dict[str, list[int]] = {}  # of what is to be kept
         self._kept: dict[str, tuple[int, tuple[int, ...]]] = {}  # with the version
-        self._ready: list[Said] = []  # came of steps that were taken for scores
+        self._ready: list[StepOutput] = []  # came of steps that were taken for scores
         self._numbers = itertools.count()
         self._has_said = False
         self._is_damaged = False  # whether the cache has what is no number, of damaged weights
@@ -138,11 +138,11 @@ class VLLMEngine:
             )
         check_request(request, context_length=self.context_length, vocabulary=self._vocabulary, continued=len(before))
         tokens = (*before, *request.tokens)
-        wanted = _Wanted(
+        queued = _Queued(
             request.id, tokens, sampling_params(request, self._end_ids),
             self._blocks_for(len(tokens) + request.sampling.max_new_tokens), self._held[request.version],
         )  # fmt: skip
-        if wanted.blocks > self._core.blocks:
+        if queued.blocks > self._core.blocks:
             raise SettingError(
                 f"request {request.id} may become {len(tokens) + request.sampling.max_new_tokens} tokens long, and "
                 f"vLLM's cache has room for {self._core.blocks * self._core.block_tokens}: raise engine.cache_tokens"
@@ -150,7 +150,7 @@ class VLLMEngine:
         self._requests[request.id] = request
         if request.keep:
             self._sampled[request.id] = list(tokens)
-        self._waiting.append(wanted)
+        self._waiting.append(queued)
         self._kept.pop(request.continues, None)
 
     def cancel(self, request_id: str) -> None:
@@ -164,19 +164,19 @@ class VLLMEngine:
             self._core.abort(request_id)
 
     def step(self) -> list[Progress]:
-        said, self._ready = [*self._ready, *self._step()], []
-        return [self._progress(one) for one in said if one.id in self._requests]
+        outputs, self._ready = [*self._ready, *self._step()], []
+        return [self._progress(one) for one in outputs if one.id in self._requests]
 
-    def _step(self) -> list[Said]:
+    def _step(self) -> list[StepOutput]:
         self._enter()
         if not self._live:
             return []
-        said = self._core.step()
-        for one in said:
+        outputs = self._core.step()
+        for one in outputs:
             self._is_damaged = self._is_damaged or not one.is_finite
             if one.finish_reason is not None:
                 self._live.pop(one.id, None)
-        return [one for one in said if one.tokens]
+        return [one for one in outputs if one.tokens]
 
     def _enter(self) -> None:
         """Hand vLLM those that wait and have room, in the order in which they came."""
@@ -192,15 +192,15 @@ class VLLMEngine:
     def _blocks_for(self, tokens: int) -> int:
         return -(-tokens // self._core.block_tokens)
 
-    def _progress(self, said: Said) -> Progress:
-        request = self._requests[said.id]
+    def _progress(self, output: StepOutput) -> Progress:
+        request = self._requests[output.id]
         if request.keep:
-            self._sampled[said.id].extend(said.tokens)
-        if said.finish_reason is not None:
-            del self._requests[said.id]
+            self._sampled[output.id].extend(output.tokens)
+        if output.finish_reason is not None:
+            del self._requests[output.id]
             if request.keep:
-                self._kept[said.id] = request.version, tuple(self._sampled.pop(said.id))
-        return said.progress(request.version)
+                self._kept[output.id] = request.version, tuple(self._sampled.pop(output.id))
+        return output.progress(request.version)
 
     # -- weights -------------------------------------------------------------------------------------
 
@@ -215,7 +215,7 @@ class VLLMEngine:
             if len(tokens) > first:
                 params = scoring_params(tokens[first:])
                 blocks = self._blocks_for(len(tokens))
-                self._waiting.appendleft(_Wanted(name, tokens[:first], params, blocks, newest))
+                self._waiting.appendleft(_Queued(name, tokens[:first], params, blocks, newest))
                 open_.add(name)
         while open_:
             for one in self._step():

@@ -9,7 +9,7 @@ from typing import Any
 from ...errors import SettingError
 from ...spelling import did_you_mean
 
-PROAS = {
+RESERVED = {
     "model": "engines are built from the run's model",
     "tokenizer": "an engine gets and gives tokens",
     "skip_tokenizer_init": "an engine gets and gives tokens",
@@ -26,6 +26,8 @@ PROAS = {
     "scheduling_policy": "requests are taken in the order in which they come",
     "data_parallel_size": "write makers: each has an engine of its own",
     "pipeline_parallel_size": "a model is split by tensor_parallel_size",
+    "max_loras": "two adapters are held: that before and the newest",
+    "max_cpu_loras": "two adapters are held: that before and the newest",
     "return_sampling_mask": "tokens are chosen by the rule of all of Proa's engines",
     "generation_config": "write sampling",
 }
@@ -40,8 +42,8 @@ def check_options(options: Mapping[str, Any], known: Collection[str]) -> None:
     if not isinstance(options, Mapping):
         raise SettingError(f"engine.options are vLLM's arguments by name, not {options!r}")
     for name in options:
-        if name in PROAS:
-            raise SettingError(f"engine.options: {name!r} is not yours to set: {PROAS[name]}")
+        if name in RESERVED:
+            raise SettingError(f"engine.options: {name!r} is not yours to set: {RESERVED[name]}")
         if name not in known:
             raise SettingError(f"engine.options: vLLM has no argument {name!r}{did_you_mean(name, known)}")
 
@@ -55,8 +57,8 @@ def known_arguments() -> list[str]:
 
 def check_sizes(options: Mapping[str, Any], *, slots: int, cache_tokens: int) -> None:
     """Refuse what says twice how large something is."""
-    said = [name for name in SIZES if name in options]
-    if cache_tokens and said:
-        raise SettingError(f"engine.cache_tokens and engine.options.{said[0]} both size the cache: leave one out")
+    given = [name for name in SIZES if name in options]
+    if cache_tokens and given:
+        raise SettingError(f"engine.cache_tokens and engine.options.{given[0]} both size the cache: leave one out")
     if slots < 0 or cache_tokens < 0:
         raise SettingError("engine.slots and engine.cache_tokens are 0, for vLLM's own number, or more")

@@ -57,7 +57,7 @@ def _params(asked: Asked, most: int, stops: list[int]) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class StepOutput:
     """What a step of vLLM added to a request."""
 
     id: str
@@ -77,14 +77,14 @@ class Said:
         return Progress(self.id, self.tokens, self.log_probs, version, self.finish_reason)
 
 
-def said(output: Any) -> Said:
+def step_output(output: Any) -> StepOutput:
     """One of vLLM's outputs."""
     [completion] = output.outputs
     tokens = tuple(completion.token_ids)
     log_probs = tuple(
         of_token[token].logprob for token, of_token in zip(tokens, completion.logprobs or (), strict=True)
     )
-    return Said(output.request_id, tokens, log_probs, _reason(completion.finish_reason))
+    return StepOutput(output.request_id, tokens, log_probs, _reason(completion.finish_reason))
 
 
 def _reason(reason: str | None) -> FinishReason | None:

@@ -43,7 +43,8 @@ def inspect(server: Server, description: ModelDescription) -> ServerFacts:
     backend = (config.get("weight_transfer_config") or {}).get("backend")
     if backend != BACKEND:
         raise SettingError(
-            f"the vLLM server at {server.address} takes weights by {backend or 'nothing'}, not by {BACKEND}: {START}"
+            f"the vLLM server at {server.address} has the weight transfer backend {backend or 'none'}, and a run needs "
+            f"{BACKEND}: {START}"
         )
     _check_model(server, model, description)
     if config.get("speculative_config"):
@@ -85,13 +86,13 @@ def _config(server: Server) -> Mapping[str, Any]:
             ) from error
         raise SettingError(f"{server.address} is not a vLLM server that generates text: {error}") from error
     if not isinstance(models, dict):
-        raise SettingError(f"{server.address} is not a vLLM server: it does not speak JSON")
+        raise SettingError(f"{server.address} is not a vLLM server: it does not answer with JSON")
     try:
         config: Mapping[str, Any] = server.ask("GET", "/server_info?config_format=json", seconds=60.0)["vllm_config"]
     except ServerError as error:
         if error.status == 404:
             raise SettingError(
-                f"the vLLM server at {server.address} lets nobody change its weights: {START}"
+                f"the vLLM server at {server.address} does not let its weights be changed: {START}"
             ) from error
         raise
     return config

@@ -51,7 +51,7 @@ class VLLMServerEngine:
 
     A server that is gone is waited for, for as long as `patience` says; then it gets the weights again, and the
     requests that it lost. Tokens that were reported of them are expected to come again; where others come, the request
-    goes on after those that were reported.
+    continues after those that were reported.
     """
 
     def __init__(
@@ -197,7 +197,7 @@ class VLLMServerEngine:
         try:
             progress = one.take(event.choice)
         except OtherTokensError as problem:
-            log.warning("%s: it goes on after what was reported", problem)
+            log.warning("%s: it continues after what was reported", problem)
             one.continue_reported()
             self._waiting.append(one)
             return None
@@ -264,7 +264,7 @@ class VLLMServerEngine:
             raise error
         if time.monotonic() >= end:
             raise ProaError(
-                f"the vLLM server at {self._server.address} was not to be had for {self._patience:g} s: {error}. Start "
+                f"the vLLM server at {self._server.address} was not available for {self._patience:g} s: {error}. Start "
                 "it, or set engine.params.patience"
             ) from error
 

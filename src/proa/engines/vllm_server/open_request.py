@@ -56,7 +56,7 @@ class OpenRequest:
         self.stream, self._seen = None, self._given
 
     def continue_reported(self) -> None:
-        """End its stream: the next one goes on after what was reported."""
+        """End its stream: the next one continues after what was reported."""
         self._given = len(self.tokens)
         self.close()
 
@@ -70,7 +70,7 @@ class OpenRequest:
             raise FloatingPointError("the engine's logits are not finite: the weights it was given are damaged")
         again = min(len(tokens), len(self.tokens) - self._seen)
         if tokens[:again] != self.tokens[self._seen : self._seen + again]:
-            raise OtherTokensError(f"request {self.request.id} comes out otherwise than before")
+            raise OtherTokensError(f"request {self.request.id} gets other tokens than before")
         self._seen += len(tokens)
         self.tokens += tokens[again:]
         reason = choice.get("finish_reason")

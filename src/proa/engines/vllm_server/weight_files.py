@@ -140,8 +140,8 @@ class WeightFiles:
             except ServerError as error:
                 if error.status == 404 and "dapter" not in error.message:
                     raise SettingError(
-                        f"the vLLM server at {self._server.address} has --enable-lora and lets nobody change adapters: "
-                        "start it with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment too"
+                        f"the vLLM server at {self._server.address} has --enable-lora and does not let adapters be "
+                        "changed: start it with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment too"
                     ) from error
                 raise ProaError(
                     f"the vLLM server at {self._server.address} does not take the adapter: {error}"
