@@ -337,6 +337,21 @@ def test_an_environment_that_cannot_answer_costs_its_own_trajectory_alone_and_no
     assert environments.closed == 2
 
 
+class HasNoRoom(Repeats):
+    def reset(self, row, *, seed):
+        raise EnvironmentFailed("no room")
+
+
+def test_an_environment_that_could_not_begin_is_not_asked_again_where_the_run_is_repeated():
+    engine = scripted()
+    engine.load({}, 0)
+    [sample] = run(engine, InProcess(HasNoRoom, deterministic=False), seeds=((1,),))
+    assert sample.facts.answers == ({"failed": "no room"},)
+    environments = InProcess(Repeats, deterministic=False)
+    [again] = run(engine, environments, seeds=((1,),), recorded={sample.uid: sample.facts.answers})
+    assert (again.facts, again.error, environments.begun) == (sample.facts, sample.error, [])
+
+
 class NeverAnswers(Repeats):
     async def step(self, message):
         await asyncio.get_running_loop().create_future()
