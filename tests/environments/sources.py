@@ -172,6 +172,7 @@ _ORDERS = {
     "thing": lambda _: {"it": Thing()},
     "lock": lambda _: threading.Lock(),
     "nothing": lambda _: None,
+    "take": lambda _: f"took {len(bytearray(100_000_000))}",
     "fork": lambda _: str(bool(os.fork())),
     "fork_in_c": lambda _: str(bool(ctypes.CDLL(None).fork())),
     "eat": _eat,

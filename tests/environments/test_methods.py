@@ -103,13 +103,24 @@ class BadReward(Wordle):
         return "high"
 
 
-def test_a_reward_that_is_no_number_fails_the_trajectory_in_words():
+class BrokenGrader(Wordle):
+    def get_reward(self):
+        raise KeyError("answer")
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [(BadReward, "get_reward returned the reward 'high'"), (BrokenGrader, "get_reward raised KeyError: 'answer'")],
+)
+@pytest.mark.parametrize("is_done", [True, False])
+def test_a_reward_that_is_not_to_be_had_is_a_graders_failure_in_words(kind, words, is_done):
     async def trajectory(pool):
         surroundings = await pool.begin(ROW, seed=1)
-        await surroundings.step(said("done"))
+        await (surroundings.step(said("done")) if is_done else surroundings.final_reward())
 
-    with pool_of(BadReward) as pool, pytest.raises(EnvironmentFailed, match="get_reward returned the reward 'high'"):
+    with pool_of(kind) as pool, pytest.raises(EnvironmentFailed, match=words) as caught:
         asyncio.run(trajectory(pool))
+    assert caught.value.ending == "grader_failed"
 
 
 def test_its_methods_are_described_once_where_it_is_given():

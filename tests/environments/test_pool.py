@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -286,10 +287,23 @@ def test_settings_that_cannot_work_are_refused():
 
 
 def test_memory_is_limited_where_it_is_asked_for(pool):
+    stack, _ = resource.getrlimit(resource.RLIMIT_STACK)
     with pool_of("tests.environments.sources:Limits", memory_gib=0.5) as limited:
-        assert text_of(asyncio.run(one_step(limited, said("x")))) == str(2**29)
+        for _ in range(2):  # the second has a thread too, in place of the first's
+            room = int(text_of(asyncio.run(one_step(limited, said("x"))))) - 2**29
+            assert room == (8 << 20 if stack == resource.RLIM_INFINITY else stack)
     with pool_of("tests.environments.sources:Limits", memory_gib=None) as unlimited:
         assert text_of(asyncio.run(one_step(unlimited, said("x")))) != str(2**29)
+
+
+def test_the_stacks_of_many_threads_are_not_what_memory_is_limited_for():
+    async def play():
+        async with asyncio.TaskGroup() as tasks:
+            begun = [tasks.create_task(limited.begin(ROW, seed=1)) for _ in range(96)]  # 96 stacks are 0.75 GiB
+        return await begun[-1].result().step(said("take"))
+
+    with pool_of(OBEDIENT, memory_gib=0.5) as limited:
+        assert text_of(asyncio.run(play())) == "took 100000000"
 
 
 def local_environment():

@@ -76,6 +76,15 @@ def test_llamas_calls_are_found_with_their_tag_or_without(tools):
     assert "is not valid JSON" in parsed("<|python_tag|>add(1)", tools, tokenizer)["tool_calls"][0]["error"]
 
 
+def test_a_special_token_that_the_tokenizer_does_not_name_is_no_text(tools):
+    tokenizer = a_tokenizer()
+    tokenizer.add_tokens([AddedToken("<|eom_id|>", special=True)], special_tokens=True)
+    assert "<|eom_id|>" not in tokenizer.all_special_tokens
+    call = '{"name": "add", "parameters": {"a": 1}}<|eom_id|>'
+    assert parsed(call, tools, tokenizer) == {"role": "assistant", "content": "", "tool_calls": [CALL]}
+    assert parsed("4<|eom_id|>", tools, tokenizer)["content"] == "4"
+
+
 @pytest.mark.parametrize("answer", ['{"name": "Bob", "age": 3}', '{"sum": 4}', "{4}", "Use add(a, b)."])
 def test_an_answer_in_json_is_no_call(answer):
     assert parse_text(answer) == {"role": "assistant", "content": answer}

@@ -153,6 +153,37 @@ def test_turns_of_two_conversations_join_the_row_that_they_continue_and_know_the
     assert ended_in.facts.trajectory is sample.facts
 
 
+SOME = st.lists(st.integers(1, 3), max_size=3)
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(st.tuples(st.integers(-1, 5), SOME, SOME, st.integers(1, 3)), min_size=1, max_size=7))
+def test_whatever_an_agent_asks_each_sampled_token_is_in_one_row_after_all_that_it_was_sampled_after(asked):
+    """A turn goes on from any earlier one, from the middle of it, or from nothing; several may ask the same."""
+    turns, scores = [], iter(range(1, 100))
+    for place, (before, more, rest, count) in enumerate(asked):
+        base = turns[before].tokens if 0 <= before < place else ()
+        prompt = (*base[: len(base) - len(rest)], *more, 1) if rest and before % 2 else (*base, *more, 1)
+        log_probs = torch.tensor([-float(next(scores)) for _ in range(count)])  # which say whose token it is
+        turns.append(Turn(prompt, Completion(torch.full((count,), 1 + place % 3), log_probs, "stop"), place, ""))
+    sample = Sample(PROMPT, 0, 1, tuple(turns), facts=TrajectoryFacts("finished", turns=len(turns)))
+    found = {}
+    for row in sample.rows(SAMPLING):
+        tokens = row.sequences.tolist()
+        for at in row.action_mask.nonzero().flatten().tolist():
+            end = row.prompt_length + at
+            score = float(row.action_log_probs[at])
+            assert score not in found
+            found[score] = (tuple(tokens[:end]), tokens[end], int(row.versions[at]))
+    expected = {
+        score: (turn.tokens[: len(turn.prompt) + place], turn.tokens[len(turn.prompt) + place], turn.version)
+        for turn in turns
+        for place, score in enumerate(turn.completion.log_probs.tolist())
+    }
+    assert found == expected
+    assert [row.facts.trajectory is not None for row in sample.rows(SAMPLING)].count(True) == 1
+
+
 def test_what_the_environment_said_is_in_the_row_masked_and_of_no_version():
     engine = scripted("4", "6")
     engine.load({}, 7)
@@ -335,6 +366,21 @@ def test_an_environment_that_cannot_answer_costs_its_own_trajectory_alone_and_no
         "tool_failed", "the tool 'search' did not answer within 5 s",
     )  # fmt: skip
     assert environments.closed == 2
+
+
+class HasNoRoom(Repeats):
+    def reset(self, row, *, seed):
+        raise EnvironmentFailed("no room")
+
+
+def test_an_environment_that_could_not_begin_is_not_asked_again_where_the_run_is_repeated():
+    engine = scripted()
+    engine.load({}, 0)
+    [sample] = run(engine, InProcess(HasNoRoom, deterministic=False), seeds=((1,),))
+    assert sample.facts.answers == ({"failed": "no room"},)
+    environments = InProcess(Repeats, deterministic=False)
+    [again] = run(engine, environments, seeds=((1,),), recorded={sample.uid: sample.facts.answers})
+    assert (again.facts, again.error, environments.begun) == (sample.facts, sample.error, [])
 
 
 class NeverAnswers(Repeats):

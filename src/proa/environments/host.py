@@ -45,6 +45,9 @@ class Alarm(Protocol):
     def exhausted(self) -> None:
         """There is no memory left, and nobody knows who has it."""
 
+    def more_threads(self) -> None:
+        """There will be one more thread than there ever was at once."""
+
 
 @dataclass(slots=True)
 class _Opened:
@@ -95,7 +98,7 @@ class Host:
         self._memory_limit = memory_limit
         self._opened: dict[int, _Opened] = {}
         self._closing: set[asyncio.Task[Answer]] = set()
-        self._threads = CallThreads(alarm.stuck)
+        self._threads = CallThreads(alarm.stuck, alarm.more_threads)
 
     async def answer(self, question: Question) -> Answer:
         try:

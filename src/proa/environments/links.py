@@ -151,6 +151,9 @@ class _ThreadAlarm:
     def exhausted(self) -> None:
         """This process has no limit of its own."""
 
+    def more_threads(self) -> None:
+        """This process has no limit of its own."""
+
 
 def _own_copy(row: Any) -> Any:
     try:

@@ -78,15 +78,18 @@ class MethodTools(ToolEnvironment):
         return [answers[place] for place in range(len(calls))]
 
     async def final_reward(self) -> float | None:
-        """What `get_reward` gives, once; None where there is none, or it was asked before."""
+        """What `get_reward` gives, once; None where there is none, or it was asked before. If it fails, that is a
+        grader's failure: all calls of tools were answered."""
         if self._is_scored:
             return None
         self._is_scored = True
-        given = await self.calls.method(self._instance.get_reward)
         try:
-            return as_reward(given)
+            return as_reward(await self.calls.method(self._instance.get_reward))
         except WrongShape as wrong:
-            raise EnvironmentFailed(f"{type(self._instance).__name__}.get_reward returned {wrong}") from None
+            said = f"{type(self._instance).__name__}.get_reward returned {wrong}"
+            raise EnvironmentFailed(said, "grader_failed") from None
+        except EnvironmentFailed as failure:
+            raise EnvironmentFailed(str(failure), "grader_failed") from None
 
     async def close(self) -> None:
         close: Callable[[], Any] | None = getattr(self._instance, "close", None)

@@ -95,11 +95,12 @@ def _outcome(function: Function) -> tuple[Any, BaseException | None]:
 class CallThreads:
     """The threads of one loop, by owner (a trajectory)."""
 
-    def __init__(self, on_stuck: Callable[[], None]) -> None:
-        self._on_stuck = on_stuck
+    def __init__(self, on_stuck: Callable[[], None], on_more: Callable[[], None]) -> None:
+        self._on_stuck, self._on_more = on_stuck, on_more
         self._owners: set[int] = set()
         self._idle: dict[int, list[CallThread]] = {}  # by owner; those idle for longest first
         self._count = 0
+        self._most = 0  # that there ever were at once
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def run(self, owner: int, function: Function, seconds: float) -> Any:
@@ -162,6 +163,9 @@ class CallThreads:
                 raise
 
     def _started(self, owner: int) -> CallThread | None:
+        if self._count == self._most:
+            self._most += 1
+            self._on_more()
         try:
             thread = CallThread(owner)
         except RuntimeError:  # a limit of the system's

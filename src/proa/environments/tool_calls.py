@@ -135,10 +135,18 @@ def _text(tokens: Sequence[int], tokenizer: PreTrainedTokenizerBase, *, keeps_ma
     if not keeps_marks:
         return str(tokenizer.decode(list(tokens), skip_special_tokens=True))
     text = str(tokenizer.decode(list(tokens)))
-    for special in tokenizer.all_special_tokens:
+    for special in special_texts(tokenizer):
         if special not in _MARKS:
             text = text.replace(special, "")
     return text
+
+
+@functools.lru_cache(maxsize=8)
+def special_texts(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
+    """Of all special tokens, the longest first; a tokenizer names only some of them itself (Llama's `<|eom_id|>` is not
+    among them)."""
+    added = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
+    return tuple(sorted({*added, *tokenizer.all_special_tokens}, key=lambda text: (-len(text), text)))
 
 
 def _is_call(text: str) -> bool:

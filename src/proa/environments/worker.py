@@ -13,6 +13,7 @@ import os
 import pickle
 import socket
 import sys
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -78,7 +79,7 @@ def main(descriptor: int) -> None:
 
 def limit_memory(most: int | None) -> None:
     """Let allocations beyond so many bytes fail, where the platform can: better than to have the kernel choose whom to
-    end. What counts is what the process may write to, with the stacks of its threads (8 MiB each)."""
+    end. What counts is what the process may write to, but for the stacks of its threads."""
     if most is None:
         return
     with suppress(ImportError, OSError, ValueError):
@@ -97,11 +98,36 @@ def _give_back_what_is_freed() -> None:
         ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, 2**20)
 
 
+class _StackRoom:
+    """Raises the limit of memory by the stack of each thread: the system counts all of it (8 MiB), though next to
+    nothing is used, and five hundred trajectories with a thread each would have none left."""
+
+    _USUAL = 8 << 20
+
+    def __init__(self, is_limited: bool) -> None:
+        self._is_limited = is_limited
+        self._lock = threading.Lock()
+
+    def add(self) -> None:
+        if not self._is_limited:
+            return
+        with self._lock, suppress(ImportError, OSError, ValueError):
+            import resource
+
+            size, _ = resource.getrlimit(resource.RLIMIT_STACK)
+            soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+            more = soft + (self._USUAL if size == resource.RLIM_INFINITY else size)
+            resource.setrlimit(
+                resource.RLIMIT_DATA, (more if hard == resource.RLIM_INFINITY else min(more, hard), hard)
+            )
+
+
 class _Worker:
     def __init__(self, channel: Channel, printed: list[PrintedText], setup: Setup, make: Callable[..., Any]) -> None:
         self._channel, self._printed, self._setup = channel, printed, setup
         self._own_id = os.getpid()
         self._loop = asyncio.SelectorEventLoop(OwnProcessSelector())
+        self._stack_room = _StackRoom(setup.memory_limit is not None)
         self._host = Host(make, setup.name, setup.deadlines, self, setup.memory_limit)
         self._server = HostServer(self._host, self._send)
         self._patience = setup.patience
@@ -111,7 +137,8 @@ class _Worker:
         self._loop.set_exception_handler(self._handle)
         self._loop.add_reader(self._channel.fileno(), self._receive)
         self._loop.call_soon(self._receive)  # what came before there was a loop
-        self._loop.set_default_executor(ThreadPoolExecutor(MOST_THREADS))  # with few, some that hang would hold up all
+        # With few threads, some that hang would hold up all.
+        self._loop.set_default_executor(ThreadPoolExecutor(MOST_THREADS, initializer=self._stack_room.add))
         self._beat()
         run_until_stopped(self._loop)
 
@@ -128,6 +155,9 @@ class _Worker:
         words = f"its memory reached the limit of {limit:g} GiB (memory_gib)"
         self._send(NOTICE, json.dumps({"last_words": words}).encode())
         os._exit(1)
+
+    def more_threads(self) -> None:
+        self._stack_room.add()
 
     def _receive(self) -> None:
         try:

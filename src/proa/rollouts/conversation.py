@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ..engines.stop_strings import StopStrings
-from ..environments.tool_calls import parse_message
+from ..environments.tool_calls import parse_message, special_texts
 from ..tasks.prompts import template_options, template_text, text_tokens
 
 if TYPE_CHECKING:
@@ -193,6 +193,5 @@ class Conversations:
 
 def _control_texts(tokenizer: PreTrainedTokenizerBase) -> re.Pattern[str]:
     """What is tokenised as one of the model's control tokens. One of a single character cannot be written otherwise."""
-    added = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
-    texts = sorted({text for text in {*added, *tokenizer.all_special_tokens} if len(text) > 1}, key=len, reverse=True)
+    texts = [text for text in special_texts(tokenizer) if len(text) > 1]
     return re.compile("|".join(map(re.escape, texts)) or r"(?!)")

@@ -61,6 +61,8 @@ class Recorded:
     seconds = 0.0
 
     def __init__(self, answers: Sequence[Any]) -> None:
+        if "failed" in answers[0]:
+            raise EnvironmentFailed(answers[0]["failed"])
         self.start = Start(**answers[0])
         self._answers = iter(answers[1:])
 
@@ -177,6 +179,8 @@ class _Trajectory:
         self.answers.append({"final_reward": reward})
 
     def sample(self, *, journaled: bool) -> Sample:
+        if journaled and not self.answers:
+            self.answers.append({"failed": self.error or self.ending})
         facts = TrajectoryFacts(
             self.ending,
             tuple(self.messages),
