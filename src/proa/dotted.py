@@ -51,8 +51,17 @@ def name_of(thing: Any) -> str:
 
 
 def _parts(path: str) -> tuple[str, str]:
-    """The module, and the name in it."""
-    module_name, colon, name = path.partition(":")
+    """The module, and the name in it.
+
+    >>> _parts("rewards/mine.py:exact")
+    Traceback (most recent call last):
+    proa.dotted.DottedPathError: 'rewards/mine.py:exact' names a file: write its module, 'rewards.mine:exact'
+    """
+    file, colon, name = path.partition(":")
+    if file.endswith(".py"):
+        module = file.removesuffix(".py").lstrip("./").replace("/", ".")
+        raise DottedPathError(f"{path!r} names a file: write its module, '{module}:{name or 'name'}'")
+    module_name = file
     if not colon:
         module_name, _, name = path.rpartition(".")
     if not module_name or not name:

@@ -15,7 +15,12 @@ def nearest(wrong: str, names: Iterable[str]) -> list[str]:
     ['fit_end', 'wait_end']
     >>> nearest("zebra", ["step_end", "epoch_end"])
     []
+    >>> nearest("GRPO", ["ppo", "grpo"])
+    ['grpo']
     """
+    names = list(names)
+    if same := sorted(name for name in names if name.lower() == wrong.lower()):
+        return same
     fewest = max(2, len(wrong) // 3)
     found: list[str] = []
     # The most similar names first, so that the others can be abandoned early.

@@ -221,3 +221,8 @@ def logs(completions, log_metric, log_extra):
     log_extra("length", [len(text) for text in completions])
     log_extra("shouted", [text.upper() if text else None for text in completions])
     return [1.0 for _ in completions]
+
+
+def knows_the_step(completions, trainer_state):
+    """The share of the run that the weights have had."""
+    return [trainer_state.global_step / trainer_state.max_steps for _ in completions]

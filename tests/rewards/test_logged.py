@@ -4,6 +4,7 @@ import pytest
 from tests.rewards import judges
 
 from proa.rewards import InlineRewards, RewardWorkers
+from proa.rewards.samples import RunLength
 
 
 def logged(rewards, completions):
@@ -64,12 +65,20 @@ def test_what_cannot_be_logged_is_an_error_of_the_function(call, words):
     assert words in InlineRewards(wrong).score(["p"], ["a"])[0].error
 
 
-def test_a_function_written_for_a_trainer_in_the_same_process_is_told_what_to_name_instead():
-    def old(completions, trainer_state):
-        return [1.0 for _ in completions]
+VERSIONS = {"policy_version": [3, 3]}
+LENGTH = RunLength(steps_per_version=2, max_steps=10)
 
-    with pytest.raises(ValueError, match="name policy_version instead"):
-        InlineRewards(old).check([])
+
+def test_a_function_may_ask_how_far_training_was_when_the_weights_were_published():
+    for scorer in (InlineRewards, RewardWorkers):
+        rewards = scorer(judges.knows_the_step, length=LENGTH)
+        rewards.check([])
+        assert [one.value for one in rewards.score(["p", "p"], ["", ""], VERSIONS)] == [0.6, 0.6]
+
+
+def test_where_there_is_no_run_that_has_a_state_this_is_said_before_it_is_asked():
+    with pytest.raises(ValueError, match="needs 'trainer_state', and there is no run here that would have one"):
+        InlineRewards(judges.knows_the_step).check([])
 
 
 def test_tokens_and_version_may_be_named_whatever_columns_the_task_has():

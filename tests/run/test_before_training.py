@@ -3,7 +3,7 @@
 import pytest
 from tests.small import DETACHED
 
-from proa.errors import SettingError
+from proa.errors import ProaError, SettingError
 from proa.recipes import grpo
 
 GPT_NEO = {
@@ -26,6 +26,15 @@ def test_an_engine_that_cannot_be_built_leaves_no_folder(tmp_path):
     for _ in range(2):
         with pytest.raises(SettingError, match="does not know these weights"):
             grpo(**DETACHED, name="run", output_dir=tmp_path, engine=no_engine)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("key", ["columns", "split"])
+def test_columns_and_splits_of_a_built_in_task_are_refused(key, tmp_path):
+    named = {"columns": {"prompt": "question"}, "split": "train"}
+    task = {"source": "sort_digits", key: named[key]}
+    with pytest.raises(ProaError, match=rf"task\.{key} is for data of your own: leave it out"):
+        grpo(**DETACHED | {"task": task}, name="run", output_dir=tmp_path)
     assert not (tmp_path / "run").exists()
 
 

@@ -124,3 +124,19 @@ def test_supervised_runs_have_them_too_and_the_loss_of_their_eval_by_its_short_n
     assert [row["eval_loss"] for row in lines if "eval_loss" in row] == [
         row["held_out.eval_loss"] for row in lines if "held_out.eval_loss" in row
     ]
+
+
+def asks_the_trainer(completions, policy_version, trainer_state, log_metric):
+    """As a reward of TRL's does; more is worth more as training goes on."""
+    log_metric("my.asked", trainer_state.global_step)
+    assert trainer_state.max_steps == 4
+    assert {trainer_state.policy_version} == set(policy_version)
+    return [(1 + trainer_state.global_step) * len(text) for text in completions]
+
+
+def test_a_reward_knows_how_many_steps_the_weights_had_that_sampled(tmp_path):
+    scored = {"name": "held_out", "count": 2, "metric": asks_the_trainer}
+    settings = {**DETACHED, "total_steps": 4, "update_steps": 2, "max_staleness": 0, "eval": [scored]}
+    state = grpo(**{**settings, "reward": asks_the_trainer}, output_dir=tmp_path, name="run")
+    assert [row["my.asked"] for row in rows(tmp_path / "run")] == [0, 0, 2, 2]
+    assert state.metrics["held_out.asks_the_trainer"] >= 0

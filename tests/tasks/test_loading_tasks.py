@@ -166,3 +166,5 @@ def test_a_column_that_others_often_call_so_is_named_in_the_line_to_write():
         load_task([{"question": "2+2=", "answer": "4"}])
     with pytest.raises(TaskError, match=r"e.g. columns: \{prompt: problem, completion: solution\}"):
         load_examples([{"problem": "2+2=", "solution": "4"}])
+    with pytest.raises(TaskError, match=r"e.g. columns: \{output: response\}"):
+        load_examples([{"instruction": "Add.", "context": "2+2", "response": "4"}])

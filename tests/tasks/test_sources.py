@@ -208,11 +208,14 @@ def test_what_was_recognised_is_said(caplog):
         load_task(ROWS)
         load_examples([{"instruction": "a", "input": "b", "output": "c"}])
         load_preferences([{"prompt": "1", "chosen": "2", "rejected": "3"}])
+        answers = [[messages[0], {"role": "assistant", "content": text}] for text in ("2", "3")]
+        load_preferences([{"prompt": "1", "chosen": answers[0], "rejected": answers[1]}])  # as UltraFeedback has it
     assert caplog.messages == [
         "data: 1,000 rows of prompt + completion (messages), from the list",
         "data: 2 rows of prompt (text) with answer, from the list",
         "data: 1 row of instruction + output + input (text), from the list",
         "data: 1 pair of prompt + chosen + rejected (text), from the list",
+        "data: 1 pair of prompt + chosen + rejected (messages), from the list",
     ]
 
 

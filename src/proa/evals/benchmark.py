@@ -218,7 +218,7 @@ def scorer_of(
     is_named = given.metric is not None or section.metric is not None or bool(given.reward)
     if surroundings is not None and not is_named and task.name not in BUILTIN and task.reward is None:
         return None
-    return InlineRewards(metric_of(section, task, given))
+    return InlineRewards(metric_of(section, task, given), length=given.length)
 
 
 def metric_of(section: BenchmarkSection, task: Task, given: GivenEval = NOTHING_GIVEN) -> Any:

@@ -9,6 +9,7 @@ from ..config import ConfigError, DetachedConfig, RunConfig
 from ..config.eval_section import BenchmarkSection
 from ..config.sections import GIVEN
 from ..policy.trainable import Trainable
+from ..rewards.samples import RunLength
 from ..roles.surroundings import Surroundings, surroundings_of
 from ..tasks import Task, load_task
 from ..tasks.builtin import BUILTIN, builtin_task
@@ -46,9 +47,13 @@ def build_eval(
         max_new_tokens=section.max_new_tokens or most,
         seed=config.seed,
         stop=config.sampling.stop,
-        given=with_named_reward(given, config),
+        given=_with_length(with_named_reward(given, config), config),
         surroundings=_surroundings(config, policy, given),
     )
+
+
+def _with_length(given: GivenEval, config: RunConfig) -> GivenEval:
+    return replace(given, length=run_length(config)) if isinstance(config, DetachedConfig) else given
 
 
 def _surroundings(config: RunConfig, policy: Trainable, given: GivenEval) -> Surroundings | None:
@@ -66,6 +71,11 @@ def with_named_reward(given: GivenEval, config: RunConfig) -> GivenEval:
     if len(named) < len(config.reward.functions):
         return given
     return replace(given, reward=named, weights=config.reward.weights)
+
+
+def run_length(config: DetachedConfig) -> RunLength:
+    """For rewards, which know the version of the weights: how many steps it has had."""
+    return RunLength(config.update_steps * config.train_epochs, config.total_steps * config.train_epochs)
 
 
 def weights_version(config: RunConfig, steps: int) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..rewards.samples import RunLength
 from ..roles.given_surroundings import NOTHING_GIVEN, GivenSurroundings
 
 
@@ -21,5 +22,7 @@ class GivenEval:
     """The run's own reward functions, for an eval that names no metric, on data that brings none."""
     weights: Sequence[float] | None = None
     """Of these."""
+    length: RunLength | None = None
+    """Of the run, for rewards that ask how far training is."""
     surroundings: GivenSurroundings = NOTHING_GIVEN
     """What answers the model between its turns, in training as in evals."""

@@ -46,7 +46,7 @@ class WrongAnswer(CallFailed):
 
 def call(function: RewardFunction, samples: Samples, finish: Finish | None = None) -> list[Outcome]:
     """One outcome per sample. A bad value marks its sample; a bad call raises `CallFailed`."""
-    if (complaint := function.complaint(samples.columns)) is not None:
+    if (complaint := function.complaint(samples.offered)) is not None:
         raise CallSkipped(complaint)
     log = CallLog(len(samples))
     try:

@@ -5,7 +5,8 @@
 Each argument is a list with one entry per sample. A function without `**columns` gets only the arguments it names.
 None in its result means "does not apply to this sample". It may be `async`. Besides the task's columns there are the
 tokens, `prompt_ids` and `completion_ids`, and `policy_version`, that of the weights which sampled. One that names
-`log_metric` or `log_extra` is given a function to log with: `log_metric(name, number)`, `log_extra(column, values)`.
+`log_metric` or `log_extra` is given a function to log with: `log_metric(name, number)`, `log_extra(column, values)`;
+`trainer_state` is how far training was when the weights that sampled were published.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from ..dotted import DottedPathError, resolve
 from ..errors import SettingError
 from ..spelling import did_you_mean
 from .logged import LOGGERS, CallLog
-from .samples import SAMPLED, Samples
+from .samples import SAMPLED, TRAINER_STATE, Samples
 
 GivenReward = Callable[..., Any] | str
 """A reward from a user: a callable or its dotted path."""
@@ -81,18 +82,15 @@ class RewardFunction:
         offered = {**samples.columns, "prompts": samples.prompts, "completions": samples.completions}
         given = {name: value for name, value in offered.items() if self.takes_any or name in self.named}
         # Only by name: what arrives in `**columns` is a list with one entry per sample.
-        loggers = {name: getattr(log, name) for name in LOGGERS if name in self.named and name not in offered}
-        return given | loggers
+        beside = {name: getattr(log, name) for name in LOGGERS} | {TRAINER_STATE: samples.trainer}
+        return given | {name: one for name, one in beside.items() if name in self.named and name not in offered}
 
     def complaint(self, columns: Iterable[str]) -> str | None:
         """An error message if a required parameter is not among these columns."""
         offered = {*columns, "prompts", "completions", *LOGGERS}
         for name in sorted(self.required - offered):
-            if name == "trainer_state":
-                return (
-                    f"reward {self.name!r} needs 'trainer_state', and rewards run apart from the trainer, which is "
-                    "ahead of them: name policy_version instead, the version of the weights that sampled"
-                )
+            if name == TRAINER_STATE:
+                return f"reward {self.name!r} needs 'trainer_state', and there is no run here that would have one"
             return (
                 f"reward {self.name!r} needs {name!r}, which the task does not have{did_you_mean(name, offered)} "
                 f"(available: {', '.join(sorted(offered))})"
@@ -124,9 +122,9 @@ def load_rewards(
     return _unique_names(functions)
 
 
-def check_columns(functions: Iterable[RewardFunction], columns: Iterable[str]) -> None:
+def check_columns(functions: Iterable[RewardFunction], columns: Iterable[str], *, has_trainer: bool = False) -> None:
     """Raise if a function needs a column that the task does not have: before the run, not during it."""
-    names = [*columns, *SAMPLED]
+    names = [*columns, *SAMPLED, *([TRAINER_STATE] if has_trainer else [])]
     for function in functions:
         if (complaint := function.complaint(names)) is not None:
             raise RewardError(complaint)

@@ -10,7 +10,7 @@ from ..numerics import preserved_settings
 from .calling import call
 from .function import GivenReward, RewardFunction, check_columns, load_rewards
 from .judging import judge
-from .samples import Samples
+from .samples import RunLength, Samples
 from .score import Outcome, Score, combine
 
 
@@ -26,12 +26,14 @@ class InlineRewards:
         rewards: GivenReward | RewardFunction | Sequence[GivenReward | RewardFunction],
         *,
         weights: Sequence[float] | None = None,
+        length: RunLength | None = None,
     ) -> None:
         self.functions = load_rewards(rewards, weights)
+        self._length = length
 
     def check(self, columns: Iterable[str]) -> None:
         """Raise `RewardError` if a function needs a column that is not among these."""
-        check_columns(self.functions, columns)
+        check_columns(self.functions, columns, has_trainer=self._length is not None)
 
     def score(
         self,
@@ -40,7 +42,7 @@ class InlineRewards:
         columns: Mapping[str, Sequence[Any]] | None = None,
     ) -> list[Score]:
         """One score per sample, in their order."""
-        samples = Samples.collect(prompts, completions, columns)
+        samples = Samples.collect(prompts, completions, columns, self._length)
         if not len(samples):
             return []
         caller = _DirectCaller()

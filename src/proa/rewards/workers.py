@@ -16,7 +16,7 @@ from .function import GivenReward, RewardError, RewardFunction, check_columns, l
 from .in_thread import ThreadCaller
 from .judging import judge
 from .process import CLOSED, WorkerProcess
-from .samples import Samples
+from .samples import RunLength, Samples
 from .score import Score, combine
 
 _log = logging.getLogger(__name__)
@@ -40,12 +40,14 @@ class RewardWorkers:
         weights: Sequence[float] | None = None,
         timeout: float = 30.0,
         workers: int = 1,
+        length: RunLength | None = None,
     ) -> None:
         if not (timeout > 0 and math.isfinite(timeout)):
             raise RewardError(f"timeout must be a number of seconds above 0, not {timeout}")
         if workers < 1:
             raise RewardError(f"workers must be at least 1, not {workers}")
         self.functions = load_rewards(rewards, weights)
+        self._length = length
         self._timeout = timeout
         portable = {function.name: form for function in self.functions if (form := _portable_form(function))}
         self._unportable = {function.name for function in self.functions} - portable.keys()
@@ -58,7 +60,7 @@ class RewardWorkers:
 
     def check(self, columns: Iterable[str]) -> None:
         """Raise `RewardError` if a function needs a column that is not among these."""
-        check_columns(self.functions, columns)
+        check_columns(self.functions, columns, has_trainer=self._length is not None)
 
     def score(
         self,
@@ -67,7 +69,7 @@ class RewardWorkers:
         columns: Mapping[str, Sequence[Any]] | None = None,
     ) -> list[Score]:
         """One score per sample, in order. Waits for a free worker."""
-        samples = Samples.collect(prompts, completions, columns)
+        samples = Samples.collect(prompts, completions, columns, self._length)
         if not len(samples):
             return []
         worker = self._idle.get()

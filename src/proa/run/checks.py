@@ -9,7 +9,7 @@ from ..config import ConfigError, DetachedConfig, RunConfig, SupervisedConfig
 from ..config.eval_section import BenchmarkSection, EvalSection
 from ..dotted import resolve
 from ..evals.benchmark import metric_of, score_name
-from ..evals.evaluation import eval_task, with_named_reward
+from ..evals.evaluation import eval_task, run_length, with_named_reward
 from ..evals.given_eval import GivenEval
 from ..lifecycle.placement import check_portable_part
 from ..rewards import InlineRewards
@@ -50,7 +50,7 @@ def _check_rewards(config: DetachedConfig) -> None:
     task = load_training_task(config, Given())
     rewards = select_rewards(config, Given(), task)
     if rewards is not None:
-        scorer = InlineRewards(rewards, weights=config.reward.weights)
+        scorer = InlineRewards(rewards, weights=config.reward.weights, length=run_length(config))
         if task.rows:
             scorer.check(task.rows[0].columns)
 

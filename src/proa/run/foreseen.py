@@ -53,6 +53,7 @@ def foresee(config: RunConfig, *, overwrite: bool, has_tokenizer: bool = False) 
             with lock(config.folder):  # which raises, and names the process that has it
                 pass
         check_unused(config.folder)
+    _check_output(config.output_dir)
     check_there(config)
     if not has_tokenizer:
         _check_tokenizer(config)
@@ -68,6 +69,9 @@ def check_there(config: RunConfig) -> None:
         raise HubError(no_folder(path))
     if GIVEN not in config.task.source:
         check_source_there(config.task.source)
+    for one in config.eval:
+        if one.source is not None and GIVEN not in one.source:
+            check_source_there(one.source)
     if config.model.device.startswith("cuda") and not _on_ray(config) and not may_have_gpu():
         raise ConfigError(f"model.device is {config.model.device}, and there is no GPU here that torch can use")
     if path is not None and Path(path).is_dir():
@@ -82,6 +86,13 @@ def check_there(config: RunConfig) -> None:
             check_module(dotted)
         except DottedPathError as error:
             raise ConfigError(f"{what} {error}") from error
+
+
+def _check_output(folder: Path) -> None:
+    """Raise where no folder can be made, because a file is in its place."""
+    there = next(one for one in (folder, *folder.absolute().parents) if one.exists())
+    if not there.is_dir():
+        raise ConfigError(f"output_dir is {folder}, and {there} is not a folder")
 
 
 def check_model_folder(folder: Path) -> None:

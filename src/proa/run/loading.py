@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..config import DetachedConfig, RunConfig, SupervisedConfig
+from ..config import ConfigError, DetachedConfig, RunConfig, SupervisedConfig
 from ..config.sections import GIVEN, LoraSection
 from ..config.supervised_settings import SFTSettings
 from ..data.sampling import Sampling
@@ -119,6 +119,12 @@ def load_training_task(config: RunConfig, given: Given) -> Task:
     """The prompts to train on, or the examples to learn from."""
     section = config.task
     if given.data is None and section.source in BUILTIN:
+        for key, value in (("columns", section.named_columns), ("split", section.split)):
+            if value:
+                raise ConfigError(
+                    f"task.{key} is for data of your own: leave it out, or name a file in place of the built-in task "
+                    f"{section.source}"
+                )
         counted = {} if section.count is None else {"count": section.count}
         task = builtin_task(section.source, "train", seed=config.seed, **counted)
     else:

@@ -14,6 +14,7 @@ from ..config.sections import EngineSection
 from ..engines.cache import BLOCK, blocks_for
 from ..engines.native import SLOTS
 from ..engines.product_shapes import padded
+from ..evals.evaluation import run_length
 from ..lifecycle.hooks import BaseCallback
 from ..model_shape import cache_bytes
 from ..policy.models import read_dtype, weights_digest
@@ -141,11 +142,12 @@ def select_rewards(config: DetachedConfig, given: Given, task: Task) -> Any:
 def _scorer(config: DetachedConfig, rewards: Any, task: Task) -> InlineRewards | RewardWorkers:
     scorer: InlineRewards | RewardWorkers
     if config.reward.workers == 0:
-        scorer = InlineRewards(rewards, weights=config.reward.weights)
+        scorer = InlineRewards(rewards, weights=config.reward.weights, length=run_length(config))
     else:
         scorer = RewardWorkers(
-            rewards, weights=config.reward.weights, timeout=config.reward.timeout, workers=config.reward.workers
-        )
+            rewards, weights=config.reward.weights, timeout=config.reward.timeout, workers=config.reward.workers,
+            length=run_length(config),
+        )  # fmt: skip
     if task.rows:
         scorer.check(task.rows[0].columns)  # a misspelt column is found now, not at the first score
     return scorer

@@ -33,7 +33,7 @@ class Format:
         """The columns that are read, and in which form, e.g. `prompt + completion (messages)`."""
         present = [*self.columns, *(name for name in self.optional if row.get(name) is not None)]
         present.sort(key=lambda name: name != "prompt")  # stable
-        form = "text" if isinstance(row.get(present[0]), str) else "messages"
+        form = "messages" if any(isinstance(row.get(name), list) for name in present) else "text"
         return f"{' + '.join(present)} ({form})"
 
 
@@ -169,6 +169,8 @@ def _likely(wanted: str, names: Sequence[str]) -> str:
 _OFTEN_CALLED = {
     "prompt": ("question", "query", "problem", "input", "instruction", "text"),
     "completion": ("output", "response", "solution", "target", "answer"),
+    "instruction": ("input", "question", "query", "problem", "prompt"),
+    "output": ("response", "answer", "completion", "solution", "target"),
     "chosen": ("better", "preferred", "response_chosen", "accepted"),
     "rejected": ("worse", "dispreferred", "response_rejected"),
 }
