@@ -27,6 +27,7 @@ REFUSED = {
     'train run.yaml --eval [{"name":"x","source":"no.jsonl"}]': "there is no file 'no.jsonl'",
     "train run.yaml --output_dir run.yaml/runs": "run.yaml is not a folder",
     "train empty.yaml": "empty is not a model folder: it has no config.json",
+    "train mute.yaml": "there is no tokenizer in mute: name one as model.tokenizer, a folder or a name of the Hub",
     "train run.yaml --engine vlm": "no engine 'vlm'; did you mean 'vllm'?",
     "train run.yaml --model nowhere": "no model folder nowhere",
     "train run.yaml --algorithm.params.beta 0.1": "here it is algorithm.params: {kl_coefficient: …}",
@@ -119,6 +120,9 @@ def folder(tmp_path_factory):
     (folder / "empty.yaml").write_text(yaml.safe_dump({**DETACHED, "total_steps": 1, "model": "empty"}))
     (folder / "torn.jsonl").write_text('{"prompt": "1>", "answer": "1"}\n{"prompt": \n')
     (folder / "other.csv").write_text("question,solution\n1>,1\n")
+    (folder / "mute.yaml").write_text(yaml.safe_dump({**DETACHED, "total_steps": 1, "model": "mute"}))
+    (folder / "mute").mkdir()
+    (folder / "mute" / "config.json").write_text('{"model_type": "llama"}')
     (folder / "empty").mkdir()
     (folder / "used").mkdir()
     (folder / "used" / "run.json").write_text("{}")
