@@ -53,11 +53,11 @@ def foresee(config: RunConfig, *, overwrite: bool, has_tokenizer: bool = False) 
             with lock(config.folder):  # which raises, and names the process that has it
                 pass
         check_unused(config.folder)
-    _check_output(config.output_dir)
+    _check_folder(config.folder)
     check_there(config)
+    _check_small_data(config)
     if not has_tokenizer:
         _check_tokenizer(config)
-    _check_small_data(config)
     return config, announce(config) if config.progress else ""
 
 
@@ -88,11 +88,11 @@ def check_there(config: RunConfig) -> None:
             raise ConfigError(f"{what} {error}") from error
 
 
-def _check_output(folder: Path) -> None:
+def _check_folder(folder: Path) -> None:
     """Raise where no folder can be made, because a file is in its place."""
     there = next(one for one in (folder, *folder.absolute().parents) if one.exists())
     if not there.is_dir():
-        raise ConfigError(f"output_dir is {folder}, and {there} is not a folder")
+        raise ConfigError(f"{folder} cannot be used: not a directory")
 
 
 def check_model_folder(folder: Path) -> None:
