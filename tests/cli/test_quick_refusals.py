@@ -20,13 +20,14 @@ REFUSED = {
     "train run.yaml --task other.csv --model.tokenizer .": "name yours under task, e.g. columns: {prompt: question}",
     "train sft.yaml --task other.csv --model.tokenizer .": "other.csv has no columns that are known",
     "train sft.yaml --task other.csv --model.tokenizer . --algorithm dpo": "row 0 has no column 'chosen'",
-    "train run.yaml --task other.csv": "a model made from configuration has no tokenizer: give model.tokenizer",
+    "train run.yaml --task right.jsonl": "a model made from configuration has no tokenizer: give model.tokenizer",
     "train run.yaml --reward mine.py:exact": "'mine.py:exact' names a file: write its module, 'mine:exact'",
     "train run.yaml --reward mine.py": "'mine.py' names a file: write its module, 'mine:name'",
     "train run.yaml --algorithm GRPO": "no algorithm 'GRPO'; did you mean 'grpo'?",
     'train run.yaml --eval [{"name":"x","source":"no.jsonl"}]': "there is no file 'no.jsonl'",
-    "train run.yaml --output_dir run.yaml/runs": "run.yaml is not a folder",
+    "train run.yaml --output_dir run.yaml/runs": "cannot be used: not a directory",
     "train empty.yaml": "empty is not a model folder: it has no config.json",
+    "train mute.yaml": "there is no tokenizer in mute: name one as model.tokenizer, a folder or a name of the Hub",
     "train run.yaml --engine vlm": "no engine 'vlm'; did you mean 'vllm'?",
     "train run.yaml --model nowhere": "no model folder nowhere",
     "train run.yaml --algorithm.params.beta 0.1": "here it is algorithm.params: {kl_coefficient: …}",
@@ -118,7 +119,11 @@ def folder(tmp_path_factory):
     (folder / "sft.yaml").write_text(yaml.safe_dump(SFT))
     (folder / "empty.yaml").write_text(yaml.safe_dump({**DETACHED, "total_steps": 1, "model": "empty"}))
     (folder / "torn.jsonl").write_text('{"prompt": "1>", "answer": "1"}\n{"prompt": \n')
+    (folder / "right.jsonl").write_text('{"prompt": "1>", "answer": "1"}\n')
     (folder / "other.csv").write_text("question,solution\n1>,1\n")
+    (folder / "mute.yaml").write_text(yaml.safe_dump({**DETACHED, "total_steps": 1, "model": "mute"}))
+    (folder / "mute").mkdir()
+    (folder / "mute" / "config.json").write_text('{"model_type": "llama"}')
     (folder / "empty").mkdir()
     (folder / "used").mkdir()
     (folder / "used" / "run.json").write_text("{}")

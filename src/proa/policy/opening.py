@@ -83,7 +83,10 @@ def load_tokenizer(folder: str, trust_remote_code: bool) -> PreTrainedTokenizerB
             local, trust_remote_code=trust_remote_code, local_files_only=True
         )
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise ModelError(f"there is no tokenizer in {folder}: {error}") from error
+        why = str(error).partition("\n")[0].rstrip(" :")
+        raise ModelError(
+            f"there is no tokenizer in {folder}: name one as model.tokenizer, a folder or a name of the Hub ({why})"
+        ) from error
     return loaded
 
 

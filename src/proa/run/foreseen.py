@@ -53,11 +53,11 @@ def foresee(config: RunConfig, *, overwrite: bool, has_tokenizer: bool = False) 
             with lock(config.folder):  # which raises, and names the process that has it
                 pass
         check_unused(config.folder)
-    _check_output(config.output_dir)
+    _check_folder(config.folder)
     check_there(config)
+    _check_small_data(config)
     if not has_tokenizer:
         _check_tokenizer(config)
-    _check_small_data(config)
     return config, announce(config) if config.progress else ""
 
 
@@ -88,11 +88,11 @@ def check_there(config: RunConfig) -> None:
             raise ConfigError(f"{what} {error}") from error
 
 
-def _check_output(folder: Path) -> None:
+def _check_folder(folder: Path) -> None:
     """Raise where no folder can be made, because a file is in its place."""
     there = next(one for one in (folder, *folder.absolute().parents) if one.exists())
     if not there.is_dir():
-        raise ConfigError(f"output_dir is {folder}, and {there} is not a folder")
+        raise ConfigError(f"{folder} cannot be used: not a directory")
 
 
 def check_model_folder(folder: Path) -> None:
@@ -102,9 +102,21 @@ def check_model_folder(folder: Path) -> None:
 
 
 def _check_tokenizer(config: RunConfig) -> None:
-    is_named = config.model.tokenizer is not None or config.model.path is not None
-    if not is_named and GIVEN not in config.task.source and config.task.source not in BUILTIN:
+    path = config.model.path
+    if config.model.tokenizer is not None:
+        return
+    if path is not None and (Path(path) / "config.json").is_file() and not _has_tokenizer(Path(path)):
+        raise ConfigError(
+            f"there is no tokenizer in {path}: name one as model.tokenizer, a folder or a name of the Hub"
+        )
+    if path is None and GIVEN not in config.task.source and config.task.source not in BUILTIN:
         raise ConfigError(NO_TOKENIZER)
+
+
+def _has_tokenizer(folder: Path) -> bool:
+    """Whether some file there may be one's, of any kind; or of a run or an adapter, whose tokenizer is elsewhere."""
+    kinds = ("tokenizer*", "vocab*", "merges.txt", "*.model", "*.tiktoken", "special_tokens_map.json")
+    return any(next(folder.glob(kind), None) for kind in (*kinds, "run.json", "adapter_config.json"))
 
 
 def _check_small_data(config: RunConfig) -> None:
