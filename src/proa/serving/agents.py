@@ -18,6 +18,7 @@ from ..rollouts import StreamUser, VersionedEngine, streaming
 from ..rollouts.environment_rollout import MOST_TRIES, Limits, check_reward, touching
 from ..rollouts.sample import Sample, Turn
 from ..rollouts.scoring import scored_trajectories
+from .served_model import template_message
 from .sessions import RecordedTurn, Session, Sessions
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ class AgentRollout:
         turns = [
             Turn(
                 turn.prompt, turn.completion, turn.version, self._words.text(turn.completion.tokens.tolist()),
-                message=turn.answer,
+                message=None if turn.answer is None else template_message(turn.answer),
             )
             for turn in ordered
         ]  # fmt: skip
@@ -146,7 +147,8 @@ class AgentRollout:
         if ordered:
             longest = max(ordered, key=lambda turn: len(turn.messages))
             answer = longest.answer or {"role": "assistant", "content": turns[-1].text}
-            conversation = [*longest.messages, answer]
+            # With arguments of calls as values, as those of tools have them, not as JSON, as they are sent.
+            conversation = [template_message(message) for message in (*longest.messages, answer)]
         journaled = () if self._agents.deterministic else (*map(_written, answered), {"reward": reward})
         facts = TrajectoryFacts(
             ending, tuple(conversation), len(turns), tuple(turn.reward for turn in turns), answers=journaled

@@ -1,7 +1,7 @@
 """Look up a word's number in a book: what `look_up` says of `d` is another number in each book, and nobody can know it.
 
-The model has to learn from nothing to write a call, to copy the word into it, and to repeat what came back. Its
-tokenizer has the pieces of a call as single tokens, so that a tiny model can.
+The model has to learn from nothing to write a call, of the word that it was asked for, and to repeat what came back.
+Its tokenizer has the call of each word as a single token, so that a tiny model can.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ ROWS = 36
 PAD, END = "<pad>", "<end>"
 CALL, CLOSE = '<tool_call>{"name": "look_up", "arguments": {"key": "', '"}}</tool_call>'
 SPECIAL = (PAD, END, "<user>", "<assistant>", "<tool>", "<answer>")
-VOCABULARY = (*SPECIAL, CALL, CLOSE, *LETTERS, *DIGITS)
-"""Twenty-two entries; a token's id is its place."""
+CALLS = tuple(f"{CALL}{letter}{CLOSE}" for letter in LETTERS)
+VOCABULARY = (*SPECIAL, CALL, CLOSE, *LETTERS, *DIGITS, *CALLS)
+"""Thirty entries; a token's id is its place."""
 TEMPLATE = (
     "{% if tools %}<tool>{% endif %}{% for message in messages %}<{{ message.role }}>{{ message.content }}"
     "{% for call in message.tool_calls or [] %}"
@@ -107,7 +108,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
     pieces.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
     pieces.decoder = decoders.Fuse()
     pieces.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
-    pieces.add_tokens([AddedToken(token, special=False, normalized=False) for token in (CALL, CLOSE)])
+    pieces.add_tokens([AddedToken(token, special=False, normalized=False) for token in (CALL, CLOSE, *CALLS)])
     made = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=pieces,
         pad_token=PAD,
