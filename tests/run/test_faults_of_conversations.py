@@ -103,7 +103,21 @@ OWN = {"finished", "max_turns", "token_limit"}
 
 
 def test_whatever_tools_and_environments_do_the_run_goes_on(tmp_path):
-    orders = ["raise", "long", "bytes", "nothing", "hang", "exit", "server", "nothing"]
+    # Twice, for a turn that does not end by itself has no call.
+    orders = [
+        "raise",
+        "long",
+        "bytes",
+        "nothing",
+        "hang",
+        "exit",
+        "server",
+        "bytes",
+        "nothing",
+        "raise",
+        "long",
+        "bytes",
+    ]
     gone = Gone()
     changes = {"path": "tests.run.faulty:CallsForTheModel", "call_timeout": PATIENCE}
     ledger, hears, failures = made(tmp_path, orders, changes, url=gone.url)
