@@ -118,7 +118,7 @@ def test_what_is_odd_and_does_no_harm_is_shown(tmp_path, capsys):
     config = CONFIG | {"eval": [3, None, {}, {"name": "sorting"}], "algorithm": "grpo"}
     run = make_run(tmp_path, metrics=metrics, config=config, ledger={"leased": 1, "dropped": None}, steps_run=3)
     out = said(capsys, "show", run.path).out
-    assert "dropped (none)" in out
+    assert "samples: 1 leased = 0 trained\n" in out
     write_lines(run.path / "metrics.jsonl", [{"step": 2, "big": 2**64}])
     assert f"big {2**64}" in said(capsys, "show", run.path).out
     assert said(capsys, "runs", tmp_path).out
