@@ -45,11 +45,15 @@ class Collected:
     def add(self, progress: Progress) -> Completion | None:
         """Take in what a step added; the completion, if that was the last of it. Where the engine has not ended it
         itself, it is to be cancelled then."""
-        for token, log_prob in zip(progress.tokens, progress.log_probs, strict=True):
-            self._tokens.append(token)
-            self._log_probs.append(log_prob)
-            if self._watch is not None and self._watch.is_ended_by(token):
-                return self._completion("stop")  # an engine that says late what it sampled may have gone on
+        if self._watch is None:
+            self._tokens += progress.tokens
+            self._log_probs += progress.log_probs
+        else:
+            for token, log_prob in zip(progress.tokens, progress.log_probs, strict=True):
+                self._tokens.append(token)
+                self._log_probs.append(log_prob)
+                if self._watch.is_ended_by(token):
+                    return self._completion("stop")  # an engine that says late what it sampled may have gone on
         return None if progress.finish_reason is None else self._completion(progress.finish_reason)
 
     def _completion(self, finish_reason: FinishReason) -> Completion:

@@ -56,6 +56,10 @@ class DecodedSequence:
     seen: set[int] = field(default_factory=set)
     """The tokens that a repetition penalty counts, those of the requests that it continues too; empty without one."""
     finish_reason: FinishReason | None = None
+    settings: SamplingRule = field(init=False)
+    """What decides how its next token is chosen from logits."""
+    is_penalised: bool = field(init=False)
+    """Whether tokens that it has already are less likely to come again."""
     _draws: list[float] = field(default_factory=list)
     """Some numbers of its random stream."""
     _reported: int = 0
@@ -63,13 +67,14 @@ class DecodedSequence:
     """Of what was sampled since progress was last taken."""
 
     def __post_init__(self) -> None:
+        # Asked for at every token, so they are not computed then.
+        sampling = self.request.sampling
+        self.settings = (
+            sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p, sampling.repetition_penalty,
+        )  # fmt: skip
+        self.is_penalised = sampling.repetition_penalty != 1
         if self.is_penalised:
             self.seen.update(*(segment.tokens for segment in self.segments))
-
-    @property
-    def is_penalised(self) -> bool:
-        """Whether tokens that it has already are less likely to come again."""
-        return self.request.sampling.repetition_penalty != 1
 
     @property
     def longest(self) -> int:
@@ -81,12 +86,6 @@ class DecodedSequence:
     def group(self) -> Group:
         """Whose prompt it shares: those of a group that begin alike; one without a group shares with nobody."""
         return self.request.group or f"alone {self.request.id}", self.segments[0].tokens
-
-    @property
-    def settings(self) -> SamplingRule:
-        """What decides how its next token is chosen from logits."""
-        sampling = self.request.sampling
-        return sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p, sampling.repetition_penalty
 
     @property
     def samples_next(self) -> bool:
