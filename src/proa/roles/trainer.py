@@ -348,9 +348,9 @@ class DetachedTrainer(ABC):
         if self.state.global_step > index:  # else a stop was requested in the middle of it
             self._place = replace(self._place, done=self._place.done + 1)
         after.run_due()
-        self.leave_if_asked()
+        self.stop_if_requested()
 
-    def leave_if_asked(self) -> None:
+    def stop_if_requested(self) -> None:
         """Save and raise `KeyboardInterrupt` if any trainer was interrupted: all stop at the same step, since each has
         a part in the checkpoint."""
         reason = self.stop.reason

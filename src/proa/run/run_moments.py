@@ -85,15 +85,15 @@ class RunMoments:
         """Fire `run_start`; a trainer that is started again is still in the same run."""
         if not self.begun:
             self._start()
-            self._interruption.leave_if_asked()  # asked while hooks opened their services
+            self._interruption.check()  # asked while hooks opened their services
 
     def complete(self, folder: RunFolder, state: TrainState) -> None:
         """Score the final weights, then fire `run_end`; only then is the run marked completed."""
         self.result.metrics = _numbers(state.metrics)
         for section in self._benchmarks:
-            self._interruption.leave_if_asked()
+            self._interruption.check()
             self._score(section, folder, state)
-        self._interruption.leave_if_asked()
+        self._interruption.check()
         self._describe("completed")
         self._manager.fire("run_end", self._ctx, self.result, self.arm)
 

@@ -183,7 +183,7 @@ def carry_out(
             _ending(job, folder, moments, is_new=not is_resumed),
             moments.around_run(interruption),
         ):
-            interruption.leave_if_asked()  # while it was put together
+            interruption.check()  # while it was put together
             state = job.train(folder, resumption, interruption)
             moments.complete(folder, state)
         return state
