@@ -28,13 +28,11 @@ def copied(experience: Experience) -> Experience:
     """A copy that shares no memory with the original."""
     import torch
 
-    values = {field.name: getattr(experience, field.name) for field in fields(Experience)}
-    return Experience(
-        **{
-            name: value.clone() if isinstance(value, torch.Tensor) else copy.deepcopy(value)
-            for name, value in values.items()
-        }
-    )
+    values: dict[str, Any] = {}
+    for field in fields(Experience):
+        value = getattr(experience, field.name)
+        values[field.name] = value.clone() if isinstance(value, torch.Tensor) else copy.deepcopy(value)
+    return Experience(**values)
 
 
 def put_back(experience: Experience, before: Experience) -> None:
