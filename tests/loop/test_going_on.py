@@ -203,7 +203,7 @@ def test_before_a_step_is_done_nothing_is_due():
 
 def after_steps(shelf, evaluators=(), resumed=None):
     recorder, state = Recorder(), LoopState(metrics={"loss": 0.5})
-    loop = SimpleNamespace(activity=Activity(), state_dict=lambda: {"loop": {}}, leave_if_asked=lambda: None)
+    loop = SimpleNamespace(activity=Activity(), state_dict=lambda: {"loop": {}}, stop_if_requested=lambda: None)
     after = AfterStep(Lifecycle(CallbackManager([recorder]), state), evaluators, shelf, loop)
     if resumed is not None:
         state.global_step = resumed.row.step

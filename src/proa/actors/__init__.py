@@ -1,3 +1,1 @@
-"""What trainers and makers have in common as actors: what they are doing, what they wait for, when they stop, how they
-are found.
-"""
+"""What trainers and makers share as actors: activity, waits with deadlines, stop requests, finding one another."""

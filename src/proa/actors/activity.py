@@ -21,16 +21,16 @@ class Doing:
     since: float
     """Seconds since the epoch: it is shown on another machine's clock, or later."""
     spent: dict[str, float] = field(default_factory=dict)
-    """Seconds by kind, of what is over."""
+    """Seconds by kind, of finished work."""
 
     def spent_since(self, earlier: Doing) -> dict[str, float]:
-        """Seconds by kind, of what ended after an earlier look."""
+        """Seconds by kind, of work that ended since an earlier look."""
         spent = {kind: seconds - earlier.spent.get(kind, 0.0) for kind, seconds in self.spent.items()}
         return {kind: seconds for kind, seconds in spent.items() if seconds > 0}
 
 
 MOST_SPANS = 10_000
-"""So many are kept for somebody who does not come to take them."""
+"""How many are kept if they are not taken."""
 
 
 class Activity:
@@ -65,20 +65,20 @@ class Activity:
                 self._spans.append((kind, start, seconds))
 
     def count(self, seconds: Mapping[str, float]) -> None:
-        """Count what was done elsewhere for this actor."""
+        """Count time that was spent elsewhere for this actor."""
         with self._lock:
             for kind, more in seconds.items():
                 self._spent[kind] = self._spent.get(kind, 0.0) + more
 
     def take_spans(self) -> tuple[Span, ...]:
-        """What was done since this was last asked, each with when it began and how long it took."""
+        """The work finished since the last call, each piece with its start and duration."""
         with self._lock:
             taken = tuple(self._spans)
             self._spans.clear()
             return taken
 
     def rest(self, what: str) -> None:
-        """Between one thing and the next, from now on, this is what the actor does; it counts for no kind."""
+        """Set what the actor does between two pieces of work; the time counts for no kind."""
         self._switch(what)
 
     def look(self) -> Doing:

@@ -1,6 +1,6 @@
-"""Trainers and makers by name, where they are actors of the user's own.
+"""Finds trainers and makers by name, where they are Ray actors started by the user.
 
-Ray is not imported for it: a process that can find an actor is part of a cluster, and has it already.
+Ray is not imported for it: a process that can find an actor is part of a cluster, and has imported it.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from .waiting import WaitTimeoutError
 log = logging.getLogger("proa.actors.finding")
 
 CALL_SECONDS = 600.0
-"""A call is answered in this time: a full buffer holds a sender back, and no longer than that."""
+"""The deadline of a call: a full buffer holds a sender back at most this long."""
 MENTION_SECONDS = 5.0
-"""After so long a name that nobody has is mentioned: it may be misspelt."""
+"""After this time a name without an actor is logged, as it may be misspelt."""
 LOOK_SECONDS = 0.1
-"""How often an actor is looked for that is not there yet."""
+"""How often the name of an actor is looked up until it exists."""
 
 
 class ActorLostError(ProaError):
@@ -28,8 +28,7 @@ class ActorLostError(ProaError):
 
 
 class NamedActor:
-    """An actor whose methods are called as if it were here: each call waits for its answer, and no longer than
-    `seconds`."""
+    """An actor whose methods are called as if it were local: each call waits for its result, at most `seconds`."""
 
     def __init__(self, ray: Any, actor: Any, name: str, seconds: float = CALL_SECONDS) -> None:
         self._ray, self._actor, self._name, self._seconds = ray, actor, name, seconds
@@ -51,7 +50,7 @@ class NamedActor:
 
 
 def find_actor(name: str, *, patience: float = 0.0, call_seconds: float = CALL_SECONDS) -> NamedActor:
-    """The actor that was started with `.options(name=...)`; waits `patience` seconds for one that is not there yet."""
+    """The actor that was started with `.options(name=...)`; waits up to `patience` seconds until it exists."""
     ray: Any = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         raise SettingError(
@@ -75,7 +74,7 @@ def find_actor(name: str, *, patience: float = 0.0, call_seconds: float = CALL_S
 
 
 def own_name() -> str | None:
-    """The name of the actor that this process is, if it is one and has a name."""
+    """The name of the actor that this process is; None if it is no actor or has no name."""
     ray: Any = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         return None
@@ -84,5 +83,5 @@ def own_name() -> str | None:
 
 
 def by_reference(value: Any) -> Any:
-    """A reference to the value in Ray's object store, for any number of calls of actors that have it as an argument."""
+    """A reference to the value in Ray's object store, to be an argument of any number of calls."""
     return sys.modules["ray"].put(value)

@@ -1,13 +1,14 @@
-"""Ctrl-C, SIGTERM and a closed terminal as requests: the run saves a checkpoint at its next boundary and leaves.
+"""Ctrl-C, SIGTERM and a closed terminal as stop requests: the run saves a checkpoint at its next boundary and ends.
 
-The first signal asks. The loop sees it between two steps, saves, and raises `KeyboardInterrupt`. The second signal, or
-the end of the grace period, raises `KeyboardInterrupt` wherever the main thread is; then the last checkpoint counts.
+The first signal is a request. The loop sees it between two steps, saves, and raises `KeyboardInterrupt`. The second
+signal, or the end of the grace period, raises `KeyboardInterrupt` wherever the main thread is; then the last checkpoint
+counts.
 
-A terminal that closes says so more than once (the kernel to its foreground group, a shell to its jobs), so SIGHUP never
-counts as the second signal; and under `nohup`, which has it ignored from the start, it stays ignored.
+A terminal that closes sends SIGHUP more than once (the kernel to its foreground group, a shell to its jobs), so SIGHUP
+never counts as the second signal; and under `nohup`, which ignores it from the start, it stays ignored.
 
-A handler that does more than note the signal can meet a lock that its own thread holds, so what is to be done at once
-(waking a trainer that waits) is done by a thread of its own.
+A signal handler that does more than note the signal can deadlock on a lock that its own thread holds, so a separate
+thread wakes a trainer that waits.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ SAVING_NOTICE = b"\ninterrupted: saving a checkpoint after this step; once more 
 
 
 class Interruption:
-    """Signals as stop requests: `stop` is what the run looks at."""
+    """Turns signals into stop requests; the run looks at `stop`."""
 
     def __init__(self, grace: float = 60.0) -> None:
         self.grace = grace
         self.stop = StopRequest()
         self.polled = False
-        """Whether somebody looks at `at_once`, so that nothing needs to be raised in the middle of anything."""
+        """Whether the run polls `at_once`, so that the second signal need not raise."""
         self.at_once = False
         """Whether there was a second signal, or the grace period is over."""
         self._listens_to: list[signal.Signals] = []
@@ -45,22 +46,22 @@ class Interruption:
 
     @property
     def reason(self) -> str:
-        """The signal's name, once there was one."""
+        """The name of the first signal; empty if there was none."""
         return self.stop.reason
 
-    def leave_if_asked(self) -> None:
-        """Raise `KeyboardInterrupt` if there was a signal."""
+    def check(self) -> None:
+        """Raise `KeyboardInterrupt` if a stop was requested."""
         self.stop.check()
 
     def ask(self, reason: str) -> None:
-        """Ask the run to leave, as a signal does: whoever waits is woken soon after, by another thread."""
-        self._since = self._since or monotonic()  # before the reason: a watcher that sees that looks at this
+        """Request a stop, as a signal does; another thread soon wakes those that wait."""
+        self._since = self._since or monotonic()  # before the reason, as the watcher reads it after that
         self.stop.note(reason)
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Inside, signals ask; within itself it changes nothing. Outside the main thread Python has no signals, and
-        nobody asks by one."""
+        """Inside, signals are stop requests; nesting changes nothing. Outside the main thread, where Python has no
+        signals, it does nothing."""
         if self._listens_to or threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -80,7 +81,7 @@ class Interruption:
 
     @contextmanager
     def polling(self) -> Iterator[None]:
-        """Inside, whoever runs looks at `at_once`: an exception in the middle of a call to Ray would corrupt it."""
+        """Inside, the caller polls `at_once`: an exception in the middle of a call to Ray would corrupt it."""
         before, self.polled = self.polled, True
         try:
             yield
@@ -113,8 +114,8 @@ class Interruption:
             if self._owes_notice:
                 self._owes_notice = False
                 print(SAVING_NOTICE.decode().strip(), file=sys.stderr)
-            self.stop.wake()  # again each time: it is harmless, and somebody may have begun to wait since
-            self._since = self._since or monotonic()  # where the stop was requested without `ask`
+            self.stop.wake()  # each time again, as a wait may have begun since
+            self._since = self._since or monotonic()  # if the stop was requested without `ask`
             if monotonic() - self._since > self.grace:
                 main = threading.main_thread().ident
                 if main is not None:
@@ -127,8 +128,8 @@ def _is_ignored_hangup(number: signal.Signals) -> bool:
 
 
 def _has_panel() -> bool:
-    """Whether rich shows something in place, and has put streams before it that print above. They take locks, so a
-    handler must not use them; and what went past them would tear the panel apart."""
+    """Whether rich shows a live panel and has replaced the streams by ones that print above it. They take locks, so a
+    handler must not use them, and output that bypasses them would tear the panel apart."""
     return hasattr(sys.stderr, "rich_proxied_file")
 
 

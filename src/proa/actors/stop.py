@@ -1,7 +1,7 @@
-"""`StopRequest`: that a run is to save a checkpoint at its next boundary between steps and leave.
+"""`StopRequest`: a request to save a checkpoint at the next boundary between steps and end the run.
 
-It is asked for in one place, by a signal, by the run's driver or from Python, and travels one way: whoever works looks
-at it between two steps, and whoever waits for work is woken.
+A signal, the run's driver or Python code makes it; loops look at it between two steps, and those that wait for work are
+woken.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 
 class StopRequest:
-    """Whether, and why, a run is to leave.
+    """Whether, and why, a run is to stop.
 
     >>> stop, woken = StopRequest(), []
     >>> with stop.waking(lambda: woken.append("the trainer")):
@@ -23,16 +23,16 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.reason = ""
-        """Why; empty while nobody has asked. The first reason stays."""
+        """The first reason given; empty without a request."""
         self._lock = threading.Lock()
         self._sleepers: list[Callable[[], None]] = []
 
     def note(self, reason: str) -> None:
-        """Ask without waking anybody: all that a signal handler may do. Somebody must `wake` soon after."""
+        """Request a stop without waking anyone, which is all that a signal handler may do. Call `wake` soon after."""
         self.reason = self.reason or reason
 
     def request(self, reason: str) -> None:
-        """Ask, and wake whoever waits."""
+        """Request a stop, and wake those that wait."""
         self.note(reason)
         self.wake()
 
@@ -44,7 +44,7 @@ class StopRequest:
 
     @contextmanager
     def waking(self, wake: Callable[[], None]) -> Iterator[None]:
-        """Inside, `wake` is called when somebody asks; at once if that has happened. From any thread."""
+        """Inside, `wake` is called when a stop is requested, or at once if it was; from any thread."""
         with self._lock:
             self._sleepers.append(wake)
         try:
@@ -56,6 +56,6 @@ class StopRequest:
                 self._sleepers.remove(wake)
 
     def check(self) -> None:
-        """Raise `KeyboardInterrupt` if somebody asked."""
+        """Raise `KeyboardInterrupt` if a stop was requested."""
         if self.reason:
             raise KeyboardInterrupt(self.reason)

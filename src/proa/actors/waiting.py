@@ -15,15 +15,15 @@ log = logging.getLogger(__name__)
 
 
 class WaitTimeoutError(ProaError, TimeoutError):
-    """Somebody waited longer than allowed; the message says who, for what, and what everyone else did."""
+    """A wait passed its deadline; the message says whose, for what, and what everyone else did."""
 
 
 class ClosedError(ProaError):
-    """What was waited for is over: the run has ended."""
+    """The run has ended, so the wait is over."""
 
 
 class StepInterrupted(ProaError):  # noqa: N818 - says what happened
-    """Somebody asked for the end while the trainer waited for its next batch."""
+    """A stop was requested while the trainer waited for its next batch."""
 
 
 class LeaseFailedError(ProaError):
@@ -43,7 +43,7 @@ class Wait:
 
     owner: str
     reason: Callable[[], str]
-    """Asked when somebody looks: what a wait is for may change while it lasts."""
+    """Called at each look, as the reason may change during the wait."""
     since: float
 
     def __str__(self) -> str:
@@ -51,13 +51,13 @@ class Wait:
 
 
 class WaitingRoom:
-    """A condition variable whose waits are known. Used as a context manager it is its lock."""
+    """A condition variable that lists its waits. As a context manager it is its lock."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition(threading.RLock())
         self._waits: dict[int, Wait] = {}
         self.progress = 0
-        """Counts what has happened; a watchdog sees by it whether anything does."""
+        """Counts announcements, so that a watchdog sees whether anything happens."""
 
     def __enter__(self) -> WaitingRoom:
         self._condition.acquire()
@@ -67,7 +67,7 @@ class WaitingRoom:
         self._condition.release()
 
     def announce(self) -> None:
-        """Something happened: everyone looks again."""
+        """Something happened: every wait checks its condition again."""
         with self._condition:
             self.progress += 1
             self._condition.notify_all()
@@ -99,9 +99,9 @@ class WaitingRoom:
 
 
 class LongWaits:
-    """Says, while it lasts, that somebody has waited long, and what everyone else does; then each time twice as long.
+    """Warns of a long wait while it lasts, with what everyone else is doing, and again each time it has doubled.
 
-    Later waits are mentioned only if they are longer, so that a slow run is not reported at every step.
+    Later waits are reported only if they are longer, so that a slow run is not reported at every step.
     """
 
     def __init__(self, owner: str, first_seconds: float = 30.0) -> None:

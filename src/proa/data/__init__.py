@@ -1,1 +1,1 @@
-"""The nouns: plain typed data that crosses modules, processes and machines."""
+"""Plain typed data that crosses modules, processes and machines."""

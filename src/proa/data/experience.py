@@ -22,12 +22,11 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Experience:
-    """Sampled sequences and what is known about them, as tensors with leading size B.
+class SequenceTensors:
+    """The tensors of sampled sequences. Whatever the maker did not compute is None, and the trainer computes it.
 
-    `sequences` and `attention_mask` are `(B, S)`; `action_log_probs`, `values`, `kl`, `advantages`,
-    `action_mask` and `versions` are `(B, A)`; `reward` is `(B,)`. Whatever the maker did not compute is
-    None, and the trainer computes it.
+    In a batch `sequences` and `attention_mask` are `(B, S)`; `action_log_probs`, `values`, `kl`, `advantages`,
+    `action_mask` and `versions` are `(B, A)`; `reward` is `(B,)`. In one row they have no B.
     """
 
     sequences: torch.Tensor
@@ -39,23 +38,28 @@ class Experience:
     attention_mask: torch.Tensor | None = None
     action_mask: torch.Tensor | None = None
     versions: torch.Tensor | None = field(default=None, kw_only=True)
-    """The policy version that sampled each token; `NO_VERSION` where nothing was sampled, but the environment spoke."""
+    """The policy version that sampled each token; `NO_VERSION` for tokens of an environment."""
     old_log_probs: torch.Tensor | None = field(default=None, kw_only=True)
-    """What the ratio is taken against; the trainer sets it at the batch's first use."""
+    """The log-probabilities that ratios are relative to; the trainer sets them at the batch's first use."""
     importance: torch.Tensor | None = field(default=None, kw_only=True)
     reference_log_probs: torch.Tensor | None = field(default=None, kw_only=True)
     returns: torch.Tensor | None = field(default=None, kw_only=True)
     turn_rewards: torch.Tensor | None = field(default=None, kw_only=True)
-    """`(B, A)`: what an environment gave for each turn, at its last sampled token. `reward` is the whole trajectory's,
-    with these."""
+    """`(B, A)`: the environment's reward for each turn, at its last sampled token. `reward` is the whole trajectory's,
+    including these."""
     turns: torch.Tensor | None = field(default=None, kw_only=True)
-    """`(B, A)`: the turn of its trajectory that each token belongs to, from 0. It says in which order the turns of
-    several rows came."""
+    """`(B, A)`: the number of each token's turn in its trajectory, from 0, which orders the turns of several rows."""
+
+
+@dataclass
+class Experience(SequenceTensors):
+    """A batch of sampled sequences: tensors with leading size B, and facts about each sample."""
+
     uids: tuple[str, ...] = field(default=(), kw_only=True)
     group_ids: tuple[str, ...] = field(default=(), kw_only=True)
     sampling: Sampling | None = field(default=None, kw_only=True)
     facts: tuple[SampleFacts, ...] = field(default=(), kw_only=True)
-    """What else is known about each sample: finish reason, parts of its reward."""
+    """Further facts about each sample: finish reason, parts of its reward."""
 
     def __len__(self) -> int:
         return self.sequences.shape[0]
@@ -66,7 +70,7 @@ class Experience:
             setattr(self, name, tensor.to(device))
 
     def on_cpu(self) -> Experience:
-        """The same on the CPU, to be sent to a process without a GPU; itself if it is there already."""
+        """A copy on the CPU, for a process without a GPU; itself if it is there already."""
         if all(tensor.device.type == "cpu" for _, tensor in self._tensors()):
             return self
         moved = replace(self)
@@ -85,24 +89,9 @@ class Experience:
 
 
 @dataclass
-class BufferItem:
+class BufferItem(SequenceTensors):
     """One row of experience, without padding: the unit that buffers hold and makers deal out."""
 
-    sequences: torch.Tensor
-    action_log_probs: torch.Tensor
-    values: torch.Tensor | None = None
-    reward: torch.Tensor | None = None
-    kl: torch.Tensor | None = None
-    advantages: torch.Tensor | None = None
-    attention_mask: torch.Tensor | None = None
-    action_mask: torch.Tensor | None = None
-    versions: torch.Tensor | None = field(default=None, kw_only=True)
-    old_log_probs: torch.Tensor | None = field(default=None, kw_only=True)
-    importance: torch.Tensor | None = field(default=None, kw_only=True)
-    reference_log_probs: torch.Tensor | None = field(default=None, kw_only=True)
-    returns: torch.Tensor | None = field(default=None, kw_only=True)
-    turn_rewards: torch.Tensor | None = field(default=None, kw_only=True)
-    turns: torch.Tensor | None = field(default=None, kw_only=True)
     uid: str = field(default="", kw_only=True)
     group_id: str = field(default="", kw_only=True)
     sampling: Sampling | None = field(default=None, kw_only=True)
@@ -114,12 +103,12 @@ class BufferItem:
 
     @property
     def action_length(self) -> int:
-        """Tokens from the first sampled one on, with what an environment said between turns."""
+        """The number of tokens from the first sampled one on, including an environment's between turns."""
         return self.action_log_probs.shape[0]
 
     @property
     def sampled_length(self) -> int:
-        """How many of these were sampled."""
+        """The number of sampled tokens."""
         return self.action_length if self.versions is None else int((self.versions != NO_VERSION).sum())
 
 
@@ -132,9 +121,9 @@ _TENSORS = (*SEQUENCE_LIKE, *ACTION_LIKE, "reward")
 
 
 def split(experience: Experience) -> list[BufferItem]:
-    """The rows of a batch, each without its padding (what `attention_mask` says is padding).
+    """The rows of a batch, each without its padding according to `attention_mask`.
 
-    Rewards per sequence stay scalars; advantages and values given per sequence stay so too.
+    Rewards per sequence stay scalars, and so do advantages and values given per sequence.
     """
     actions = experience.action_log_probs.shape[1]
     prompts = experience.sequences.shape[1] - actions
@@ -162,12 +151,12 @@ def split(experience: Experience) -> list[BufferItem]:
 def merge(items: Sequence[BufferItem]) -> Experience:
     """One batch of rows of different lengths, boundaries aligned.
 
-    An item without an attention mask counts as unpadded, and gets one if the others make it padded. A
-    field must be there for all rows or for none.
+    An item without an attention mask counts as unpadded, and gets one if merging pads it. A field must be set in all
+    rows or in none.
     """
     if not items:
         raise ValueError("nothing to merge: a batch has at least one row")
-    whole, sampled = _Places.of_sequences(items), _Places.of_actions(items)
+    whole, sampled = _Places.for_sequences(items), _Places.for_actions(items)
     merged = Experience(
         whole.stack([item.sequences for item in items]),
         sampled.stack([item.action_log_probs for item in items]),
@@ -179,7 +168,7 @@ def merge(items: Sequence[BufferItem]) -> Experience:
     for name in _TENSORS[1:]:
         tensors = [getattr(item, name) for item in items]
         if name in ("attention_mask", "action_mask"):
-            tensors = _with_masks(tensors, items, name)
+            tensors = _complete_masks(tensors, items, name)
         if all(tensor is None for tensor in tensors):
             continue
         if any(tensor is None for tensor in tensors):
@@ -189,7 +178,7 @@ def merge(items: Sequence[BufferItem]) -> Experience:
 
 
 def _extents(experience: Experience, prompts: int) -> list[tuple[int, int]]:
-    """Where the real tokens of each row begin and end; padding is at the two ends only."""
+    """The first and last places of the real tokens of each row; padding is at the two ends only."""
     import torch
 
     width = experience.sequences.shape[1]
@@ -205,7 +194,9 @@ def _extents(experience: Experience, prompts: int) -> list[tuple[int, int]]:
     return list(zip(firsts, lasts, strict=True))
 
 
-def _with_masks(masks: list[torch.Tensor | None], items: Sequence[BufferItem], name: str) -> list[torch.Tensor | None]:
+def _complete_masks(
+    masks: list[torch.Tensor | None], items: Sequence[BufferItem], name: str
+) -> list[torch.Tensor | None]:
     """Masks for all rows, if any row has one or padding makes them necessary."""
     ragged = len({(item.prompt_length, item.action_length) for item in items}) > 1
     if not ragged and all(mask is None for mask in masks):
@@ -218,8 +209,8 @@ def _with_masks(masks: list[torch.Tensor | None], items: Sequence[BufferItem], n
 
 
 class _Places:
-    """Where the values of rows of different lengths go in a batch of zeros: left of the boundary between prompt and
-    completion aligned right, and the reverse."""
+    """The places of values of rows of different lengths in a batch of zeros, with prompts aligned right and completions
+    aligned left."""
 
     def __init__(self, width: int, firsts: Sequence[int], lengths: Sequence[int]) -> None:
         import torch  # slow to import, and most of this package works without it
@@ -231,18 +222,18 @@ class _Places:
         self._places = (starts_B - before_B).repeat_interleave(lengths_B) + torch.arange(int(lengths_B.sum()))
 
     @classmethod
-    def of_sequences(cls, items: Sequence[BufferItem]) -> _Places:
+    def for_sequences(cls, items: Sequence[BufferItem]) -> _Places:
         prompts = max(item.prompt_length for item in items)
         width = prompts + max(item.action_length for item in items)
         return cls(width, [prompts - item.prompt_length for item in items], [len(item.sequences) for item in items])
 
     @classmethod
-    def of_actions(cls, items: Sequence[BufferItem]) -> _Places:
+    def for_actions(cls, items: Sequence[BufferItem]) -> _Places:
         lengths = [item.action_length for item in items]
         return cls(max(lengths), [0] * len(items), lengths)
 
     def stack(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-        """One tensor of all rows; values of which there is one for each row are just put together."""
+        """One tensor of all rows; scalars are stacked."""
         import torch
 
         if tensors[0].dim() == 0:

@@ -1,7 +1,7 @@
-"""What a hook may change of the experience that it is shown: rewards, and which sampled tokens are trained.
+"""Changes that a hook may make to experience: rewards, and which sampled tokens are trained.
 
-The rest records how the samples were made: tokens, log-probabilities, versions. Any other change would be wrong or do
-nothing, so it is refused with an error, and undone.
+The rest records how the samples were made: tokens, log-probabilities, versions. Any other change would be wrong or have
+no effect, so it raises an error and is undone.
 """
 
 from __future__ import annotations
@@ -26,16 +26,22 @@ CHANGEABLE = ("reward", "action_mask")
 
 def copied(experience: Experience) -> Experience:
     """A copy that shares no memory with the original."""
-    return Experience(**{field.name: _copy(getattr(experience, field.name)) for field in fields(Experience)})
+    import torch
+
+    values: dict[str, Any] = {}
+    for field in fields(Experience):
+        value = getattr(experience, field.name)
+        values[field.name] = value.clone() if isinstance(value, torch.Tensor) else copy.deepcopy(value)
+    return Experience(**values)
 
 
 def put_back(experience: Experience, before: Experience) -> None:
-    """Restore an experience to what it was."""
+    """Restore an earlier state of an experience."""
     experience.__dict__ = dict(vars(before))
 
 
 def refuse_other_changes(who: str, before: Experience, experience: Experience) -> None:
-    """Raise `HookError` if more was changed than may be, after undoing all changes."""
+    """Raise `HookError` after undoing all changes, if one of them is not allowed."""
     fault = next(_faults(before, experience), "")
     if fault:
         put_back(experience, before)
@@ -52,7 +58,7 @@ def shown_to_hooks(items: Sequence[BufferItem]) -> Experience:
 
 
 def nothing_made() -> Experience:
-    """What hooks are shown where the batch could not be made: the fields of one that was, without a row."""
+    """The experience for hooks if the batch could not be made: all fields, without rows."""
     import torch
 
     none, no_mask = torch.zeros(0, 0), torch.zeros(0, 0, dtype=torch.bool)
@@ -68,9 +74,9 @@ def nothing_made() -> Experience:
 
 
 def as_delivered(experience: Experience) -> list[BufferItem]:
-    """The rows of a batch that hooks were shown, with their changes, copied: a hook may have kept the batch.
+    """The rows of a batch after hooks changed it, copied, as a hook may have kept the batch.
 
-    NaN becomes no reward again, and a sample that a hook gave a reward no longer counts as failed.
+    NaN becomes None again, and a sample that a hook gave a reward no longer counts as failed.
     """
     import torch
 
@@ -89,20 +95,20 @@ def as_delivered(experience: Experience) -> list[BufferItem]:
 
 
 def _faults(before: Experience, after: Experience) -> Iterator[str]:
-    """What was changed that may not be. Each check relies on those before it: use only the first fault."""
+    """The changes that are not allowed. Each check relies on those before it, so only the first fault is valid."""
     known = [field.name for field in fields(Experience)]
     for name in vars(after).keys() - set(known):
         yield f"gave the experience a {name!r}, which it does not have{did_you_mean(name, CHANGEABLE)}"
     for name in known:
         if name not in CHANGEABLE and not _same(getattr(before, name), getattr(after, name)):
             yield f"changed {name!r} of the experience"
-    yield from _faults_of_rewards(before.reward, after.reward)
+    yield from _reward_faults(before.reward, after.reward)
     if after.reward is not None:
-        yield from _faults_of_trajectories(after.uids, after.reward.tolist())
-    yield from _faults_of_mask(before, after.action_mask)
+        yield from _trajectory_faults(after.uids, after.reward.tolist())
+    yield from _mask_faults(before, after.action_mask)
 
 
-def _faults_of_rewards(before: torch.Tensor | None, after: Any) -> Iterator[str]:
+def _reward_faults(before: torch.Tensor | None, after: Any) -> Iterator[str]:
     if before is None:
         if after is not None:
             yield "gave a 'reward' to an experience that has none"
@@ -116,7 +122,7 @@ def _faults_of_rewards(before: torch.Tensor | None, after: Any) -> Iterator[str]
             yield f"set the reward of sample {row} to {new:g}, {fault}"
 
 
-def _faults_of_trajectories(uids: Sequence[str], rewards: Sequence[float]) -> Iterator[str]:
+def _trajectory_faults(uids: Sequence[str], rewards: Sequence[float]) -> Iterator[str]:
     for rows in rows_by_uid(uids):
         own = {rewards[row] for row in rows if rewards[row] == rewards[row]}
         if len(own) > 1:
@@ -126,7 +132,7 @@ def _faults_of_trajectories(uids: Sequence[str], rewards: Sequence[float]) -> It
             )
 
 
-def _faults_of_mask(before: Experience, after: Any) -> Iterator[str]:
+def _mask_faults(before: Experience, after: Any) -> Iterator[str]:
     if before.action_mask is None and after is None:
         return
     like = before.action_log_probs
@@ -161,12 +167,6 @@ def _same(left: Any, right: Any) -> bool:
     if isinstance(left, torch.Tensor) or isinstance(right, torch.Tensor):
         return False
     return bool(left == right)
-
-
-def _copy(value: Any) -> Any:
-    import torch
-
-    return value.clone() if isinstance(value, torch.Tensor) else copy.deepcopy(value)
 
 
 def _describe(value: Any) -> str:

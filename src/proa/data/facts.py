@@ -1,4 +1,4 @@
-"""What is known about a sample besides its tensors."""
+"""Facts about a sample besides its tensors."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Ending: TypeAlias = Literal[
 """How a trajectory of several turns ended."""
 ENDINGS: tuple[Ending, ...] = get_args(Ending)
 OWN_ENDINGS: tuple[Ending, ...] = ("finished", "max_turns", "token_limit")
-"""Those that are the policy's own: only these are rewarded. The others count in the ledger under their names."""
+"""Endings caused by the policy, which are rewarded. The others count in the ledger under their names."""
 
 
 NO_REWARD = "no_reward"
-"""The reason in the ledger for a sample that nobody scored, though nothing failed."""
+"""The ledger's reason for a sample without a reward where nothing failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,56 +28,56 @@ class TurnFacts:
 
     number: int
     message: Mapping[str, Any]
-    """What the model said, with its calls of tools."""
+    """The model's message, with its tool calls."""
     reward: float | None
-    """What the environment gave for it."""
+    """The environment's reward for it."""
     tokens: int
-    """How many were sampled."""
+    """The number of sampled tokens."""
     finish_reason: FinishReason
     version: int
-    """Of the weights."""
+    """The version of the weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryFacts:
-    """What became of a sample that had an environment. Its messages are plain values, as JSON has them."""
+    """The outcome of a sample with an environment. Messages are plain values, as in JSON."""
 
     ending: Ending
     messages: tuple[Mapping[str, Any], ...] = ()
-    """The whole conversation, as far as it went."""
+    """The conversation up to its end."""
     turns: int = 0
     turn_rewards: tuple[float | None, ...] = ()
-    """What the environment gave for each turn; None where it gave nothing."""
+    """The environment's reward for each turn, or None."""
     tool_calls: int = 0
     tool_errors: int = 0
-    """Calls that were not valid, named no tool, or raised: the model got the error as the answer."""
+    """Calls that were invalid, named no tool, or raised; the model got the error as the answer."""
     environment_tokens: int = 0
-    """Tokens of what the environment said after the first turn."""
+    """Tokens of the environment after the first turn."""
     environment_seconds: float = 0.0
     answers: tuple[Any, ...] = ()
-    """Of an environment that may answer differently next time: what it answered, for the journal."""
+    """The answers of an environment that is not deterministic, for the journal."""
 
 
 @dataclass(frozen=True, slots=True)
 class SampleFacts:
-    """How a sample ended and how it was scored. A user's own experience need not say any of it."""
+    """How a sample ended and how it was scored; all optional in a user's own experience."""
 
     finish_reason: FinishReason | None = None
     reward_parts: Mapping[str, float | None] = field(default_factory=dict)
-    """What each part of the reward gave, before its weight; None where it does not apply or failed."""
+    """The value of each part of the reward, before its weight; None if it does not apply or failed."""
     reward_error: str | None = None
     """Why there is no reward, in words."""
     reward_failure: str | None = None
     """The reason under which the ledger counts it, e.g. `reward_failed`."""
 
     reward_logged: Mapping[str, float | str] = field(default_factory=dict)
-    """What reward functions logged of it."""
+    """Values that reward functions logged for it."""
     trajectory: TrajectoryFacts | None = None
-    """Where there was an environment; in the last row of a sample that has several."""
+    """Set if there was an environment, in the last row of the sample."""
 
     @property
     def is_truncated(self) -> bool:
-        """Whether a limit ended it, of tokens or of turns."""
+        """Whether a limit of tokens or turns ended it."""
         if self.trajectory is not None:
             return self.trajectory.ending in ("token_limit", "max_turns")
         return self.finish_reason == "length"

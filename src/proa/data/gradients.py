@@ -1,4 +1,4 @@
-"""The gradients of a step, to be looked at."""
+"""The gradients of a step, read only."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class Gradients(Mapping[str, "torch.Tensor"]):
     """Gradients by the names of their parameters, read only: the whole step's, summed over micro-batches and trainers
     in float32, before they are clipped.
 
-    A parameter that the step did not use has none. The names of a critic with a decoder of its own begin with
-    `critic.`. The tensors are the optimizer's own, not copies: they are cleared after the step, so copy what you keep.
+    A parameter that the step did not use has none. Names of a separate critic begin with `critic.`. The tensors are the
+    optimizer's own and are cleared after the step, so copy what you keep.
     """
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -34,5 +34,5 @@ class Gradients(Mapping[str, "torch.Tensor"]):
         return f"<gradients of {len(self)} parameters>"
 
     def changed(self) -> list[str]:
-        """The names of those that were changed in place."""
+        """The names of gradients that were changed in place."""
         return [name for name, tensor in self._tensors.items() if tensor._version != self._versions[name]]

@@ -1,4 +1,4 @@
-"""Leases: the pieces in which generation work is handed out, and what comes back."""
+"""Leases, the pieces in which generation work is handed out, and their deliveries."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .trajectories import split_samples
 from .versions import NO_VERSION
 
 ROUNDING = 1e-4
-"""How far above 0 a log-probability may be: sums over a vocabulary are rounded."""
+"""How far above 0 a log-probability may be, because of rounding."""
 
 
 class GarbageError(ProaError, ValueError):
-    """What was delivered is not what its lease asked for."""
+    """A delivery does not match its lease."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,16 +29,16 @@ class Prompt:
 
     ordinal: int
     tokens: tuple[int, ...]
-    """Empty where an environment says what the model is given."""
+    """Empty if an environment gives the model its prompt."""
     text: Any
-    """The prompt as the task gave it: a string, or chat messages."""
+    """The prompt in the task: a string, or chat messages."""
     columns: Mapping[str, Any] = field(default_factory=dict)
-    """Whatever else the task's row holds; rewards get it by name."""
+    """The other columns of the task's row, which rewards get by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A fixed piece of generation work. Its content follows from its id and version alone."""
+    """A fixed piece of generation work, determined by its id and version alone."""
 
     id: int
     version: int
@@ -52,24 +52,24 @@ class Lease:
 
 
 Span: TypeAlias = tuple[str, float, float]
-"""Something that an actor did: its kind, when it began (seconds since the epoch), and how many seconds it took."""
+"""A piece of an actor's work: its kind, its start (seconds since the epoch), and its duration in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """What a maker made of a lease: the rows of each sample, groups together and in the lease's order."""
+    """The samples of a lease: the rows of each, in whole groups and in the lease's order."""
 
     lease_id: int
     items: tuple[BufferItem, ...]
     made_by: str = ""
     seconds: Mapping[str, float] = field(default_factory=dict)
-    """What its maker spent on it, by kind of activity, with the wait before it."""
+    """The maker's time by kind of activity, including the wait before it."""
     spans: tuple[Span, ...] = ()
-    """The same, piece by piece."""
+    """The pieces of this time."""
     logged: Mapping[str, float] = field(default_factory=dict)
     """Metrics that hooks of its maker logged."""
     probe_gap: float | None = None
-    """How far its engine was from the trainer, where weights were loaded since its maker's last delivery."""
+    """The gap between engine and trainer, if weights were loaded since the maker's last delivery."""
 
     @property
     def tokens(self) -> int:
@@ -78,7 +78,7 @@ class Delivery:
 
 
 def check_delivery(lease: Lease, delivery: Delivery) -> None:
-    """Raise `GarbageError` unless the delivery is what its lease asked for, saying which sample is not, and why."""
+    """Raise `GarbageError` unless the delivery matches its lease, naming the sample and the fault."""
     for item in delivery.items:
         if not isinstance(item, BufferItem):
             raise GarbageError(f"lease {lease.id}: a {type(item).__name__} is not a BufferItem")
@@ -92,10 +92,10 @@ def check_delivery(lease: Lease, delivery: Delivery) -> None:
             _refuse(next(_faults(item, prompt, sample, place), ""), lease, prompt, sample)
     if len(samples) != lease.samples:
         raise GarbageError(f"lease {lease.id} has {lease.samples} samples, {len(samples)} were delivered")
-    if not _numbers_are_right(delivery.items, lease.version):  # all at once: one by one takes many times as long
+    if not _has_valid_numbers(delivery.items, lease.version):  # all at once: one by one takes many times as long
         for (prompt, sample), rows in zip(places, samples, strict=True):
             for item in rows:
-                _refuse(next(_faults_of_numbers(item, lease.version), ""), lease, prompt, sample)
+                _refuse(next(_number_faults(item, lease.version), ""), lease, prompt, sample)
 
 
 def _refuse(fault: str, lease: Lease, prompt: Prompt, sample: int) -> None:
@@ -104,25 +104,25 @@ def _refuse(fault: str, lease: Lease, prompt: Prompt, sample: int) -> None:
 
 
 def _faults(item: BufferItem, prompt: Prompt, sample: int, place: int) -> Iterator[str]:
-    """What is wrong with an item, the row at this place of its sample, but for its numbers. Each check relies on those
-    before it: use only the first."""
+    """The faults of an item, the row at this place of its sample, except of its numbers. Each check relies on those
+    before it, so only the first fault is valid."""
     if (item.uid, item.group_id) != (f"{prompt.ordinal}/{sample}", str(prompt.ordinal)):
         yield f"in its place is sample {item.uid!r} of group {item.group_id!r}"
-    yield from _faults_of_tokens(item, prompt, place)
-    yield from _faults_of_actions(item)
+    yield from _token_faults(item, prompt, place)
+    yield from _action_faults(item)
     if item.versions is None:
         yield "it does not say which version sampled it"
     if item.reward is not None and not _is_tensor(item.reward, 0):
         yield _wrong_reward(item)
-    yield from _faults_of_facts(item)
+    yield from _fact_faults(item)
 
 
 def _wrong_reward(item: BufferItem) -> str:
     return f"its reward is {_describe(item.reward)}, not a finite number in a tensor, or None where there is none"
 
 
-def _numbers_are_right(items: Sequence[BufferItem], version: int) -> bool:
-    """Whether `_faults_of_numbers` would find nothing in any item."""
+def _has_valid_numbers(items: Sequence[BufferItem], version: int) -> bool:
+    """Whether `_number_faults` would find nothing in any item."""
     import torch
 
     items = [item for item in items if item.action_length]
@@ -150,14 +150,14 @@ def _numbers_are_right(items: Sequence[BufferItem], version: int) -> bool:
 
 
 def _trains_given_tokens(item: BufferItem) -> bool:
-    """Whether a token is to be trained that was not sampled."""
+    """Whether the mask includes a token that was not sampled."""
     if item.versions is None:
         return False
     given_A = item.versions == NO_VERSION
     return bool(given_A.any()) and (item.action_mask is None or bool((item.action_mask.bool() & given_A).any()))
 
 
-def _faults_of_numbers(item: BufferItem, version: int) -> Iterator[str]:
+def _number_faults(item: BufferItem, version: int) -> Iterator[str]:
     if not item.action_length:
         return
     if int(item.sequences.min()) < 0:
@@ -180,7 +180,7 @@ def _faults_of_numbers(item: BufferItem, version: int) -> Iterator[str]:
         yield _wrong_reward(item)
 
 
-def _faults_of_tokens(item: BufferItem, prompt: Prompt, place: int) -> Iterator[str]:
+def _token_faults(item: BufferItem, prompt: Prompt, place: int) -> Iterator[str]:
     import torch  # slow to import, and most of this package works without it
 
     integers = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -201,7 +201,7 @@ def _faults_of_tokens(item: BufferItem, prompt: Prompt, place: int) -> Iterator[
         yield f"its attention_mask is {_describe(mask)}, not one value for each of its {len(tokens)} tokens"
 
 
-def _faults_of_actions(item: BufferItem) -> Iterator[str]:
+def _action_faults(item: BufferItem) -> Iterator[str]:
     count = item.action_length
     for name in ACTION_LIKE:
         values = getattr(item, name)
@@ -212,7 +212,7 @@ def _faults_of_actions(item: BufferItem) -> Iterator[str]:
             yield f"its {name} is {_describe(values)}, not one value for each of its {count} sampled tokens"
 
 
-def _faults_of_facts(item: BufferItem) -> Iterator[str]:
+def _fact_faults(item: BufferItem) -> Iterator[str]:
     facts: Any = item.facts
     if not isinstance(facts, SampleFacts):
         yield f"its facts are {facts!r:.40}, not SampleFacts"
@@ -252,7 +252,7 @@ def _describe(value: Any) -> str:
 
 
 def sample_seed(run_seed: int, ordinal: int, sample: int) -> int:
-    """The seed of one sample's random stream: the same whoever generates it, and whenever.
+    """The seed of one sample's random stream, independent of which maker generates it, and when.
 
     >>> sample_seed(0, 5, 1) == sample_seed(0, 5, 1) != sample_seed(0, 5, 2)
     True

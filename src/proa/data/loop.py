@@ -1,4 +1,4 @@
-"""What one training loop consumes and leaves behind: batches, checkpoints' rows, artifacts."""
+"""Batches, rows of checkpoints and artifacts of one training loop."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass
 class TrainingBatch:
-    """What one optimizer step is taken on: data, the loss by name and its settings."""
+    """The batch of one optimizer step: data, the loss by name and its settings."""
 
     data: Any
     loss_fn: str = ""
@@ -20,7 +20,7 @@ class TrainingBatch:
 
 @dataclass
 class ManifestRow:
-    """One checkpoint, as one line of `checkpoints.jsonl` names it.
+    """One checkpoint: a line of `checkpoints.jsonl`.
 
     `batch` is the index of the last step done, so `step_<n>` has `batch == n - 1`.
     Keys that this version does not know survive a round trip in `extra`.
@@ -40,7 +40,7 @@ class ManifestRow:
     extra: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def as_dict(self) -> dict[str, Any]:
-        """The row as it is written; unknown keys stand where they stood, beside the known ones."""
+        """The row as it is written, unknown keys included."""
         known = asdict(self)
         return {**known.pop("extra"), **known}
 
@@ -55,7 +55,7 @@ class ManifestRow:
 
 @dataclass
 class LoopArtifacts:
-    """What a finished loop leaves behind, for `on_train_end` and for the run's result."""
+    """The artifacts of a finished loop, for `on_train_end` and the run's result."""
 
     run_dir: Path | None
     manifest_path: Path | None = None

@@ -1,4 +1,4 @@
-"""What a batch of experience implies where it does not say it: masks, lengths, and which rows are one group."""
+"""Values derived from a batch of experience: masks, lengths, and groups of rows."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def attention_mask_of(experience: Experience) -> torch.Tensor:
 
 
 def completion_lengths(experience: Experience) -> torch.Tensor:
-    """(B,): the tokens from the first sampled one on, those too that a hook took out of what is trained."""
+    """(B,): the number of tokens from the first sampled one on, including those that a hook masked."""
     if experience.attention_mask is None:
         return action_mask_of(experience).sum(-1)
     return experience.attention_mask[:, -experience.action_log_probs.shape[1] :].bool().sum(-1)
 
 
 def sampled_lengths(experience: Experience) -> torch.Tensor:
-    """(B,): how many tokens were sampled: the same, without what an environment said in between."""
+    """(B,): the number of sampled tokens, without those of an environment in between."""
     lengths_B = completion_lengths(experience)
     if experience.versions is None:
         return lengths_B
@@ -46,7 +46,7 @@ def sampled_lengths(experience: Experience) -> torch.Tensor:
 
 
 def longest_turns(experience: Experience) -> torch.Tensor:
-    """(B,): the most tokens that were sampled without anything of an environment in between."""
+    """(B,): the most tokens sampled in a row, without tokens of an environment in between."""
     sampled_BA = attention_mask_of(experience)[:, -experience.action_log_probs.shape[1] :].bool()
     if experience.versions is not None:
         sampled_BA = sampled_BA & (experience.versions != NO_VERSION)
@@ -67,8 +67,8 @@ def group_indices(experience: Experience) -> torch.Tensor:
 
 
 def prompt_indices(experience: Experience) -> torch.Tensor:
-    """(B,): numbers from 0 of the prompts that rows of a group have in common: one for each group, unless turns begin
-    rows of their own, or environments begin differently."""
+    """(B,): numbers from 0 of the prompts that rows of a group share: one for each group, unless turns begin new rows
+    or environments begin differently."""
     groups_B = group_indices(experience)
     if experience.turn_rewards is None:
         return groups_B

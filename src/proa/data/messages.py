@@ -1,4 +1,4 @@
-"""Chat messages: what counts as one, and a conversation as text."""
+"""Chat messages: recognising them, and a conversation as text."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ def is_conversation(value: object) -> bool:
 
 
 def is_message(value: object) -> bool:
-    """Whether something is a chat message: it says whose it is, and what is said or which tools are called."""
+    """Whether something is a chat message: it has a role, and content or tool calls."""
     return isinstance(value, Mapping) and "role" in value and ("content" in value or "tool_calls" in value)
 
 
 def in_words(value: Any) -> str:
-    """A value as text for people: a conversation message by message, anything else as `str` gives it.
+    """A value as readable text: a conversation message by message, anything else by `str`.
 
     >>> in_words([{"role": "user", "content": "2+2="}, {"role": "assistant", "content": "4"}])
     'user: 2+2=\\nassistant: 4'
@@ -30,12 +30,12 @@ def in_words(value: Any) -> str:
 
 
 def turns_of(messages: Messages) -> list[tuple[str, str]]:
-    """Who says what, message by message, as text for people."""
+    """The role and the text of each message."""
     return [(str(message["role"]), _content(message)) for message in messages]
 
 
 def _content(message: Mapping[str, Any]) -> str:
-    """What a message says: its text, or the parts that it consists of, and the tools that it calls."""
+    """The text of a message, or of its parts, and its tool calls."""
     content, calls = message.get("content"), message.get("tool_calls")
     parts = [_part(part) for part in (content if isinstance(content, list) else [content])]
     parts += [_call(call) for call in (calls if isinstance(calls, list) else [])]
@@ -49,7 +49,7 @@ def _part(part: object) -> str:
 
 
 def _call(call: object) -> str:
-    """A call of a tool, as OpenAI's format has it or plainly; one that is not valid with what is wrong."""
+    """A tool call, in OpenAI's format or plain; an invalid one with its error."""
     if isinstance(call, Mapping) and "error" in call:
         return f"[a call that {call['error']}: {call.get('text', '')}]"
     inner = call.get("function", call) if isinstance(call, Mapping) else call

@@ -1,7 +1,7 @@
-"""Items as they travel: a few flat arrays instead of hundreds of small tensors.
+"""Items packed for transport: a few flat arrays instead of hundreds of small tensors.
 
-Pickling a tensor of 20 numbers takes longer than pickling the numbers, and a slice is pickled with the whole tensor it
-was cut from. So the values of a field are laid end to end, and cut apart again on arrival.
+Pickling a tensor of 20 numbers takes longer than pickling the numbers, and a slice is pickled with its whole tensor. So
+the values of a field are concatenated, and split again on arrival.
 
     field              items                           column
     action_log_probs   [-.1 -.2] [-.3] []       ─▶     rows 0 1 2   shapes (2,) (1,) (0,)   data -.1 -.2 -.3
@@ -25,31 +25,31 @@ _FIELDS = tuple(field.name for field in fields(BufferItem))
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """The tensors of one field and one dtype, end to end. As bytes: numpy does not have all of torch's dtypes."""
+    """The tensors of one field and one dtype, concatenated, as bytes, since numpy lacks some of torch's dtypes."""
 
     field: str
     dtype: str
     rows: tuple[int, ...]
-    """The items whose tensors these are; in the others the field has another dtype, or is not a tensor."""
+    """The items of these tensors; in others the field has another dtype, or is not a tensor."""
     shapes: tuple[tuple[int, ...], ...]
     data: np.ndarray[Any, np.dtype[np.uint8]]
 
 
 @dataclass(frozen=True, slots=True)
 class PackedItems:
-    """Some items, made to be pickled."""
+    """Items in a form that pickles fast."""
 
     count: int
     columns: tuple[Column, ...]
     plain: dict[str, tuple[Any, ...]]
-    """By field, what is not a tensor: strings, facts, settings. Fields that are missing here are None or tensors."""
+    """Values that are not tensors, by field: strings, facts, settings. Missing fields are None or tensors."""
 
     def __len__(self) -> int:
         return self.count
 
 
 def pack_items(items: Sequence[BufferItem]) -> PackedItems:
-    """Copy the items into arrays; later changes to their tensors do not show. Facts and settings are not copied."""
+    """Copy the items' tensors into arrays. Facts and settings are not copied."""
     columns: list[Column] = []
     plain: dict[str, tuple[Any, ...]] = {}
     for name in _FIELDS:
@@ -66,7 +66,7 @@ def pack_items(items: Sequence[BufferItem]) -> PackedItems:
 
 
 def unpack_items(packed: PackedItems) -> tuple[BufferItem, ...]:
-    """The items as they were, on the CPU, in writable memory of their own, whatever the arrays were read from."""
+    """The items, on the CPU and in writable memory of their own."""
     rows: list[dict[str, Any]] = [dict.fromkeys(_FIELDS) for _ in range(packed.count)]
     for name, values in packed.plain.items():
         for row, value in zip(rows, values, strict=True):

@@ -1,4 +1,4 @@
-"""What an experiment reports: one context for its loggers, and results from eval up to experiment."""
+"""The context for loggers, and the results of evals, runs, arms and experiments."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Status = Literal["pending", "running", "completed", "failed", "cancelled"]
 
 @dataclass
 class LogContext:
-    """What a logger needs to know of the run it logs. Concurrent runs have one each.
+    """The context of a run for loggers. Concurrent runs have one each.
 
-    `config` is the `ExperimentConfig`; a plain run is an experiment of one. `ids` is where loggers keep what their
-    service calls things: `experiment_id`, `group:<name>`, `run_id`. `extras["standalone"]` is true in a plain run; from
+    `config` is the `ExperimentConfig`; a plain run is an experiment of one. In `ids` loggers keep the ids of their
+    service: `experiment_id`, `group:<name>`, `run_id`. `extras["standalone"]` is true in a plain run; from
     `run_start` on, `extras["resumed_from"]` is the checkpoint that the run continues from, or None, and
     `extras["steps_done"]` the number of its steps.
     """
@@ -118,15 +118,15 @@ class ArmResult:
         return self.eval_metrics.get(benchmark, {}).get(name)
 
     def metric_names(self) -> list[str]:
-        """What `score` knows: those of its benchmarks, then those of training."""
+        """The metrics that `score` accepts: those of benchmarks, then those of training."""
         evals = [f"{name}.{metric}" for name, metrics in self.eval_metrics.items() for metric in metrics]
         return [*evals, *(name for name in self.metrics if name not in evals)]
 
 
 @dataclass
 class GroupResult:
-    """The repeats of one arm together: their runs, also those planned that were not run, and every score's mean with
-    its interval."""
+    """The repeats of one arm: their runs, including planned ones that were not run, and every score's mean with its
+    interval."""
 
     name: str
     runs: list[str] = field(default_factory=list)
@@ -141,7 +141,7 @@ class GroupResult:
 class ExperimentResult:
     """All runs of an experiment, their arms' statistics, and which arm was best by the success metric.
 
-    `arms` are runs, one for each repeat and stage; `groups` are what they are repeats of.
+    `arms` are runs, one for each repeat and stage; `groups` collect the repeats.
     """
 
     name: str
@@ -158,13 +158,13 @@ class ExperimentResult:
     task_scores: Callable[[ArmResult, str], dict[str, float | None] | None] | None = field(
         default=None, repr=False, compare=False
     )
-    """The scores of a run's tasks by a metric, where these were written down."""
+    """Returns the scores of a run's tasks by a metric, if they were recorded."""
 
     def compare(self, a: str, b: str, metric: str | None = None, *, mode: Mode | None = None) -> Comparison:
-        """Arm a against arm b, pair by pair: the same seeds, and where both were scored on these the same tasks.
+        """Compare arm a with arm b in pairs: the same seeds, and the same tasks where both were scored on them.
 
-        By default by the success metric. `mode` says whether more of the metric is better (`max`) or less (`min`); left
-        out it is the experiment's, also for a metric that this may not fit: say it for any other.
+        The metric is by default the success metric. `mode` says whether higher values are better (`max`) or lower ones
+        (`min`); the default is the experiment's, which may not suit another metric.
         """
         metric = metric or self.success_metric
         if metric is None:
@@ -182,7 +182,7 @@ class ExperimentResult:
         return list(dict.fromkeys(name for arm in self.arms for name in arm.metric_names()))
 
     def _scores(self, group: str, metric: str) -> ArmScores:
-        """Of the runs that were completed: what others scored before they broke off is not comparable."""
+        """The scores of completed runs; partial runs are not comparable."""
         runs = [arm for arm in self.arms if arm.name in self.groups[group].runs and arm.status == "completed"]
         return ArmScores.collect(
             (

@@ -1,12 +1,12 @@
-"""Which numbers can be a reward."""
+"""Limits of rewards."""
 
 from __future__ import annotations
 
 import math
 
 LARGEST = 1e18
-"""No reward may be larger, either way. Rewards are float32, and group statistics add up their squares: 300 squares of
-1e18 still fit, while those of 1e30 are infinite, and every advantage that is divided by their root is 0."""
+"""The largest magnitude of a reward. Rewards are float32, and group statistics sum their squares: 300 squares of 1e18
+still fit, while squares of 1e30 are infinite, and advantages divided by their root would be 0."""
 
 
 def fault_of(value: float) -> str:

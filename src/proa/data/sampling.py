@@ -1,4 +1,4 @@
-"""How completions are sampled, and what a sampled completion is."""
+"""Settings of sampling, and a sampled completion."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Sampling:
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
-    """Tokens are kept whose probability is at least so many times that of the likeliest."""
+    """Keeps tokens whose probability is at least this share of the most likely token's."""
     repetition_penalty: float = 1.0
-    """Logits of tokens that the sequence has already, prompt and all, are divided by it, or multiplied if negative."""
+    """Logits of tokens that occur in the prompt or completion are divided by it, or multiplied if negative."""
     stop: tuple[str, ...] = ()
-    """Texts that end a completion, after the token that completes one of them."""
+    """Strings that end a completion, after the token that completes one of them."""
 
     def __post_init__(self) -> None:
         given: Any = self.stop  # a list, as files have it, or one text
@@ -40,9 +40,9 @@ class Completion:
     """One sampled completion: its tokens and the log-probability of each.
 
     The log-probabilities are the policy's at the sampling temperature (at 1 if greedy), over the whole
-    vocabulary: top-k, top-p, min-p and the repetition penalty change which tokens come, and not what is recorded,
-    so the trainer's pass over the same tokens gives the same numbers. The end token, or the one that completed a stop
-    string, is the last one, and nothing is cut off it; `length` means that neither came.
+    vocabulary: top-k, top-p, min-p and the repetition penalty affect which tokens are drawn, not the recorded numbers,
+    so the trainer's pass over the same tokens gives the same. The end token, or the one that completed a stop string,
+    is the last token, in full; `length` means that neither was sampled.
     """
 
     tokens: torch.Tensor

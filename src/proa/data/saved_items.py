@@ -1,4 +1,4 @@
-"""Experience in a checkpoint: trees of plain values, tensors and arrays, and back."""
+"""Converts experience to trees of plain values, tensors and arrays for checkpoints, and back."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def items_from(tree: Mapping[str, Any]) -> tuple[BufferItem, ...]:
     plain = dict(tree["plain"])
     if "sampling" in plain:
         plain["sampling"] = tuple(None if one is None else Sampling(**one) for one in plain["sampling"])
-    plain["facts"] = _facts_in(plain)
+    plain["facts"] = _read_facts(plain)
     return unpack_items(PackedItems(tree["count"], tuple(Column(**column) for column in tree["columns"]), plain))
 
 
@@ -51,7 +51,7 @@ def delivery_from(tree: Mapping[str, Any]) -> Delivery:
 
 
 def experience_tree(experience: Experience) -> dict[str, Any]:
-    """A batch with everything that was computed for it."""
+    """A batch with everything computed for it."""
     tree = {f.name: getattr(experience, f.name) for f in fields(Experience)}
     sampling = None if experience.sampling is None else asdict(experience.sampling)
     return tree | {"sampling": sampling, "facts": tuple(asdict(one) for one in experience.facts)}
@@ -60,13 +60,13 @@ def experience_tree(experience: Experience) -> dict[str, Any]:
 def experience_from(tree: Mapping[str, Any], device: torch.device | str) -> Experience:
     known = dict(tree)
     known["sampling"] = None if tree["sampling"] is None else Sampling(**tree["sampling"])
-    known["facts"] = _facts_in(known)
+    known["facts"] = _read_facts(known)
     experience = Experience(**known)
     experience.to_device(device)
     return experience
 
 
-def _facts_in(known: dict[str, Any]) -> tuple[SampleFacts, ...]:
+def _read_facts(known: dict[str, Any]) -> tuple[SampleFacts, ...]:
     """The facts of a tree's samples; version 0.1 saved them as `notes`, which are removed."""
     notes = known.pop("notes", None)
     if notes is None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("proa.callbacks")
 
 ROW_KEYS = ("step", "epoch", "time")
-"""What a row of the record has beside metrics, so that no metric can have these names."""
+"""Keys of a row of the record beside metrics; no metric can have these names."""
 
 
 class StopTraining(Exception):  # noqa: N818 - a request, not an error; the name is public
@@ -51,13 +51,13 @@ class TrainState:
     logged: dict[str, Any] = field(default_factory=dict, kw_only=True, repr=False)
     """The last value of each metric that hooks logged."""
     exception: BaseException | None = field(default=None, kw_only=True, repr=False, compare=False)
-    """What is ending the run, from the moment it was raised: an `*_end` that fires while it is set was cut short."""
+    """The exception that is ending the run: an `*_end` that fires while it is set was cut short."""
     _unwritten: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """Logged, and not in a row yet."""
+    """Logged metrics that are in no row yet."""
     _step_metrics: Mapping[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """What the last step reported itself."""
+    """The last step's own metrics."""
     _clashes: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
-    """Names that a warning was given for."""
+    """Names that were warned about."""
 
     def log(self, name: str, value: Any) -> None:
         """Log a metric of this step from a hook: a number, also from torch or numpy.
@@ -78,13 +78,13 @@ class TrainState:
             self.add_logged({name: number})
 
     def add_logged(self, values: Mapping[str, Any]) -> None:
-        """Take metrics as logged that were checked elsewhere, or that a hook added to a step's `metrics`."""
+        """Add logged metrics that were checked elsewhere, or that a hook added to a step's `metrics`."""
         self.metrics.update(values)
         self.logged.update(values)
         self._unwritten.update(values)
 
     def take_logged(self) -> dict[str, Any]:
-        """What was logged since the last call: whoever takes it writes it."""
+        """The metrics logged since the last call, which the caller must write."""
         if not self._unwritten:
             return {}
         taken, self._unwritten = self._unwritten, {}
@@ -102,7 +102,7 @@ class TrainState:
 
     @property
     def has_logged(self) -> bool:
-        """Whether something was logged that is in no row yet."""
+        """Whether logged metrics are waiting for a row."""
         return bool(self._unwritten)
 
     def _warn_clash(self, name: str) -> None:
@@ -153,16 +153,16 @@ class LoopState(TrainState):
     policy_version: int = 0
     resumed_from: str | None = None
     making_seconds: float | None = None
-    """Of a maker: what it took to make the batch whose hooks fire, if that was made before they do."""
+    """In a maker: the time to make the batch whose hooks fire, if it was made before."""
 
     @property
     def run_dir(self) -> Path | None:
-        """The run's folder, which has its record."""
+        """The run's folder, with its record."""
         return self.output_dir
 
     @property
     def model_dir(self) -> Path | None:
-        """Where the final weights and the tokenizer are once the run is complete, a Hugging Face folder."""
+        """The Hugging Face folder of the final weights and the tokenizer, once the run is complete."""
         return None if self.output_dir is None else self.output_dir / "model"
 
     @property

@@ -1,9 +1,9 @@
-"""Trajectories: samples of one row or several, side by side in a batch.
+"""Trajectories: samples of one or several adjacent rows of a batch.
 
-A sample is one trajectory. It has several rows where a turn's prompt did not begin with exactly the tokens before it: a
-chat template that rewrites the past, or an agent that starts over. Its rows stand next to each other and have one uid;
-the last is the one that it ended in. Algorithms never see rows: they are given trajectories, each as one row of `T`
-slots, its tokens in the order of time. Where an agent has several conversations, `turns` says which turn came when.
+A sample is one trajectory. It has several rows if a turn's prompt did not begin with exactly the tokens before it, as
+with a chat template that rewrites the past, or an agent that starts over. Its rows are adjacent and share a uid; it
+ended in the last. Algorithms never see rows but trajectories, each as one row of `T` slots with its tokens in temporal
+order. If an agent has several conversations, `turns` orders their turns.
 
     rows (B, A)      a a .      trajectories (N, T)      a a . b b b
                      b b b                               c c . . . .
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from .experience import BufferItem, Experience
 
 _NEVER = 2**30
-"""The turn of slots that no row has: after all others."""
+"""The turn of empty slots, which come last."""
 
 
 def split_samples(items: Sequence[BufferItem]) -> list[tuple[BufferItem, ...]]:
-    """The rows of each sample: neighbours with one uid. An item without a uid is a sample by itself."""
+    """The rows of each sample, which are adjacent and share a uid. An item without a uid is a sample by itself."""
     return [tuple(items[row] for row in rows) for rows in rows_by_uid([item.uid for item in items])]
 
 
@@ -44,15 +44,15 @@ def rows_by_uid(uids: Sequence[str]) -> Iterator[list[int]]:
 
 
 class Trajectories:
-    """Which rows of a batch are one trajectory, to lay values out by trajectory and back.
+    """Maps the rows of a batch to trajectories and back.
 
-    Where every trajectory has one row, nothing is copied or changed.
+    If every trajectory has one row, nothing is copied or changed.
     """
 
     def __init__(self, experience: Experience) -> None:
         uids = experience.uids or [""] * len(experience)
         self.rows = list(rows_by_uid(uids))
-        """Of each trajectory; the last is the one that it ended in."""
+        """The rows of each trajectory; it ended in the last."""
         self.has_forks = len(self.rows) < len(experience)
         self._order_NT: torch.Tensor | None = None
         if self.has_forks:
@@ -70,7 +70,7 @@ class Trajectories:
         self._number_B, self._place_B = torch.tensor(places, device=device).unbind(1)
 
     def _sort_by_time(self, turns_BA: torch.Tensor) -> None:
-        """Have the slots of each trajectory in the order of the turns that they belong to."""
+        """Order the slots of each trajectory by their turns."""
         turns_NKA = turns_BA.cummax(1).values[self._rows_NK.clamp(min=0)]  # padding belongs to the turn before it
         turns_NT = turns_NKA.masked_fill((self._rows_NK < 0)[..., None], _NEVER).flatten(1)
         self._order_NT = turns_NT.argsort(dim=1, stable=True)
@@ -80,7 +80,7 @@ class Trajectories:
         return len(self.rows)
 
     def join(self, values_BA: torch.Tensor) -> torch.Tensor:
-        """(N, T): 0 or False where a trajectory has fewer rows."""
+        """(N, T): the values by trajectory; 0 or False in empty slots."""
         if not self.has_forks:
             return values_BA
         values_NKA = values_BA[self._rows_NK.clamp(min=0)]
@@ -88,7 +88,7 @@ class Trajectories:
         return values_NT if self._order_NT is None else values_NT.gather(1, self._order_NT)
 
     def split(self, values_NT: torch.Tensor) -> torch.Tensor:
-        """(B, A): the rows again."""
+        """(B, A): the values by row again."""
         if not self.has_forks:
             return values_NT
         if self._order_NT is not None:
@@ -97,11 +97,11 @@ class Trajectories:
         return values_NKA[self._number_B, self._place_B]
 
     def first(self, values_B: torch.Tensor) -> torch.Tensor:
-        """(N,): of what all rows of a trajectory have alike."""
+        """(N,): the value of each trajectory's first row."""
         return values_B[self._rows_NK[:, 0]] if self.has_forks else values_B
 
     def last(self, values_B: torch.Tensor) -> torch.Tensor:
-        """(N,): of the row in which each trajectory ended."""
+        """(N,): the value of each trajectory's last row."""
         if not self.has_forks:
             return values_B
         import torch
@@ -109,13 +109,13 @@ class Trajectories:
         return values_B[torch.tensor([rows[-1] for rows in self.rows], device=values_B.device)]
 
     def sum(self, values_B: torch.Tensor) -> torch.Tensor:
-        """(N,): over the rows of each trajectory."""
+        """(N,): the sum over each trajectory's rows."""
         if not self.has_forks:
             return values_B
         return values_B.new_zeros(len(self)).index_add(0, self._number_B, values_B)
 
     def most(self, values_B: torch.Tensor) -> torch.Tensor:
-        """(N,): the largest of the rows of each trajectory."""
+        """(N,): the largest value of each trajectory's rows."""
         if not self.has_forks:
             return values_B
         return values_B[self._rows_NK.clamp(min=0)].masked_fill(self._rows_NK < 0, 0).amax(-1)

@@ -1,6 +1,6 @@
-"""Versions of the weights count from 0; these stand for what is not among them."""
+"""Special values beside the versions of the weights, which count from 0."""
 
 NO_VERSION = -1
-"""No weights are loaded, or none that are trusted."""
+"""No weights are loaded, or none that are trusted; of a token, that it was not sampled."""
 BASE_VERSION = -2
-"""What adapters go over: published once, where only adapters are published later."""
+"""The base of adapters, published once; later only adapters are published."""

@@ -50,7 +50,7 @@ def run_concurrently(experiment: Progress, ctx: LogContext, interruption: Interr
         with ThreadPoolExecutor(experiment.config.max_concurrent_arms, "proa arm") as pool:
             futures = [pool.submit(chains.carry_out, chain) for chain in experiment.left]
             _wait(futures, interruption)
-    interruption.leave_if_asked()
+    interruption.check()
 
 
 def _wait(futures: list[Future[None]], interruption: Interruption) -> None:

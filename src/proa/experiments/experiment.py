@@ -114,13 +114,13 @@ class Experiment:
             if failed is not None:
                 self.note(unreached(run, failed))
                 continue
-            interruption.leave_if_asked()
+            interruption.check()
             self.announce_group(run, ctx)
             ctx.ids.pop("run_id", None)
             arm = self._carry_out(ArmRun(self.config, run, self._given, ctx.ids), interruption)
             self.note(arm)
             failed = arm if arm.status != "completed" else None
-        interruption.leave_if_asked()
+        interruption.check()
 
     def _carry_out(self, arm_run: ArmRun, interruption: Interruption) -> ArmResult:
         try:

@@ -1,4 +1,4 @@
-"""A step's gradients, shown to hooks before the optimizer follows them."""
+"""Shows a step's gradients to hooks before the optimizer's update."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..numerics import Numerics
 def show_gradients(
     manager: CallbackManager, state: LoopState, collect: Callable[[], Mapping[str, torch.Tensor]]
 ) -> None:
-    """Fire `gradients_ready`, if somebody listens; settings of torch that a hook changes are put back."""
+    """Fire `gradients_ready`, if a hook listens; settings of torch that it changes are restored."""
     if manager.wants("gradients_ready"):
         numerics = Numerics()
         fire_gradients_ready(manager, state, collect)

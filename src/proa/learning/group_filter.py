@@ -1,4 +1,4 @@
-"""Which groups of samples are trained on: those with rewards, that can teach something."""
+"""Which groups of samples are trained on: those with rewards that the algorithm can learn from."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ TOO_SMALL = "group_too_small"
 
 
 class GroupFilter:
-    """Leaves out samples without a reward, and groups that cannot teach the algorithm anything."""
+    """Leaves out samples without a reward, and groups that the algorithm cannot learn from."""
 
     def __init__(self, algorithm: Algorithm) -> None:
         self._algorithm = algorithm
         self.first_reward_error = ""
-        """What the first sample without a reward said of why."""
+        """The error of the first sample without a reward."""
         self._dropped_in_step: dict[str, int] = {}  # samples by reason
         self._unscored_in_step = 0
         self._last_reward_error = ""
 
     def start_step(self) -> None:
-        """What is left out from now on is left out of another step."""
+        """Begin to count the samples left out of the next step."""
         self._dropped_in_step, self._unscored_in_step, self._last_reward_error = {}, 0, ""
 
     def filter(self, group: tuple[BufferItem, ...]) -> FilteredGroup:
@@ -60,14 +60,14 @@ class GroupFilter:
         return FilteredGroup(scored, dropped)
 
     def describe_step(self) -> str:
-        """What was left out of this step, to be added to a sentence."""
+        """What was left out of this step, as the end of a sentence."""
         words = self._describe(self._dropped_in_step)
         if self._unscored_in_step:
             words += _unscored(self._unscored_in_step, "last", self._last_reward_error)
         return words
 
     def describe_run(self, ledger: Ledger) -> str:
-        """What was left out of the whole run, to be added to a sentence."""
+        """What was left out of the whole run, as the end of a sentence."""
         words = self._describe(ledger.dropped)
         if ledger.failed_rewards:
             words += _unscored(ledger.failed_rewards, "first", self.first_reward_error)
@@ -81,7 +81,7 @@ class GroupFilter:
         return {"first_reward_error": self.first_reward_error}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Version 0.1 kept what the last sample without a reward said."""
+        """Version 0.1 saved the error of the last sample without a reward instead."""
         self.first_reward_error = saved.get("first_reward_error", saved.get("last_reward_error", ""))
 
 

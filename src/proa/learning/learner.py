@@ -33,26 +33,26 @@ from .value_learner import ValueLearner
 Computed = TypeVar("Computed")
 
 _FIRST_STEPS = 3
-"""Steps that may take long because layers are compiled for them."""
+"""Steps that may be slow because layers are compiled."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepSettings:
-    """How a step is computed, whatever the algorithm."""
+    """How a step is computed, with any algorithm."""
 
     token_budget: int = 16_384
     """Tokens, padding included, of one micro-batch; 0 is the whole batch at once."""
     old: Literal["sampler", "trainer"] = "sampler"
-    """What the ratio is taken against: what the sampler recorded, or the trainer's own first pass."""
+    """The log-probabilities that ratios are relative to: the sampler's, or those of the trainer's first pass."""
     importance_cap: float = 2.0
-    """With `old="trainer"`: the most that a token's mismatch with the sampler may weigh."""
+    """With `old="trainer"`: the largest importance weight of a token, for the mismatch with the sampler."""
     share_prompts: bool = False
     """Compute a prompt once for its group instead of once for each completion."""
 
 
 @dataclass(frozen=True, slots=True)
 class FoundGradients:
-    """What is known of a batch once its gradients are found."""
+    """The loss and the statistics of a batch whose gradients are found."""
 
     loss: float
     token_means: dict[str, float]
@@ -62,12 +62,12 @@ class FoundGradients:
 class Learner:
     """Trains a policy on batches of experience: credit for each token, gradients of micro-batches, one step.
 
-    At a batch's first use what it does not bring is computed: the trainer's own log-probabilities, the reference's, the
-    critic's values, advantages. Later epochs over the batch use the same. The micro-batches inside a step give the
-    gradient of the whole batch exactly; with several trainers each computes its share of the rows.
+    A batch's first use computes what it lacks: the trainer's own log-probabilities, the reference's, the critic's
+    values, advantages. Later epochs over the batch use the same. The micro-batches inside a step give the gradient of
+    the whole batch exactly; with several trainers each computes its share of the rows.
 
-    `optimizer_steps` is how many steps the run will make, which the learning-rate schedule needs; `expect_steps` says
-    it later. Without `sampling` a batch is taken to be sampled as it says itself.
+    `optimizer_steps` is how many steps the run will make, for the learning-rate schedule; `expect_steps` may set it
+    later. Without `sampling` each batch's own sampling settings are used.
     """
 
     def __init__(
@@ -92,16 +92,16 @@ class Learner:
         self.replicas: Replicas = replicas or Alone()
         self._memory = StepMemory(self.settings.token_budget)
         self.activity = Activity()
-        """What it is doing; a trainer that has it puts its own here."""
+        """What it is doing; a trainer sets its own here."""
         self.values = self._value_learner(critic, critic_optimizer or optimizer, optimizer_steps or 1)
         more = self.values.shared_parameters() if self.values is not None else []
         self.optimizer = Optimizer([*policy.parameters(), *more], optimizer, optimizer_steps or 1)
         self.kl_coefficient = algorithm.first_kl_coefficient
-        """What a unit of KL costs in reward; algorithms may adapt it from batch to batch."""
+        """The cost in reward of a unit of KL, which algorithms may adapt from batch to batch."""
         self.keep_log_probs = False
-        """Whether to keep what the policy gave the tokens of a step's batch, for the record."""
+        """Whether to keep the policy's log-probabilities of a step's batch, for the record."""
         self.log_probs: torch.Tensor | None = None
-        """These, as (B, A); NaN in rows that another trainer computes."""
+        """These log-probabilities, (B, A); NaN in rows of other trainers."""
         self._used_kl_coefficient = self.kl_coefficient
         self._reference: Reference | None = policy.reference() if algorithm.needs_reference else None
 
@@ -138,35 +138,35 @@ class Learner:
             self.sampling = experience.sampling or self.sampling
         self._memory.begin(self.optimizer.steps)
         if experience.old_log_probs is None:
-            self._in_pieces_that_fit(lambda: self._prepare(experience))
+            self._retry_smaller(lambda: self._prepare(experience))
         mask_BA, trajectories = action_mask_of(experience), Trajectories(experience)
         weights_BA = trajectories.split(
             self.algorithm.token_weights(trajectories.join(mask_BA), self.sampling.max_new_tokens, dtype=self._dtype)
         )
         compiling = saying_if_compiled(self.policy.model) if self.optimizer.steps < _FIRST_STEPS else nullcontext()
         with self.activity.doing("compute", f"computing step {self.optimizer.steps + 1}"), compiling:
-            own = self._in_pieces_that_fit(lambda: self._gradients(experience, weights_BA))
+            own = self._retry_smaller(lambda: self._gradients(experience, weights_BA))
         loss, sums = self._over_replicas(*own)
         tokens = max(1, int(mask_BA.sum()))
         return FoundGradients(loss, {name: value / tokens for name, value in sums.items()})
 
     def take_step(self, experience: Experience, found: FoundGradients) -> dict[str, float]:
-        """The second half: the optimizers follow the gradients; the step's metrics."""
+        """The second half of a step: update the weights; returns the step's metrics."""
         return {
             "loss": found.loss,
-            **self._optimizer_step(math.isfinite(found.loss)),
+            **self._update(math.isfinite(found.loss)),
             **self._describe(experience),
             **found.token_means,
         }
 
     def expect_steps(self, count: int) -> None:
-        """So many steps are about to come, for the schedule of the learning rate, if it was not said before."""
+        """Set how many steps are to come, for the learning-rate schedule, unless it was given before."""
         if not self._knows_steps:
             for optimizer in self.optimizers:
                 optimizer.total_steps = optimizer.steps + count
 
     def gradients(self) -> dict[str, torch.Tensor]:
-        """Between the two halves: by parameter name, those of a critic with a decoder of its own under `critic.`."""
+        """Between the two halves, the gradients by parameter name; a separate critic's names begin with `critic.`."""
         critic = self.values.optimizer if self.values is not None else None
         of_critic = {} if critic is None else {f"critic.{name}": grad for name, grad in critic.gradients().items()}
         return self.optimizer.gradients() | of_critic
@@ -177,22 +177,22 @@ class Learner:
         return [self.optimizer] if own is None else [self.optimizer, own]
 
     def take_journal(self) -> list[JournalEntry]:
-        """What was decided since the last call that does not follow from the seed: smaller micro-batches."""
+        """Decisions since the last call that the seed does not determine: smaller micro-batches."""
         return self._memory.take_journal()
 
     def repeat(self, entries: Sequence[Mapping[str, Any]]) -> None:
-        """Decide as another run did, as far as its journal goes."""
+        """Repeat the decisions of another run, as far as its journal goes."""
         self._memory.repeat(entries)
 
     def masters(self) -> dict[str, torch.Tensor]:
-        """The float32 weights of parameters that the model has in less, by name."""
+        """The float32 weights of parameters that have less precision in the model, by name."""
         return self.optimizer.masters
 
     # -- before a batch's first step -----------------------------------------------------------------
 
     @torch.no_grad()
     def _prepare(self, experience: Experience) -> None:
-        """At a batch's first use, whatever it does not bring: the reference, and each token's credit."""
+        """At a batch's first use, compute what it lacks: log-probabilities, and each token's credit."""
         mask_BA = action_mask_of(experience)
         experience.old_log_probs = experience.action_log_probs
         if self.settings.old == "trainer" or self.algorithm.needs_proximal:
@@ -211,7 +211,7 @@ class Learner:
         experience.returns = credit.returns_BT
 
     def _log_probs(self, asked: Policy | Reference, experience: Experience) -> torch.Tensor:
-        """Of the policy, or of its reference, for the whole batch: each trainer computes its rows."""
+        """Log-probabilities of the policy or its reference for the whole batch; each trainer computes its rows."""
         shape, device = experience.action_log_probs.shape, experience.sequences.device
         log_probs_BA = torch.zeros(shape, dtype=self._dtype, device=device)
         for rows in self._micro_batches(experience):
@@ -224,7 +224,7 @@ class Learner:
         return log_probs_BA
 
     def _credit(self, experience: Experience, mask_BA: torch.Tensor) -> Credit:
-        """As the experience brings it, or as the algorithm assigns it."""
+        """The credit that the experience brings, or else that the algorithm assigns."""
         self._used_kl_coefficient = self.kl_coefficient
         if experience.advantages is not None:
             given = experience.advantages
@@ -249,7 +249,7 @@ class Learner:
         return credit
 
     def _credit_inputs(self, experience: Experience, mask_BA: torch.Tensor) -> CreditInputs:
-        """What an algorithm is given: trajectories, each of one row."""
+        """The algorithm's inputs: one row for each trajectory."""
         trajectories = Trajectories(experience)
         if experience.reward is None:
             raise SettingError(
@@ -277,7 +277,7 @@ class Learner:
 
     @property
     def _dtype(self) -> torch.dtype:
-        """Of log-probabilities and losses."""
+        """The dtype of log-probabilities and losses."""
         return torch.promote_types(self.policy.model.dtype, torch.float32)
 
     @property
@@ -294,8 +294,8 @@ class Learner:
             is_padded=is_padded,
         )
 
-    def _in_pieces_that_fit(self, compute: Callable[[], Computed]) -> Computed:
-        """What it computes, in smaller micro-batches if memory was short of those that were planned."""
+    def _retry_smaller(self, compute: Callable[[], Computed]) -> Computed:
+        """Compute, again with smaller micro-batches if memory is short."""
         while True:
             try:
                 return compute()
@@ -303,7 +303,7 @@ class Learner:
                 self._memory.shrink(error, can_shrink=self.replicas.size == 1)
 
     def _gradients(self, experience: Experience, weights_BA: torch.Tensor) -> tuple[float, dict[str, float]]:
-        """Those of this trainer's rows, with their share of the loss and of the statistics."""
+        """Find the gradients of this trainer's rows; returns their share of the loss and the statistics."""
         for optimizer in self.optimizers:
             optimizer.zero_grad()
         losses, totals = Totals(), Totals()
@@ -317,7 +317,7 @@ class Learner:
     def _micro_batch(
         self, experience: Experience, rows: list[int], weights_BA: torch.Tensor, totals: Totals
     ) -> torch.Tensor:
-        """The gradient of some rows, added to what is there, and their share of the loss; statistics are totalled."""
+        """Add the gradient of some rows; returns their share of the loss. Statistics are added to `totals`."""
         micro = take_rows(experience, rows)
         mask_BA = action_mask_of(micro)
         actions = mask_BA.shape[1]
@@ -355,7 +355,7 @@ class Learner:
         return loss.detach()
 
     def _over_replicas(self, loss: float, sums: dict[str, float]) -> tuple[float, dict[str, float]]:
-        """Loss, statistics and gradients of the whole batch, from what each trainer has of them."""
+        """Sum loss, statistics and gradients over all trainers."""
         if self.replicas.size == 1:
             return loss, sums
         with self.activity.doing("meet", "adding gradients up with the other trainers"):
@@ -363,7 +363,7 @@ class Learner:
             same_gradients([p for optimizer in self.optimizers for p in optimizer.parameters], self.replicas)
         return sum(losses), added_up(reports)
 
-    def _optimizer_step(self, loss_is_finite: bool) -> dict[str, float]:
+    def _update(self, loss_is_finite: bool) -> dict[str, float]:
         outcome = self.optimizer.step(loss_is_finite)
         metrics = {"grad_norm": outcome.grad_norm, "learning_rate": outcome.learning_rate}
         if outcome.skipped:
@@ -371,7 +371,7 @@ class Learner:
         return metrics | (self.values.optimizer_step(loss_is_finite) if self.values is not None else {})
 
     def _describe(self, experience: Experience) -> dict[str, float]:
-        """What a user wants to see of a batch besides its loss."""
+        """Further metrics of a batch."""
         described: dict[str, float] = {}
         trajectories = Trajectories(experience)
         if experience.reward is not None:
@@ -403,7 +403,7 @@ class Learner:
         }
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """As it was; the policy's weights must be loaded before, for optimizers of version 0.1 begin from them."""
+        """Restore a saved state. Load the policy's weights first, as optimizers of version 0.1 begin from them."""
         if self.values is not None:
             self.values.load_state_dict(saved["critic"])
         self.kl_coefficient = saved.get("kl_reward_coefficient", self.kl_coefficient)  # version 0.1: PPO's alone

@@ -1,15 +1,15 @@
-"""Float32 weights behind a model that computes in less: what is trained, of which the model holds a rounded copy.
+"""Float32 weights behind a model of lower precision: they are trained, and the model holds a rounded copy.
 
 A bfloat16 has 8 bits of precision. A step of AdamW changes a weight by about the learning rate, and at 1e-5 that is
 below the last of these bits for all but the smallest weights: in bfloat16 it would be rounded away, step after step.
-So the optimizer steps float32 weights (the *masters*) and the model gets them rounded, after each step. Gradients come
-out of a backward pass in the model's dtype and are added up in float32, over micro-batches and over trainers.
+So the optimizer steps float32 weights (the *masters*), which are rounded into the model after each step. Gradients
+come from the backward pass in the model's dtype and are summed in float32, over micro-batches and over trainers.
 
     parameter (bfloat16)  ── backward ──►  parameter.grad  ── gather_gradients ──►  master.grad (float32)
             ▲                                                                            │ AdamW
             └───────────────────────────── round_into_model ◄───────────────────  master (float32)
 
-A parameter in float32 or more is its own master: for such a model nothing here copies or rounds anything.
+A parameter in float32 or more is its own master, without copies or rounding.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ class MasterWeights:
     def __init__(self, parameters: Mapping[str, nn.Parameter], *, exact: bool = True) -> None:
         """Unless `exact`, every parameter is its own master, whatever its dtype."""
         self.stepped = {name: _make_master(parameter) if exact else parameter for name, parameter in parameters.items()}
-        """By name, what is trained: a float32 master, or the parameter itself."""
+        """The trained weights by name: a float32 master, or the parameter itself."""
         self._rounded = {
             name: parameter for name, parameter in parameters.items() if self.stepped[name] is not parameter
         }
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
-        """The masters that are not the model's own parameters, by name: themselves, not copies."""
+        """The masters that are not the model's own parameters, by name; not copies."""
         self.follow_model()
         return {name: self.stepped[name].detach() for name in self._rounded}
 
     def gather_gradients(self) -> None:
-        """Take the gradients out of the model and add them to what the masters have, in float32."""
+        """Move the gradients from the model to the masters, adding them up in float32."""
         for name, parameter in self._rounded.items():
             if parameter.grad is None:
                 continue
@@ -52,7 +52,7 @@ class MasterWeights:
 
     @torch.no_grad()
     def follow_model(self) -> None:
-        """Where somebody changed the model's weights since they were rounded, these are the weights now."""
+        """Take over weights of the model that were changed since they were rounded."""
         if not self._rounded:
             return
         differences = [(one != self.stepped[name].to(one.dtype)).any() for name, one in self._rounded.items()]
@@ -64,7 +64,7 @@ class MasterWeights:
 
     @torch.no_grad()
     def copy_model(self) -> None:
-        """Begin again from the model's weights as they are."""
+        """Set the masters to the model's present weights."""
         for name, parameter in self._rounded.items():
             self.stepped[name].copy_(parameter)
 
@@ -75,7 +75,7 @@ class MasterWeights:
 
     @torch.no_grad()
     def load(self, saved: Mapping[str, torch.Tensor]) -> None:
-        """Masters as they were saved, of the same names and shapes; the model gets them rounded."""
+        """Restore saved masters of the same names and shapes, and round them into the model."""
         for name in self._rounded:
             self.stepped[name].copy_(saved[name])
         self.round_into_model()

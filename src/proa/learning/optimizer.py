@@ -1,4 +1,4 @@
-"""AdamW on float32 weights, with a schedule and clipping; a non-finite number can stop its steps, never poison them."""
+"""AdamW on float32 weights, with a schedule and clipping. Steps with non-finite numbers are skipped."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ State: TypeAlias = Literal["float32", "bfloat16"]
 
 
 class OptimizerError(SettingError):
-    """Settings, parameters or a saved state that the optimizer cannot work with."""
+    """The optimizer cannot use these settings, parameters or saved state."""
 
 
 class TooManySkippedSteps(ProaError):  # noqa: N818 - says what happened
@@ -34,7 +34,7 @@ class TooManySkippedSteps(ProaError):  # noqa: N818 - says what happened
 
 @dataclass(frozen=True, slots=True)
 class OptimizerSettings:
-    """How weights follow gradients. Steps are counted from 0, skipped ones too."""
+    """Settings of the optimizer. Steps are counted from 0, including skipped ones."""
 
     learning_rate: float = 1e-5
     betas: tuple[float, float] = (0.9, 0.999)
@@ -43,13 +43,13 @@ class OptimizerSettings:
     """For matrices; biases and norms are never decayed."""
     schedule: Schedule = "constant"
     warmup_steps: int = 0
-    """Steps that are taken below the full rate, rising to it."""
+    """How many steps rise to the full rate."""
     final_share: float = 0.0
-    """What a linear or cosine schedule has left of the learning rate after the last step."""
+    """The share of the learning rate that a linear or cosine schedule reaches after the last step."""
     max_grad_norm: float = 1.0
     """A longer gradient is shortened to this norm; 0 clips nothing."""
     max_skipped_steps: int = 10
-    """As many steps in a row may be skipped because loss or gradient is not finite."""
+    """How many steps in a row may be skipped because loss or gradient is not finite."""
     kind: Kind = "adamw"
     """The 8-bit ones are bitsandbytes': moments take 2 bytes a weight instead of 8; paged ones move to the host's
     memory where a GPU's is short."""
@@ -104,7 +104,7 @@ _DECAY: dict[Schedule, Callable[[float], float]] = {
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """What a step did. `grad_norm` is before clipping, and not finite if that is why the step was skipped."""
+    """The result of a step. `grad_norm` is before clipping, and may be non-finite if the step was skipped."""
 
     grad_norm: float
     learning_rate: float
@@ -114,8 +114,8 @@ class StepOutcome:
 class Optimizer:
     """AdamW over named parameters. A step whose loss or gradient is not finite changes neither weights nor moments.
 
-    Weights that are trained, their moments and the sums of their gradients are float32 at least; parameters in less get
-    the weights rounded after each step. So gradients are taken by `backward`, which adds them up:
+    Weights, moments and sums of gradients are float32 at least; parameters of lower precision get the weights rounded
+    after each step. So `backward` takes the gradients and adds them up:
 
         optimizer.zero_grad()
         for part in losses:                 # of micro-batches
@@ -140,33 +140,33 @@ class Optimizer:
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """Those that are stepped, with their gradients, in the order of their names' first mention: the model's own, or
-        float32 weights where the model's are less."""
+        """The trained parameters with their gradients, in the order given: the model's own, or float32 weights for
+        those of lower precision."""
         return list(self._parameters.values())
 
     @property
     def masters(self) -> dict[str, torch.Tensor]:
-        """The float32 weights of parameters that are less in the model, by name; empty for a model in float32."""
+        """The float32 weights of parameters of lower precision, by name; empty for a model in float32."""
         return self._weights.tensors
 
     def zero_grad(self) -> None:
         self._weights.zero_grad()
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Add the gradient of a loss to what is there."""
+        """Add the gradient of a loss to the sum."""
         loss.backward()  # type: ignore[no-untyped-call]
         self._weights.gather_gradients()
 
     def gradients(self) -> dict[str, torch.Tensor]:
-        """Those that are there, by parameter name, in float32 at least: the optimizer's own, not copies."""
+        """The present gradients by parameter name, in float32 at least; not copies."""
         self._weights.gather_gradients()
         return {name: parameter.grad for name, parameter in self._parameters.items() if parameter.grad is not None}
 
     def step(self, loss_is_finite: bool = True) -> StepOutcome:
-        """One update from the gradients as they are, or none; either way the schedule advances."""
+        """Update the weights, or skip the step if a number is not finite; either way the schedule advances."""
         learning_rate = learning_rate_at(self.steps, self.settings, self.total_steps)
         self.steps += 1
-        self._weights.gather_gradients()  # of whoever called `loss.backward()` instead
+        self._weights.gather_gradients()  # in case `loss.backward()` was called instead
         gradients = [parameter.grad for parameter in self._parameters.values() if parameter.grad is not None]
         norm = get_total_norm(gradients, foreach=self._is_on_gpu)
         grad_norm = float(norm)
@@ -185,7 +185,7 @@ class Optimizer:
     def _skip(self, loss_is_finite: bool) -> str:
         self.skipped_steps += 1
         self.skipped_in_a_row += 1
-        reason = self._why(loss_is_finite)
+        reason = self._find_cause(loss_is_finite)
         if self.skipped_in_a_row > self.settings.max_skipped_steps:
             raise TooManySkippedSteps(
                 f"{self.skipped_in_a_row} steps in a row were skipped, and max_skipped_steps is "
@@ -194,7 +194,7 @@ class Optimizer:
             )
         return reason
 
-    def _why(self, loss_is_finite: bool) -> str:
+    def _find_cause(self, loss_is_finite: bool) -> str:
         reasons = [] if loss_is_finite else ["the loss is not finite"]
         for name, parameter in self._parameters.items():
             if parameter.grad is not None and not parameter.grad.isfinite().all():
@@ -219,7 +219,7 @@ class Optimizer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state, which must be of parameters of the same names, shapes and dtypes.
+        """Continue from a saved state of parameters with the same names, shapes and dtypes.
 
         A state of version 0.1 has no masters: they begin as the model's weights, which must be loaded before.
         """

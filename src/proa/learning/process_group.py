@@ -1,8 +1,8 @@
 """Trainers in processes of their own, on one machine or many: `Replicas` over torch.distributed.
 
-Data goes through gloo or NCCL. Who has come to a meeting, and who will not, goes through the store at rank 0, a server
-of its own thread: it answers while rank 0 computes an eval for an hour, and falls silent when rank 0 dies. So a wait
-here can tell the one from the other, which a collective with a timeout cannot.
+Data goes through gloo or NCCL. Attendance at meetings goes through the store at rank 0, a server in its own thread: it
+answers while rank 0 computes an eval for an hour, and is gone when rank 0 dies. So a wait here can tell the two apart,
+which a collective with a timeout cannot.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BUCKET_BYTES = 64 * 2**20
 
 
 class EnvInfo(TypedDict):
-    """Where a trainer stands among several, as launchers of torch have it."""
+    """A trainer's place among several, as in torch's launchers."""
 
     rank: int
     world_size: int
@@ -46,7 +46,7 @@ def serve_store(host: str, port: int = 0) -> TCPStore:
 
 
 def join_group(info: EnvInfo, *, patience: float = 600.0) -> Replicas:
-    """The trainers whose rank 0 is at that address; one of a group of one is alone."""
+    """Join the trainers whose rank 0 is at that address; `Alone` in a group of one."""
     if set(info) != set(EnvInfo.__annotations__) or not 0 <= info["rank"] < info["world_size"]:
         raise SettingError(
             f"env_info is {{rank, world_size, master_addr, master_port}} with ranks from 0 to below world_size, "
@@ -88,14 +88,14 @@ class ProcessGroup:
     # -- meetings ------------------------------------------------------------------------------------
 
     def gather(self, value: T) -> list[T]:
-        """Through the store, as JSON: a few numbers, for which a collective takes several times as long."""
+        """Gather through the store, as JSON: for a few numbers a collective takes several times as long."""
         said = f"said/{self._meeting + 1}/"
         with _translated_errors():
             self._store.set(f"{said}{self.rank}", json.dumps(value))
         self._meet()
         with _translated_errors():
             gathered: list[Any] = self._store.multi_get([f"{said}{rank}" for rank in range(self.size)])
-            # Everyone has read what was said at a meeting once everyone has come to a later one.
+            # Values of a meeting can be deleted once everyone has come to a later one.
             self._said_at.append(self._meeting)
             while self._said_at[0] < self._meeting:
                 self._store.delete_key(f"said/{self._said_at.pop(0)}/{self.rank}")
@@ -135,12 +135,12 @@ class ProcessGroup:
         try:
             missed = self._meeting + 1
             self._store.set("left", json.dumps(leaving_message(self.rank, error) | {"missed": missed}))
-            self._store.set(f"meeting/{missed}", "")  # whoever waits there need not wait any longer
+            self._store.set(f"meeting/{missed}", "")  # end the waits of those who are there
         except dist.DistError:
-            pass  # rank 0 is gone, and with it the store that everyone would hear this from
+            pass  # rank 0 is gone, and the store with it
 
     def abandon(self, reason: str) -> None:
-        """End every wait here, now and later: the others are known not to come. From any thread."""
+        """End every wait, now and later, as the others will not come; from any thread."""
         self._abandoned = reason
 
     def _meet(self) -> None:
@@ -160,7 +160,7 @@ class ProcessGroup:
                 except dist.DistStoreError:
                     pass  # not yet
                 self._check_others()
-                # Rank 0 may be evaluating, for as long as that takes. The others only have their share of a batch.
+                # Rank 0 may be evaluating for any length of time; the others only compute their share of a batch.
                 if self.rank == 0 and monotonic() - since > self._patience:
                     raise ReplicaError(f"the other trainers have not come to a step for {self._patience:g} s")
             self._check_others()
@@ -171,15 +171,15 @@ class ProcessGroup:
             raise ReplicaError(self._abandoned)
         if self._store.check(["left"]):
             said = json.loads(self._store.get("left"))
-            # It came to the meetings before: whoever is slow to leave one of those has still to get what came of it,
-            # or it would be a step behind.
+            # It came to all meetings before that one: a trainer still in one of those must get its result, or it would
+            # be a step behind.
             if self._meeting >= said["missed"]:
                 raise remote_error(said)
 
 
 @contextmanager
 def _translated_errors() -> Iterator[None]:
-    """A connection that breaks is another trainer that is gone."""
+    """Translate a broken connection into the loss of another trainer."""
     try:
         yield
     except ReplicaError:

@@ -1,11 +1,11 @@
-"""Several trainers as one: each computes its share of every batch, and what they computed is added up.
+"""Several trainers as one: each computes its share of every batch, and the results are summed.
 
 Every trainer holds the whole batch, which is small beside the model, and computes the rows of its own groups. So
-whatever looks at a batch as a whole (advantages, whitening, how a loss is averaged, metrics) is the same code and the
-same numbers for one trainer and for many; only what comes out of the model is exchanged.
+everything over a whole batch (advantages, whitening, the mean of the loss, metrics) is the same code with the same
+numbers for one trainer and for many; only results of the model are exchanged.
 
-All trainers call the same methods in the same order. Each call is a meeting: nobody continues before everyone has come,
-and one that cannot come says so (`leave`), which ends the meeting for all, at the same step.
+All trainers call the same methods in the same order. Each call is a meeting: none returns before all have come, and a
+trainer that cannot come calls `leave`, which ends the meeting for all, at the same step.
 """
 
 from __future__ import annotations
@@ -27,35 +27,35 @@ class ReplicaError(ProaError):
 
 
 class AgreedInterrupt(KeyboardInterrupt):
-    """All trainers leave, at the same step and with a checkpoint that each had a part in."""
+    """All trainers stop at the same step, after saving a checkpoint together."""
 
 
 class Replicas(Protocol):
-    """The trainers of one run as one of them sees them."""
+    """All trainers of a run, as seen by one of them."""
 
     rank: int
     size: int
 
     def gather(self, value: T) -> list[T]:
-        """What each of them has, by rank: a few plain values, as JSON knows them."""
+        """The value of each rank, in order: a few plain values, as in JSON."""
 
     def from_first(self, value: T) -> T:
-        """What rank 0 has; what the others bring is ignored."""
+        """The value of rank 0; those of the others are ignored."""
 
     def collect(self, value: T) -> list[T]:
-        """What each of them has, by rank: of any kind that can be pickled, and of any size."""
+        """The value of each rank, in order: any picklable value of any size."""
 
     def sum_(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Add the tensors up over all trainers, in place, to the same bits everywhere."""
+        """Sum the tensors over all trainers, in place, with the same bits everywhere."""
 
     def copy_first_(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Make the tensors those of rank 0, in place."""
+        """Copy the tensors of rank 0, in place."""
 
     def leave(self, error: BaseException) -> None:
-        """Tell the others that this one will not come to the next meeting, and why."""
+        """Tell the others why this one will not come to the next meeting."""
 
     def abandon(self, reason: str) -> None:
-        """End every wait here, now and later: the others are known not to come. From any thread."""
+        """End every wait, now and later, as the others will not come; from any thread."""
 
 
 class Alone:
@@ -74,21 +74,21 @@ class Alone:
         return [value]
 
     def sum_(self, tensors: Sequence[torch.Tensor]) -> None:
-        """There is nothing to add."""
+        """Nothing to sum."""
 
     def copy_first_(self, tensors: Sequence[torch.Tensor]) -> None:
-        """There is nobody to copy from."""
+        """Nothing to copy."""
 
     def leave(self, error: BaseException) -> None:
-        """There is nobody to tell."""
+        """No other trainer to tell."""
 
     def abandon(self, reason: str) -> None:
-        """Nobody is waited for."""
+        """No waits to end."""
 
 
 @contextlib.contextmanager
 def leaving_on_error(replicas: Replicas) -> Iterator[None]:
-    """Whatever ends the work inside, the others hear of it instead of waiting."""
+    """Tell the other trainers of an error inside, so that they do not wait."""
     try:
         yield
     except (ReplicaError, AgreedInterrupt):
@@ -106,7 +106,7 @@ def leaving_message(rank: int, error: BaseException) -> dict[str, Any]:
 
 
 def remote_error(said: dict[str, Any]) -> Exception:
-    """What the others raise then: a stop is a stop for all, and an error is an error."""
+    """The exception for the other trainers: a stop request stops all, an error fails all."""
     return StopTraining(said["reason"]) if said["stop"] else ReplicaError(said["reason"])
 
 
@@ -124,7 +124,7 @@ def added_up(reports: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 def same_gradients(parameters: Sequence[torch.nn.Parameter], replicas: Replicas) -> None:
-    """The sum of everyone's gradients, in each. A parameter that nobody used keeps none: the optimizer leaves it be."""
+    """Sum gradients over all trainers, in place. A parameter without a gradient anywhere keeps none."""
     if replicas.size == 1:
         return
     used: list[Any] = [parameter.grad is not None for parameter in parameters]

@@ -1,4 +1,4 @@
-"""The rows of a batch that one trainer computes, in the pieces in which it does."""
+"""The rows of a batch that one trainer computes, in micro-batches."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def plan_own_rows(
     share_prompts: bool = False,
     is_padded: bool = True,
 ) -> list[list[int]]:
-    """Whole groups are dealt over the trainers; a piece has at most `token_budget` tokens (0: all), with the padding if
-    rows are padded.
+    """Deal whole groups over the trainers, in micro-batches of at most `token_budget` tokens (0: all), with the padding
+    if rows are padded.
 
     The rows of a trajectory stay in one piece, because its loss may depend on all of them; with `share_prompts` those
     of a group do, because its prompt is computed once.
@@ -42,6 +42,6 @@ def plan_own_rows(
         together = [rows for rows in trajectories.rows if rows[0] in set(own)] if trajectories.has_forks else []
         if not together:
             return [[own[i] for i in rows] for rows in plan([lengths[row] for row in own], token_budget)]
-        widest = max(lengths[row] for row in own)  # so many slots each row takes, at most, where rows are padded
+        widest = max(lengths[row] for row in own)  # the most slots of a row, if rows are padded
         sizes = [len(rows) * widest if is_padded else sum(lengths[row] for row in rows) for rows in together]
     return [sorted(row for i in piece for row in together[i]) for piece in plan(sizes, token_budget)]

@@ -1,7 +1,7 @@
-"""How many tokens a step computes at once: fewer from the moment that memory was short.
+"""How many tokens a step computes at once: fewer after memory was short.
 
-Micro-batches of another size add up the same numbers in another order, so that is a decision of the run: it goes to the
-journal, into checkpoints, and a run that is repeated makes it at the same step.
+Micro-batches of another size sum the same numbers in another order, so this is a decision of the run: it is in the
+journal and in checkpoints, and a repeated run makes it at the same step.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class OutOfMemory(ProaError):  # noqa: N818 - says what happened
 
 
 class StepMemory:
-    """The token budget of a run, from step to step. It is made smaller once."""
+    """The token budget of a run, which may be halved once."""
 
     def __init__(self, token_budget: int) -> None:
         self.token_budget = token_budget
@@ -34,13 +34,13 @@ class StepMemory:
         self._step = 0
 
     def begin(self, step: int) -> None:
-        """A step begins; one that is repeated may have had a smaller budget."""
+        """Begin a step, in a repeated run with the budget that it had."""
         self._step = step
         if step in self._script:
             self._decide(self._script[step])
 
     def shrink(self, error: torch.OutOfMemoryError, *, can_shrink: bool) -> None:
-        """Halve the budget, after a step that did not fit; raise if that was tried, or if it is one of several."""
+        """Halve the budget after a step that did not fit; raise if it was halved before, or unless `can_shrink`."""
         remedy = (
             "set model.gradient_checkpointing: true, a smaller optimizer.token_budget, or a smaller engine.cache_tokens"
         )
@@ -75,6 +75,6 @@ class StepMemory:
         return {"planned": self._planned, "token_budget": self.token_budget}
 
     def load_state_dict(self, saved: Mapping[str, int]) -> None:
-        """As it was, unless the user has planned otherwise since."""
+        """Restore the budget, unless the configured one has changed."""
         if saved["planned"] == self._planned:
             self.token_budget = saved["token_budget"]

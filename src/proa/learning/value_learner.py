@@ -1,4 +1,4 @@
-"""A critic in training, beside the policy: on the policy's own hidden states, or in passes of its own."""
+"""Trains a critic beside the policy: on the policy's hidden states, or in separate passes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .totals import Totals
 
 
 class ValueLearner:
-    """Says what was to be expected of each token, and learns what came.
+    """Predicts the return at each token, and learns the actual returns.
 
     A critic that shares the policy's decoder learns with the policy's optimizer: its values come with the policy's
     statistics, and its loss is added to the policy's. One with a decoder of its own has its own optimizer and passes.
@@ -50,11 +50,11 @@ class ValueLearner:
 
     @property
     def head(self) -> nn.Module | None:
-        """What the policy's own pass is to apply to its hidden states."""
+        """The head that the policy's own pass applies to its hidden states; None for a separate critic."""
         return self.critic.head if self.critic.shares_decoder else None
 
     def shared_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """What the policy's optimizer trains as well."""
+        """The critic's parameters that the policy's optimizer trains."""
         if not self.critic.shares_decoder:
             return []
         return [(f"value_head.{name}", parameter) for name, parameter in self.critic.head.named_parameters()]
@@ -62,8 +62,8 @@ class ValueLearner:
     # -- before a batch's first step -----------------------------------------------------------------
 
     def estimate(self, experience: Experience) -> torch.Tensor | None:
-        """Set the batch's values, if it brings none; what is expected after each completion that was cut off, (B,), if
-        the algorithm counts on that."""
+        """Set the batch's values if it has none. Returns the value after each truncated completion, (B,), if the
+        algorithm uses it."""
         bootstrap = self._algorithm.bootstrap_truncated and bool(experience.facts)
         if experience.values is not None and not bootstrap:
             return None
@@ -76,7 +76,7 @@ class ValueLearner:
 
     @torch.no_grad()
     def _values(self, experience: Experience) -> tuple[torch.Tensor, torch.Tensor]:
-        """What the critic expects before each token, 0 where masked, and after each completion's last."""
+        """The critic's values before each token, 0 where masked, and after each completion's last."""
         values_BA = torch.zeros_like(action_mask_of(experience), dtype=self.critic.head.weight.dtype)
         after_B = torch.zeros(len(experience), dtype=values_BA.dtype, device=values_BA.device)
         for rows in plan_own_rows(experience, self._replicas, self._memory.token_budget):
@@ -93,7 +93,7 @@ class ValueLearner:
     def shared_loss(
         self, micro: Experience, statistics: ActionStatistics, weights_BA: torch.Tensor, totals: Totals
     ) -> torch.Tensor | float:
-        """What is added to the policy's loss of some rows."""
+        """The term for the policy's loss of some rows."""
         if statistics.values_BA is None:
             return 0.0
         return self._loss(micro, statistics.values_BA, weights_BA, totals)
@@ -101,8 +101,8 @@ class ValueLearner:
     def separate_gradients(
         self, experience: Experience, weights_BA: torch.Tensor, losses: Totals, totals: Totals
     ) -> None:
-        """Those of a critic with a decoder of its own; its loss is added to `losses`. It shares no prompts, so its
-        passes are planned by themselves."""
+        """Find the gradients of a separate critic; its loss is added to `losses`. Its micro-batches are planned
+        separately, as it does not share prompts."""
         if self.optimizer is None:
             return
         for rows in plan_own_rows(experience, self._replicas, self._memory.token_budget):

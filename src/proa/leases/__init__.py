@@ -1,1 +1,1 @@
-"""Work in leases: how it is cut up, who has which piece, which weights each is made with, and the ledger of it all."""
+"""Work in leases: how it is divided, which maker has which piece, which weights each names, and the ledger."""

@@ -1,4 +1,4 @@
-"""What environments answered that may answer otherwise next time: whether a lease that was made twice was the same."""
+"""Compares the answers of environments that are not deterministic, where a lease was made twice."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ..data.lease import Delivery
 log = logging.getLogger("proa.leases")
 
 KEPT = 256
-"""Of so many leases it is known."""
+"""How many leases are remembered."""
 
 
 class Answers:
-    """Digests by lease. It says so where a second delivery, which changes nothing, would have been another."""
+    """Digests of answers by lease; warns if a repeated delivery, which is ignored, has other answers."""
 
     def __init__(self) -> None:
         self._digests: dict[int, tuple[str, str]] = {}
@@ -37,7 +37,7 @@ class Answers:
 
 
 def _digest(delivery: Delivery) -> str:
-    """Empty where every environment answers the same each time."""
+    """Empty if all environments are deterministic."""
     trajectories = [item.facts.trajectory for item in delivery.items]
     answers = [one.answers for one in trajectories if one is not None and one.answers]
     if not answers:

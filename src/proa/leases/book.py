@@ -48,16 +48,16 @@ class LeaseBook:
         self.plan = plan
         self.ledger = Ledger()
         self.made: dict[str, float] = {}
-        """What makers spent on the leases that the last `take_step` consumed, as metrics; empty if it consumed none."""
+        """Metrics of how the leases that the last `take_step` consumed were made; empty if it consumed none."""
         self.logged: dict[str, float] = {}
-        """What hooks of makers logged for these leases: means over those that have a value."""
+        """Metrics that hooks of makers logged for these leases: means over those that have a value."""
         self.makers = 1
-        """How many there are to share the work."""
+        """How many makers share the work."""
         self.room = WaitingRoom()
         self._prompt = prompt
         self._filter_group = filter_group
         self._wait_timeout = wait_timeout
-        self._admitted = 0  # how many leases are; their ids count from 0
+        self._admitted = 0  # how many leases were admitted; their ids count from 0
         self._versions: dict[int, int] = {}  # by id, of leases that are not finished
         self._open = OpenLeases()  # admitted, not delivered
         self._arrived: dict[int, Delivery] = {}  # delivered, not consumed; in order of arrival
@@ -80,7 +80,7 @@ class LeaseBook:
     # -- admission -----------------------------------------------------------------------------------
 
     def start_episode(self, episode: int) -> None:
-        """Admit what this episode may admit; the newly admitted carry its version."""
+        """Admit the leases of this episode, with its version."""
         plan = self.plan
         with self.room as room:
             if self._admitted and episode == self._episode:
@@ -94,11 +94,11 @@ class LeaseBook:
             room.announce()
 
     def _drop_stale(self) -> None:
-        """Drop what this episode may no longer train on.
+        """Drop leases and groups that are too stale for this episode.
 
         In order and without filtering, admission alone keeps the bound and there is nothing to drop. With filtering a
         step may need fewer leases than were admitted for it, because groups were left over from the one before;
-        and where the first that comes is taken, one that comes late may come too late.
+        and in order of arrival, a late lease may come too late.
         """
         oldest = self._episode - self.plan.max_staleness
         for group in [group for version, group in self._groups if version < oldest]:
@@ -121,7 +121,7 @@ class LeaseBook:
             self._stale_in_flight.add(lease_id)
 
     def _drop_undelivered(self, lease_id: int) -> None:
-        """Stop waiting for a lease that is too stale to be trained on; if it still comes, it is ignored."""
+        """Stop waiting for a lease that is too stale to be trained on; a delivery is ignored."""
         self._stale_in_flight.discard(lease_id)
         self._open.close(lease_id)
         self.ledger.lose(self.plan.lease_prompts * self.plan.group_size, "stale")
@@ -133,7 +133,7 @@ class LeaseBook:
             self._admitted += 1
 
     def _forget_versions(self) -> None:
-        """Of finished leases: the book of a long run must not be larger than that of a short one."""
+        """Forget the versions of finished leases, so that the book does not grow with the run."""
         self._versions = {
             lease_id: version
             for lease_id, version in self._versions.items()
@@ -143,7 +143,7 @@ class LeaseBook:
     # -- makers --------------------------------------------------------------------------------------
 
     def next_lease(self, maker: str, *, seconds: float | None = None) -> Lease:
-        """The next piece of work; waits until there is one. Raises `ClosedError` when there will be none."""
+        """The next lease; waits until there is one. Raises `ClosedError` when there will be none."""
         with self.room as room:
             room.wait_until(
                 lambda: bool(self._closed or self._open.unassigned or maker in self._dismissed),
@@ -154,7 +154,7 @@ class LeaseBook:
             return self._hand_out(maker)
 
     def another_lease(self, maker: str) -> Lease | None:
-        """One more for a maker that has some already; None if there is none, or if it would be more than its share."""
+        """One more lease for a maker that has some; None if there is none now, or it has its share."""
         with self.room:
             share = -(-len(self._open.ids) // max(self.makers, len({*self._open.holders, maker})))
             has_share = self._open.being_made_by(maker) >= share
@@ -178,11 +178,10 @@ class LeaseBook:
         return lease
 
     def deliver(self, delivery: Delivery, maker: str, *, seconds: float | None = None) -> bool:
-        """Take in what was made of a lease. Delivering twice is harmless: the second time changes nothing and returns
-        False.
+        """Take in the samples of a lease. A repeated delivery changes nothing and returns False.
 
-        What the lease did not ask for is refused with `GarbageError`, and changes nothing either. A delivery that finds
-        no room in time may be tried again; its lease is not overdue meanwhile.
+        Samples that do not match the lease raise `GarbageError` and change nothing. A delivery that finds no room in
+        time may be tried again; its lease is not overdue meanwhile.
         """
         lease_id = delivery.lease_id
         with self.room as room:
@@ -211,23 +210,23 @@ class LeaseBook:
             return True
 
     def note_made(self, lease_ids: Sequence[int], maker: str) -> None:
-        """A maker has made leases, and will deliver them when an earlier one, which is held back, is in."""
+        """A maker has made these leases, and will deliver them after an earlier one that is held back."""
         with self.room as room:
             if self._open.note_made(lease_ids, maker):
                 room.announce()
 
     def note_handing_in(self, lease_id: int, maker: str) -> None:
-        """A maker has come to a lease that it has made: should it not deliver it now, it is late."""
+        """A maker is about to deliver a lease that it has made; from now on it can be overdue."""
         with self.room:
             self._open.note_handing_in(lease_id, maker)
 
     def note_progress(self, lease_ids: Sequence[int], maker: str) -> None:
-        """Leases of a maker have moved on since it said so last."""
+        """These leases of a maker have moved on since the last report."""
         with self.room:
             self._open.note_progress(lease_ids, maker)
 
     def release(self, lease_id: int, maker: str) -> None:
-        """A maker gives a lease up; the next maker that asks gets it. A late delivery still counts."""
+        """A maker gives up a lease, which the next maker gets. A late delivery still counts."""
         with self.room as room:
             if lease_id in self._stale_in_flight:
                 self._drop_undelivered(lease_id)
@@ -236,9 +235,9 @@ class LeaseBook:
                 room.announce()
 
     def dismiss(self, maker: str) -> list[int]:
-        """A maker is lost: it gets nothing more, and the leases that it had, which are returned, go to others.
+        """A maker is lost: it gets no more leases, and those that it had, which are returned, go to others.
 
-        What it still delivers counts, if it is the first to.
+        A delivery of it still counts if it is the first.
         """
         with self.room as room:
             self._dismissed.add(maker)
@@ -249,12 +248,12 @@ class LeaseBook:
             return held
 
     def held_by(self, maker: str) -> list[int]:
-        """The leases that a maker was given and has not delivered."""
+        """The leases that a maker has and has not delivered."""
         with self.room:
             return self._open.held_by(maker)
 
     def overdue(self, seconds: float) -> dict[int, str]:
-        """Leases that one maker has, and that have not moved on for longer than that, and the maker."""
+        """Leases that have not moved on for `seconds`, each with its maker."""
         with self.room:
             return self._open.overdue(seconds)
 
@@ -284,9 +283,9 @@ class LeaseBook:
         return self._next + len(self._consumed_ahead)
 
     def _may_enter(self, lease_id: int, maker: str) -> bool:
-        """Whether a delivery need not wait. The lease that the trainer waits for is always let in, and what its maker
-        has to deliver before it; and if no maker has that one, every lease is, because the makers held back here are
-        those that could make it."""
+        """Whether a delivery need not wait for room. The lease that the trainer waits for always may enter, and so may
+        those that its maker delivers before it. If no maker has that lease, all may, as one of the makers held back
+        here must make it."""
         limit = self.plan.buffer_limit * self.plan.leases_per_step
         if not limit or len(self._arrived) < limit:
             return True
@@ -297,9 +296,9 @@ class LeaseBook:
     # -- the trainer ---------------------------------------------------------------------------------
 
     def take_step(self, owner: str = "the trainer") -> list[BufferItem]:
-        """The items of the next step, whole groups; fewer than a batch if filtering used up what may be refilled.
+        """The items of the next step, in whole groups; fewer than a batch if filtering exhausted the refills.
 
-        They count as buffered until `settle`. Where it is interrupted, the step stays half assembled, and a resumed run
+        They count as buffered until `settle`. If interrupted, the step stays partly assembled, and a resumed run
         continues with it.
         """
         plan = self.plan
@@ -314,7 +313,7 @@ class LeaseBook:
                     self._admit(refill)
                     room.announce()
                 self._consume(self._next_to_consume(owner))
-                room.announce()  # another lease is the awaited one now
+                room.announce()  # the awaited lease has changed
             taken = min(plan.prompts_per_step, len(self._groups))
             groups = [self._groups.popleft()[1] for _ in range(taken)]
             items = [item for group in groups for item in group]
@@ -325,7 +324,7 @@ class LeaseBook:
             return items
 
     def settle(self, items: Sequence[BufferItem], *, dropped: str | None = None) -> None:
-        """A step on these items is done; or it was skipped, for the given reason, and they are dropped."""
+        """Count these items as trained, or as dropped for the given reason."""
         with self.room as room:
             self._in_training = (0, 0)
             if dropped is None:
@@ -401,13 +400,13 @@ class LeaseBook:
             return self._decisions.take()
 
     def take_spans(self) -> list[Span]:
-        """What makers did for the leases consumed since the last call."""
+        """The spans of makers' work on the leases consumed since the last call."""
         with self.room:
             taken, self._spans = self._spans, []
             return taken
 
     def repeat(self, entries: Sequence[Mapping[str, Any]]) -> None:
-        """Decide as another run of the same plan did, as far as its journal goes."""
+        """Repeat the decisions of another run of the same plan, as far as its journal goes."""
         with self.room as room:
             self._decisions.repeat(entries)
             room.announce()
@@ -415,8 +414,8 @@ class LeaseBook:
     # -- saving --------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Between two steps, all that does not follow from the seed: what was admitted with which version, what has
-        been delivered, what is open, the ledger, and what there is of a step that was being assembled."""
+        """Between two steps, everything that the seed does not determine: the admitted leases with their versions,
+        deliveries, open leases, the ledger, and a partly assembled step."""
         with self.room:
             self._forget_versions()
             return {
@@ -439,7 +438,7 @@ class LeaseBook:
             }
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Continue from there. What makers had is unassigned now, and is handed out again."""
+        """Continue from a saved state. Leases that makers had are unassigned, and handed out again."""
         with self.room as room:
             self._episode, self._steps_taken, self._next = saved["episode"], saved["steps_taken"], saved["next"]
             versions = saved["versions"].tolist()
@@ -466,20 +465,20 @@ class LeaseBook:
     # -- looking and ending --------------------------------------------------------------------------
 
     def versions_in_use(self) -> set[int]:
-        """The versions that open leases name, and that of this episode, with which more may be admitted."""
+        """The versions that open leases name, and the episode's, which new leases will name."""
         with self.room:
             return {self._episode, *(self._versions[lease_id] for lease_id in self._open.ids)}
 
     def interrupt(self) -> None:
-        """Stop the trainer from waiting: `take_step` raises `StepInterrupted`, now or when it would wait."""
+        """End the trainer's wait: `take_step` raises `StepInterrupted` instead of waiting."""
         with self.room as room:
             self._interrupted = True
             room.announce()
 
     def close(self, reason: str, *, step_continues: bool = False) -> None:
-        """The run is over: every wait ends with `ClosedError`, and what is left is dropped.
+        """The run is over: every wait ends with `ClosedError`, and everything left is dropped.
 
-        With `step_continues`, what the trainer is training on now is left for it to settle.
+        With `step_continues`, the items of the current step are left for the trainer to settle.
         """
         with self.room as room:
             self._closed = self._closed or reason

@@ -1,4 +1,4 @@
-"""What the seed does not determine: which lease came first, which sample's reward failed."""
+"""Decisions that the seed does not determine: which lease came first, which sample's reward failed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..record.journal import JournalEntry, RewardFailure
 
 
 class Decisions:
-    """Collects decisions for the journal, and repeats those of another run of the same plan, where one is given."""
+    """Collects decisions for the journal, and repeats those of another run of the same plan, if given."""
 
     def __init__(self) -> None:
         self._decisions: list[JournalEntry] = []
@@ -36,7 +36,7 @@ class Decisions:
         return decisions
 
     def pending(self) -> list[JournalEntry]:
-        """The same, left where they are: for a checkpoint in the middle of a step."""
+        """The same without taking them, for a checkpoint in the middle of a step."""
         return list(self._decisions)
 
     def continue_from(self, pending: Iterable[JournalEntry]) -> None:
@@ -54,8 +54,8 @@ class Decisions:
         return chosen
 
     def as_scored(self, group: Sequence[BufferItem]) -> tuple[BufferItem, ...]:
-        """A group, its samples without their rewards where a run is repeated in which these failed. A failure is a
-        decision, and so is what an environment answered that may answer otherwise."""
+        """A group, in a repeated run without the rewards that failed in the original. Failures of rewards, and answers
+        of environments that are not deterministic, are noted as decisions."""
         scored: list[BufferItem] = []
         for rows in split_samples(group):
             uid = rows[0].uid

@@ -50,7 +50,7 @@ class Ledger:
         self.tokens["trained"] += tokens
 
     def drop(self, samples: int, reason: str, *, tokens: int) -> None:
-        """Samples that were delivered will not be trained."""
+        """Delivered samples will not be trained."""
         if samples:
             self.buffered -= samples
             self.dropped[reason] = self.dropped.get(reason, 0) + samples
@@ -58,12 +58,12 @@ class Ledger:
             self.tokens["dropped"] += tokens
 
     def lose(self, samples: int, reason: str) -> None:
-        """Samples that were handed out will not be delivered."""
+        """Samples handed out will not be delivered."""
         self.in_flight -= samples
         self.dropped[reason] = self.dropped.get(reason, 0) + samples
 
     def abandon(self, reason: str, *, but: int = 0, but_tokens: int = 0) -> None:
-        """The run is over: what was not trained is dropped with that reason, except what is being trained (`but`)."""
+        """The run is over: drop everything not trained, for that reason, except what is being trained (`but`)."""
         left = self.buffered - but + self.in_flight
         if left:
             self.dropped[reason] = self.dropped.get(reason, 0) + left

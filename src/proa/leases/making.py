@@ -1,4 +1,4 @@
-"""What it took to make the leases of a step, and what came of them, as the step's metrics say it."""
+"""How the leases of a step were made, and how their samples turned out, for the step's metrics."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ..data.lease import Delivery
 from ..data.trajectories import split_samples
 
 _KINDS = ("generate", "score", "load", "switch", "wait")
-"""Where a maker's time goes before it sends; `switch` is for how long its stream stood still for new weights."""
+"""Kinds of a maker's time before it sends; `switch` is the time its stream paused for new weights."""
 
 
 @dataclass
 class Making:
-    """Seconds and tokens summed over the leases that were consumed for one step, and what their samples were like,
-    before any was filtered out.
+    """Seconds and tokens summed over the leases consumed for one step, and statistics of their samples before
+    filtering.
 
     >>> making = Making()
     >>> making.add(Delivery(0, (), "maker_0", {"generate": 2.0}))
@@ -30,23 +30,23 @@ class Making:
 
     seconds: dict[str, float] = field(default_factory=dict)
     tokens: int = 0
-    """Of the deliveries that say how long they were generated."""
+    """Of the deliveries with a generation time."""
     makers: set[str] = field(default_factory=set)
     samples: int = 0
     without_reward: int = 0
     ended: int = 0
-    """Samples that say how they ended."""
+    """Samples with a finish reason."""
     truncated: int = 0
     groups: int = 0
     """With two rewards or more."""
     groups_without_variance: int = 0
     values: dict[str, list[float]] = field(default_factory=dict)
-    """What hooks of makers logged, by name."""
+    """Values that hooks of makers logged, by name."""
     reward_values: dict[str, list[float]] = field(default_factory=dict)
-    """The numbers that rewards logged, by name, one for each sample."""
+    """Values that rewards logged, by name, one for each sample."""
     trajectories: TrajectoryTotals = field(default_factory=lambda: TrajectoryTotals())
     probe_gap: float | None = None
-    """The widest between trainer and an engine; reported, and not saved."""
+    """The largest gap between the trainer and an engine; reported, and not saved."""
 
     def add(self, delivery: Delivery) -> None:
         for kind in _KINDS:
@@ -62,7 +62,7 @@ class Making:
 
     def add_group(self, group: Sequence[BufferItem]) -> None:
         """The samples of one prompt."""
-        samples = [rows[-1] for rows in split_samples(group)]  # which knows how it ended
+        samples = [rows[-1] for rows in split_samples(group)]  # the last row has the sample's facts
         rewards = [float(item.reward) for item in samples if item.reward is not None]
         self.samples += len(samples)
         self.without_reward += len(samples) - len(rewards)
@@ -97,7 +97,7 @@ class Making:
         return metrics | self.trajectories.metrics()
 
     def logged(self) -> dict[str, float]:
-        """What rewards and hooks of makers logged: means over the samples or the leases that have a value."""
+        """Means of what rewards and hooks of makers logged, over the samples or leases that have a value."""
         of_rewards = {name: math.fsum(values) / len(values) for name, values in self.reward_values.items()}
         return of_rewards | {name: sum(values) / len(values) for name, values in self.values.items()}
 

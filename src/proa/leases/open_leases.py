@@ -17,16 +17,16 @@ class Assignment:
     moved_at: float
     """When it was handed out, or last moved on."""
     lease: Lease
-    """What was asked for; kept until it is delivered, so that the two can be compared."""
+    """The lease, against which its delivery is checked."""
 
 
 class OpenLeases:
-    """Who has which lease. One that its maker gave up is unassigned, and still handed out too: it may yet come."""
+    """Which maker has which lease. One that was given up is both unassigned and handed out, as it may still come."""
 
     def __init__(self) -> None:
         self.unassigned: set[int] = set()
         self.handed_out: dict[int, Assignment] = {}
-        self._made: set[int] = set()  # by the maker that has it, which is held back with it
+        self._made: set[int] = set()  # finished by its maker, which waits to deliver it
 
     @property
     def ids(self) -> set[int]:
@@ -43,32 +43,32 @@ class OpenLeases:
         self.handed_out[lease.id] = Assignment(maker, monotonic(), lease)
 
     def note_made(self, lease_ids: Iterable[int], maker: str) -> bool:
-        """They are made, by the maker that has them, and wait to be delivered; False if all are others' by now."""
+        """These leases wait to be delivered by the maker that has them; False if it has none of them any more."""
         held = set(lease_ids) & set(self.held_by(maker))
         self._made |= held
         return bool(held)
 
     def note_progress(self, lease_ids: Iterable[int], maker: str) -> None:
-        """Leases of that maker have moved on: they are not late now."""
+        """These leases of that maker have moved on, and are not overdue."""
         for lease_id in set(lease_ids) & set(self.held_by(maker)):
             self.handed_out[lease_id] = replace(self.handed_out[lease_id], moved_at=monotonic())
 
     def note_handing_in(self, lease_id: int, maker: str) -> None:
-        """That maker does not wait with it any more: from now on it may become late."""
+        """That maker is about to deliver it; from now on it can be overdue."""
         if lease_id in self.held_by(maker):
             self._made.discard(lease_id)
             self.note_progress([lease_id], maker)
 
     def being_made_by(self, maker: str) -> int:
-        """How many leases a maker has that it has not made."""
+        """How many leases a maker has and has not made yet."""
         return len(set(self.held_by(maker)) - self._made)
 
     def is_made_by(self, lease_id: int, maker: str) -> bool:
-        """Whether that maker has it, made."""
+        """Whether that maker has made it and not delivered it."""
         return lease_id in self._made and self.handed_out[lease_id].maker == maker
 
     def give_up(self, lease_id: int, maker: str) -> bool:
-        """Whether it was that maker's to give up."""
+        """Unassign a lease; False if that maker does not have it."""
         if lease_id not in self._held() or self.handed_out[lease_id].maker != maker:
             return False
         self.unassigned.add(lease_id)
@@ -76,14 +76,14 @@ class OpenLeases:
         return True
 
     def close(self, lease_id: int) -> None:
-        """It was delivered, or is not expected any more."""
+        """Forget a lease that was delivered, or is no longer expected."""
         self.unassigned.discard(lease_id)
         self._made.discard(lease_id)
         self.handed_out.pop(lease_id, None)
 
     def check(self, delivery: Delivery) -> None:
-        """Raise unless it is what was asked for."""
-        self._made.discard(delivery.lease_id)  # garbage is not the lease
+        """Raise unless the delivery matches its lease."""
+        self._made.discard(delivery.lease_id)  # a delivery of garbage does not count
         if delivery.lease_id not in self.handed_out:
             raise GarbageError(f"lease {delivery.lease_id} was never handed out")
         check_delivery(self.handed_out[delivery.lease_id].lease, delivery)
@@ -92,7 +92,7 @@ class OpenLeases:
         return [lease_id for lease_id, assignment in self._held().items() if assignment.maker == maker]
 
     def overdue(self, seconds: float) -> dict[int, str]:
-        """Leases that one maker has, and that have not moved on for so long. Those that are made are not late."""
+        """Leases that have not moved on for `seconds`, each with its maker. Finished ones are not overdue."""
         now = monotonic()
         return {
             lease_id: assignment.maker

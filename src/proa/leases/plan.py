@@ -1,4 +1,4 @@
-"""How a run's work is cut into leases, and which groups of it are kept."""
+"""How a run's work is divided into leases, and the result of filtering a group."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Schedule = Literal["in_order", "windowed"]
 
 @dataclass(frozen=True, slots=True)
 class LeasePlan:
-    """How a run's work is cut into leases, and how far ahead they are admitted."""
+    """How a run's work is divided into leases, and how far ahead they are admitted."""
 
     prompts_per_step: int
     lease_prompts: int
@@ -23,7 +23,7 @@ class LeasePlan:
     max_staleness: int = 1
     schedule: Schedule = "in_order"
     max_refill: int = 3
-    """Of a step that filtering left short: how many times its own leases it may admit on top."""
+    """How many times its own leases a step may admit in addition, if filtering leaves it short."""
     buffer_limit: int = 0
     seed: int = 0
 
@@ -40,7 +40,7 @@ class LeasePlan:
 
 @dataclass(frozen=True, slots=True)
 class FilteredGroup:
-    """A group after filtering: what is kept, and what is not, by reason."""
+    """A group after filtering: the items kept, and those dropped by reason."""
 
     kept: tuple[BufferItem, ...]
     dropped: dict[str, tuple[BufferItem, ...]]
@@ -54,7 +54,7 @@ def keep_everything(group: tuple[BufferItem, ...]) -> FilteredGroup:
 
 
 def group_by_id(items: Sequence[BufferItem]) -> list[tuple[BufferItem, ...]]:
-    """Neighbouring items of one group together; an item without a group is one by itself."""
+    """Adjacent items of the same group; an item without a group is one by itself."""
     groups: list[list[BufferItem]] = []
     for item in items:
         if groups and item.group_id and groups[-1][0].group_id == item.group_id:

@@ -22,8 +22,8 @@ TURN_SECONDS = 0.0005
 TURN_ITERATIONS = 16
 MIN_ITERATIONS = 3  # enough for a task that awaits nothing, however busy the machine
 BEGIN_SECONDS = 0.1
-"""How long tasks that were started when an experiment or a run begins may run before it goes on; the rest of their work
-is done at the boundaries between steps."""
+"""How long tasks started at the beginning of an experiment or a run may run before it continues; they are finished at
+the boundaries between steps."""
 CANCEL_SECONDS = 1.0
 """How long tasks that missed the deadline may take to clean up after being cancelled."""
 
@@ -35,9 +35,7 @@ class BackgroundTasks:
         self._failures = failures
         self._drain_seconds = drain_seconds
         self._loops: dict[int, _ThreadLoop] = {}
-        weakref.finalize(
-            self, _close_loops, self._loops
-        )  # a manager that is dropped during a run leaves no socket open
+        weakref.finalize(self, _close_loops, self._loops)  # a manager dropped during a run leaves no socket open
 
     def wrap(self, listener: Listener) -> Function:
         """The listener's call, with a loop so that `asyncio.create_task` works in it and its tasks are tracked."""
@@ -52,7 +50,7 @@ class BackgroundTasks:
         return call
 
     def turn(self, error: BaseException | None, subject: Any) -> BaseException | None:
-        """Run tasks for a moment. Returns the error to raise, as `failed` does."""
+        """Run tasks briefly. Returns the error to raise, as `Failures.judge` does."""
         loop = self._loops.get(get_ident())
         if loop is None or not loop.owners:
             return error
@@ -60,7 +58,7 @@ class BackgroundTasks:
         return self._settle(loop, error, subject)
 
     def begin(self, error: BaseException | None, subject: Any) -> BaseException | None:
-        """Run tasks before something long begins: until they are done, or for `BEGIN_SECONDS` at most."""
+        """Run tasks until they are done, at most for `BEGIN_SECONDS`."""
         loop = self._loops.get(get_ident())
         if loop is None or not loop.owners:
             return error

@@ -15,7 +15,7 @@ log = logging.getLogger("proa.lifecycle")
 
 @dataclass(frozen=True, slots=True)
 class PackedState:
-    """The attributes of a copy, pickled. The class is not sent: whoever has the instance has it."""
+    """The attributes of a copy, pickled, without its class, which the receiver has."""
 
     content: bytes
     left_out: Mapping[str, str] = field(default_factory=dict)
@@ -23,10 +23,11 @@ class PackedState:
 
     @classmethod
     def of(cls, callback: BaseCallback, dumps: Callable[[Any], bytes] = pickle.dumps) -> PackedState:
-        """The state as it is now; no hook may run meanwhile. A class's own `__getstate__` decides what it is."""
+        """The present state, by the class's own `__getstate__` if it has one; no hook may run meanwhile."""
         attributes = _attributes(object.__getstate__(callback))
+        has_getstate = type(callback).__getstate__ is not object.__getstate__
         try:
-            return cls(dumps(callback.__getstate__() if _has_own_state(callback) else attributes))
+            return cls(dumps(callback.__getstate__() if has_getstate else attributes))
         except Exception:  # pickling runs user code, which may raise anything
             kept, left_out = dict[str, Any](), dict[str, str]()
             for name, value in attributes.items():
@@ -51,7 +52,7 @@ class PackedState:
 
 
 def return_states(callback: BaseCallback, states: Mapping[str, PackedState], own: str = "") -> None:
-    """Fill `callback.actor_copies` with the copies by their actor. That of the actor `own` is the instance itself."""
+    """Fill `callback.actor_copies` with a copy for each actor. The state of the actor `own` goes into the instance."""
     copies: dict[str, BaseCallback] = {}
     mentioned: set[str] = set()
     for actor, packed in states.items():
@@ -70,11 +71,7 @@ def return_states(callback: BaseCallback, states: Mapping[str, PackedState], own
     vars(callback)["actor_copies"] = copies
 
 
-def _has_own_state(callback: BaseCallback) -> bool:
-    return type(callback).__getstate__ is not object.__getstate__
-
-
 def _attributes(state: Any) -> dict[str, Any]:
-    """The attributes in a state as Python takes it: of the instance's dict, and in slots."""
+    """The attributes in a pickle state: of the instance's dict, and of slots."""
     parts = state if isinstance(state, tuple) else (state,)
     return {name: value for part in parts if part for name, value in part.items()}

@@ -1,7 +1,7 @@
-"""The state of the trainer or maker whose hooks this thread runs: what a hook without a `state` logs to.
+"""The state of the trainer or maker whose hooks this thread runs, to which hooks without a `state` log.
 
-The moments of one trainer, and those of one maker, are fired by one thread. So the state is set once, for as long as
-it trains or makes, and a moment costs nothing for it.
+All moments of one trainer, or of one maker, are fired by one thread. So the state is set once, for the whole of its
+work, at no cost for each moment.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _thread = threading.local()
 
 
 def current_state() -> TrainState | None:
-    """The state of the trainer or maker that this thread is; None outside of one."""
+    """The state of the trainer or maker that this thread runs; None in other threads."""
     state: TrainState | None = getattr(_thread, "state", None)
     return state
 
 
 @contextlib.contextmanager
 def logging_to(state: TrainState) -> Iterator[None]:
-    """Inside, this is the state of the current thread; afterwards it is again the one before."""
+    """Inside, this is the state of the current thread; afterwards the previous one is restored."""
     before = current_state()
     _thread.state = state
     try:

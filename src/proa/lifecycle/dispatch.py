@@ -76,7 +76,7 @@ def compile_moment(
 
 
 def _defaults(moment: Moment, listeners: Sequence[Listener]) -> list[str]:
-    """Fill in the items that `fire(event, state)` left out and a listener reads."""
+    """Lines that fill in items which `fire(event, state)` leaves out, if a listener reads them."""
     lines = []
     for item in moment.payload:
         expression = state_default(item)

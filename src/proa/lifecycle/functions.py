@@ -27,8 +27,8 @@ class ListeningFunction:
     uses_asyncio: bool | None = None
 
     @classmethod
-    def of_listener(cls, listener: Listener) -> ListeningFunction:
-        """What a manager registered with `on(...)`, so that another can do the same."""
+    def from_listener(cls, listener: Listener) -> ListeningFunction:
+        """The function that a manager registered with `on(...)`, for another manager to register."""
         registration = listener.registration
         return cls(
             registration.owner,

@@ -1,4 +1,4 @@
-"""Fires `gradients_ready`: gradients are collected only if somebody looks at them, and may not be changed."""
+"""Fires `gradients_ready`: gradients are collected only if a hook reads them, and must not be changed."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from .manager import CallbackManager
 def fire_gradients_ready(manager: CallbackManager, state: LoopState, collect: Callable[[], Mapping[str, Any]]) -> None:
     """Fire the moment, between the last backward pass and the optimizer's step.
 
-    `collect` returns the gradients, tensors by the names of their parameters, and is called only if somebody looks at
-    them.
+    `collect` returns the gradients by the names of their parameters, and is called only if a hook reads them.
 
     Raises `HookError` if a hook changed a gradient in place: the step would not be the one that its loss asks for.
     """

@@ -71,12 +71,12 @@ class BaseCallback(ABC):
 
     @property
     def background_failures(self) -> int:
-        """How often work that it does in a thread of its own failed in this run; counted with those of its hooks."""
+        """How often its work in a thread of its own failed in this run; counted with the failures of its hooks."""
         return 0
 
     @property
     def first_background_failure(self) -> str:
-        """What the first of these failures said."""
+        """The message of the first of these failures."""
         return ""
 
     def __init_subclass__(cls, *, family: bool = False, **kwargs: Any) -> None:
@@ -236,11 +236,11 @@ class EveryMoment(BaseCallback, family=True):
     forwards: ClassVar[bool] = False
     """Whether it only forwards moments to another manager."""
     unread: ClassVar[frozenset[str]] = frozenset()
-    """Items of payloads that it never looks at: nobody builds them for it, or sends them to it."""
+    """Items of payloads that it never reads, which are then neither built for it nor sent to it."""
 
     def wants(self, event: EventName, item: str | None) -> bool:
-        """Whether it has use for a moment, or for an item of its payload, now. One that forwards asks the manager to
-        which it does: what nobody reads there need not be built here."""
+        """Whether it needs a moment, or an item of its payload, now. A callback that forwards asks the manager that it
+        forwards to, so that items which are not read there are not built here."""
         return True
 
     def on_moment(self, event: EventName, payload: Mapping[str, Any]) -> None:

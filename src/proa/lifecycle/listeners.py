@@ -126,7 +126,7 @@ class Listener:
     """How often the moment had fired when this listener joined."""
 
     unread: frozenset[str] = frozenset()
-    """Items of the payload that it takes and never looks at."""
+    """Items of the payload that it takes and never reads."""
 
     def takes(self, item: str) -> bool:
         """Whether it is given that item of the payload."""
@@ -308,7 +308,8 @@ def _uses_asyncio(callback: BaseCallback, method: Function) -> bool:
 
 
 def protect_experience(listener: Listener, call: Function) -> Function:
-    """The call of a hook that may change some of the experience; other changes are refused, and failed ones undone."""
+    """The call of a hook that may change parts of the experience: changes to other parts raise, and those of a failed
+    hook are undone."""
     if getattr(listener.registration.owner, "forwards", False):
         return call  # the manager that it forwards to checks
 

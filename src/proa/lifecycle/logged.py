@@ -56,12 +56,12 @@ class LoggedMetrics:
             self._manager.fire("metrics_logged", state, step_idx, state.take_logged())
 
     def note_recorded(self, state: TrainState, metrics: dict[str, Any]) -> None:
-        """Hears `step_end` together with the record: this is what the step's row has."""
+        """Called at `step_end` with the record: keep the metrics that the step's row has."""
         if state is self._state:
             self._recorded = dict(metrics)
 
     def write_before_loggers(self, state: TrainState) -> None:
-        """Hears `train_end` after all hooks but those of loggers."""
+        """Called at `train_end` after all hooks but those of loggers."""
         if state is self._state:
             self.follow(state.global_step - 1)
 

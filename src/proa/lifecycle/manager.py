@@ -41,7 +41,7 @@ AnyCallback = TypeVar("AnyCallback", bound=BaseCallback)
 
 
 class EnclosingRun(Protocol):
-    """A run that training is a part of."""
+    """The run that training belongs to."""
 
     def begin(self) -> None:
         """Fire the moments that come before training, once."""
@@ -75,7 +75,7 @@ class CallbackManager:
         self.moments = Moments()
         """One method per moment, typed; calling it fires the moment. The fastest way to fire."""
         self.enclosing_run: EnclosingRun | None = None
-        """The run that training with these callbacks is a part of; None in a loop of one's own."""
+        """The run that training with these callbacks belongs to; None in a loop of your own."""
         self._registrations: list[Registration] = []
         self._profiler = Profiler(self._build)
         self._timing = timing
@@ -127,13 +127,13 @@ class CallbackManager:
         return first, others
 
     def _contents(self) -> list[Listening]:
-        """What is registered here, for another manager."""
+        """All callbacks and functions registered here, for another manager."""
         contents: list[Listening] = []
         for registration in self._registrations:
             if isinstance(registration.owner, BaseCallback):
                 contents.append(registration.owner)
             else:
-                contents += map(ListeningFunction.of_listener, registration.listeners)
+                contents += map(ListeningFunction.from_listener, registration.listeners)
         return contents
 
     # -- registering ---------------------------------------------------------------------------------
@@ -259,8 +259,7 @@ class CallbackManager:
         return [one.registration.owner for one in self._order(self._moment(event)) if one.takes(item)]
 
     def begin_training(self) -> None:
-        """Called just before `train_start`. The run that training is a part of begins with it; without one, training
-        is all there is to the run."""
+        """Called just before `train_start`: begin the enclosing run, or without one a run of its own."""
         if self.enclosing_run is not None:
             self.enclosing_run.begin()
         else:
@@ -297,8 +296,8 @@ class CallbackManager:
 
     @property
     def errors(self) -> dict[str, int]:
-        """How often each callback failed, in its hooks and in threads of its own, without those that never did and
-        those that forward moments, whose failures are counted where they forward to."""
+        """How often each callback failed, in its hooks and in its own threads; only those that did. Callbacks that
+        forward moments are left out, as the failures are counted in the other manager."""
         counts = {
             r.name: r.errors + getattr(r.owner, "background_failures", 0)
             for r in self._registrations
@@ -308,7 +307,7 @@ class CallbackManager:
 
     @property
     def first_errors(self) -> dict[str, str]:
-        """What the first failure of each of these callbacks said."""
+        """The message of the first failure of each callback in `errors`."""
         said = {r.name: r.first_error or getattr(r.owner, "first_background_failure", "") for r in self._registrations}
         return {name: said[name] for name in self.errors if said.get(name)}
 
@@ -386,7 +385,7 @@ class CallbackManager:
         return call
 
     def _needs_lock(self, registration: Registration) -> bool:
-        """Whether several threads call it: a trainer and each maker fire in one thread, but there are many makers."""
+        """Whether several threads call it: each trainer or maker fires in one thread, but there may be many makers."""
         if registration.shared_lock.is_shared:
             return True
         same = [other for other in self._registrations if other.shared_lock is registration.shared_lock]
@@ -434,7 +433,7 @@ class CallbackManager:
 
 
 def _rebuild_managers(managers: Iterable[CallbackManager]) -> None:
-    """Without a lock held: two managers may do this to each other."""
+    """Call it without holding a lock, as two managers may rebuild each other."""
     for manager in managers:
         manager.rebuild()
 

@@ -13,7 +13,7 @@ from .hooks import BaseCallback
 log = logging.getLogger("proa.lifecycle")
 
 FIRINGS = "firings counted by every="
-"""The key for the counts of functions, which have no state of their own."""
+"""The key of the counts of functions registered with `every=`."""
 
 
 @runtime_checkable

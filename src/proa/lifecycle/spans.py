@@ -206,12 +206,12 @@ class Lifecycle:
         self._follow()
 
     def _follow(self) -> None:
-        """Have what hooks logged follow as a further row of the last step."""
+        """Write what hooks logged as a further row of the last step."""
         if self.state.has_logged:
             self._logged.follow(self.state.global_step - 1)
 
     def _name_loss(self, eval_name: str, loss: float) -> None:
-        """Where one eval reports a loss, it is `state.metrics["eval_loss"]` as well."""
+        """Set `state.metrics["eval_loss"]` too, if only one eval reports a loss."""
         self._loss_evals.add(eval_name)
         if len(self._loss_evals) == 1:
             self.state.metrics[LOSS] = loss

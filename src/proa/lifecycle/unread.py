@@ -1,7 +1,7 @@
-"""What a hook is given and never looks at, judged from its code.
+"""Which arguments a hook never reads, judged from its code.
 
-Every `on_step_end(state, step_idx, batch, metrics)` is given the batch, and few read it. It may be large, and travel
-from another process, so who fires the moment wants to know.
+Every `on_step_end(state, step_idx, batch, metrics)` is given the batch, and few read it. It may be large, and come from
+another process, so the moment is fired without it if no hook reads it.
 """
 
 from __future__ import annotations

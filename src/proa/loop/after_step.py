@@ -1,4 +1,4 @@
-"""What comes after a step: the evals that are due, then the checkpoint that is due."""
+"""After a step: the evals that are due, then the checkpoint that is due."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LEAVING_SECONDS = 10.0
 
 
 class AfterStep:
-    """Runs evals and checkpoints of one loop, and knows which it has had."""
+    """Runs the evals and checkpoints of one loop, each once per step."""
 
     def __init__(
         self, life: Lifecycle, evaluators: Sequence[ScheduledEval], saver: Saver | None, loop: SavedLoop
@@ -40,31 +40,31 @@ class AfterStep:
 
     @property
     def rows(self) -> list[ManifestRow]:
-        """Of the checkpoints that this loop has saved, in their order."""
+        """The rows of the checkpoints that this loop has saved, in their order."""
         return list(self._rows.values())
 
     def state_dict(self) -> dict[str, Any]:
         return {"evaluated_at": dict(self._evaluated_at)}
 
     def resume(self, resumed: Resumed) -> None:
-        """As it was when that checkpoint was written."""
+        """Continue from a checkpoint: what was evaluated and saved before it stays done."""
         self._evaluated_at = dict(resumed.state["after"]["evaluated_at"])
         if (row := resumed.row) is not None:
             self._saved_at, self._saved_as, self._unannounced = row.step, row.name, row
 
     def run_baselines(self) -> None:
-        """Before the first step."""
+        """Run the evals that come before the first step."""
         self._evaluate(lambda evaluator: evaluator.baseline)
 
     def announce_resumed(self) -> None:
-        """`checkpoint_saved` of what the run continues from: callbacks had not heard of it when their state was
-        saved."""
+        """Fire `checkpoint_saved` for the checkpoint that the run continues from: the callbacks' saved state is from
+        before that."""
         row, self._unannounced = self._unannounced, None
         if row is not None:
             self._announce(row)
 
     def run_due(self) -> None:
-        """Evals first, so that the checkpoint's row and the callbacks' saved state know the scores."""
+        """Run what is due: evals first, so that the checkpoint's row and the callbacks' saved state have the scores."""
         self._report_scored(wait=False)
         self._evaluate(lambda one: self._is_due(one.run_every, last=self._evaluated_at.get(one.name)))
         self._announce_finished()
@@ -72,7 +72,7 @@ class AfterStep:
             self._save(f"step_{self._state.global_step}")
 
     def save_now(self) -> None:
-        """A checkpoint of where the run stands, on disk when this returns, whether or not one is due."""
+        """Save a checkpoint of the current step, due or not; it is on disk when this returns."""
         if self._saver is not None:
             if self._saved_at != self._state.global_step:
                 self._save(f"step_{self._state.global_step}")
@@ -85,10 +85,10 @@ class AfterStep:
         self.save_now()
 
     def run_final(self) -> None:
-        """Evals of the final weights, and the final checkpoint; what the last step had is not done twice."""
+        """Run the evals of the final weights and save the final checkpoint, unless the last step did."""
         self.announce_resumed()
         for evaluator in self._evaluators:
-            self._loop.leave_if_asked()  # these may be long, and nobody needs them of a run that is being left
+            self._loop.stop_if_requested()  # they may be long, and a stopped run does not need them
             if self._evaluated_at.get(evaluator.name) != self._state.global_step:
                 self._score(evaluator)
         self._report_scored(wait=True)
@@ -98,7 +98,7 @@ class AfterStep:
         manager = self._saver.manager
         removed = manager is not None and all(row.name != self._saved_as for row in manager.rows)  # by a hook
         if self._saved_at == self._state.global_step and removed and self._state.world_size > 1:
-            # Trainers save together, and the others do not know of it.
+            # Trainers save together, and the other ranks did not see the removal.
             log.warning("checkpoint %s was removed by a hook: the run has no final checkpoint", self._saved_as)
             return
         if self._saved_at != self._state.global_step or removed:
@@ -106,19 +106,20 @@ class AfterStep:
             self._drain()
             return
         row = self._saver.mark_final(self._saved_as, dict(self._state.metrics))
-        if row is not None:  # the evals at the end came after it was written
+        if row is not None:  # with the scores of the evals since
             self._note(row)
         elif self._rows:
             self.rows[-1].final = True
             self.rows[-1].metrics.update(self._state.metrics)
 
     def close(self) -> None:
-        """Of a run that failed: wait a little for evals that nobody asks for, so that no thread is left behind."""
+        """Wait a little for evals that are still under way in a run that failed, so that no thread is left behind."""
         for one in self._under_way.values():
             one.give_up(LEAVING_SECONDS)
 
     def _is_due(self, every: int, last: int | None) -> bool:
-        """Once for each so many steps: a step that was left in its middle is not done, and the one before had it."""
+        """Whether `every` divides the steps done, and this was not run after this step already, which is so if a later
+        step was left in its middle."""
         done = self._state.global_step
         return every > 0 and done > 0 and done % every == 0 and done != last
 
@@ -147,7 +148,7 @@ class AfterStep:
         scoring.report()
 
     def _report_scored(self, *, wait: bool, name: str | None = None) -> None:
-        """The moments of evals in the background, when their scores are there."""
+        """Fire the moments of background evals that have finished, or of all after waiting for them."""
         for one in [one for one in self._under_way.values() if name in (None, one.evaluator.name)]:
             if wait or one.is_over:
                 del self._under_way[one.evaluator.name]
@@ -158,8 +159,8 @@ class AfterStep:
 
     def _save(self, name: str) -> None:
         assert self._saver is not None
-        self._report_scored(wait=True)  # the row and the callbacks' saved state know the scores
-        self._drain()  # callbacks hear of a checkpoint before their state goes into the next
+        self._report_scored(wait=True)  # so that the row and the callbacks' saved state have the scores
+        self._drain()  # callbacks hear of each checkpoint before the next has their state
         with self._activity.doing("save", "saving a checkpoint"):
             row = self._saver.save(name, self._state)
         self._saved_at, self._saved_as = self._state.global_step, name
@@ -181,6 +182,6 @@ class AfterStep:
         self._life.checkpoint_saved(row)
 
     def _note(self, row: ManifestRow) -> None:
-        """A row of a name that is there already takes its place."""
+        """Keep a row; it replaces an earlier one of its name."""
         self._rows.pop(row.name, None)
         self._rows[row.name] = row

@@ -1,4 +1,4 @@
-"""What a training loop leaves behind, whichever loop it is."""
+"""The artifacts of a training loop, of either kind."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..lifecycle.manager import CallbackManager
 def loop_artifacts(
     state: LoopState, manager: CallbackManager, checkpoints: list[ManifestRow], begun: float
 ) -> LoopArtifacts:
-    """What a loop leaves behind, as its state says at the end."""
+    """The artifacts of a loop, from its final state."""
     saved = state.checkpoint_mgr
     return LoopArtifacts(
         run_dir=state.output_dir,

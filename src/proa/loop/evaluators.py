@@ -1,4 +1,4 @@
-"""Evals of a loop: scores of the weights after a step, taken at once or while training continues."""
+"""Evals of a loop: scores of the weights after a step, computed at once or while training continues."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class Scoring(ABC):
     @abstractmethod
     def score(self) -> dict[str, float]: ...
 
-    def report(self) -> None:  # noqa: B027 - there may be nothing more to say
-        """Called after `eval_end`, with everything known: reports the eval as a whole, with its predictions."""
+    def report(self) -> None:  # noqa: B027 - optional
+        """Called after `eval_end`: report the whole eval, with its predictions."""
 
 
 class Scorer(Protocol):
-    """Has evaluators score, and reports what comes of it: a loop."""
+    """Runs evaluators and reports their scores: a loop."""
 
     def score_now(self, evaluator: Evaluator, steps: int) -> None: ...
     def score_apart(self, evaluator: Evaluator, steps: int) -> None: ...
@@ -34,11 +34,11 @@ class ScheduledEval(ABC):
         self.name = name
         self.run_every = run_every
         self.baseline = baseline
-        """Also before the first step."""
+        """Whether it also runs before the first step."""
 
     @abstractmethod
     def run(self, scorer: Scorer, steps: int) -> None:
-        """Do it, after so many steps."""
+        """Run it, after `steps` steps."""
 
 
 class Evaluator(ScheduledEval):
@@ -47,11 +47,11 @@ class Evaluator(ScheduledEval):
     def __init__(self, name: str, run_every: int = 0, *, baseline: bool = False, apart: bool = False) -> None:
         super().__init__(name, run_every, baseline=baseline)
         self.apart = apart
-        """Scored in the background, while training continues."""
+        """Whether it scores in the background, while training continues."""
 
     @abstractmethod
     def begin(self, state: LoopState) -> Scoring:
-        """Take the weights as they are."""
+        """Begin to score the present weights."""
 
     def run(self, scorer: Scorer, steps: int) -> None:
         if self.apart:
@@ -72,7 +72,7 @@ class Participant(ScheduledEval):
 
 
 class ScoreFunction(Evaluator):
-    """A function that scores the weights as they are, for a loop of your own."""
+    """A function that scores the present weights, for a loop of your own."""
 
     def __init__(
         self, name: str, function: Callable[[], dict[str, float]], run_every: int = 0, *, baseline: bool = False
@@ -103,7 +103,7 @@ class BackgroundScoring:
         self.scoring = scoring
         self._scores: dict[str, float] = {}
         self._error: BaseException | None = None
-        # A daemon: whoever leaves without waiting for it leaves as in a crash, and it comes again.
+        # A daemon: a process that ends without waiting for it ends as in a crash, and the eval is repeated.
         self._thread = threading.Thread(target=self._run, name=f"eval {evaluator.name}", daemon=True)
         self._thread.start()
 
@@ -112,18 +112,18 @@ class BackgroundScoring:
         return not self._thread.is_alive()
 
     def scores(self) -> dict[str, float]:
-        """What came of it, waited for; what it raised is raised."""
+        """Its scores, after waiting for them; raises its error."""
         self._thread.join()
         if self._error is not None:
             raise self._error
         return self._scores
 
     def give_up(self, seconds: float) -> None:
-        """Wait for its end, so long at most."""
+        """Wait at most `seconds` for its end."""
         self._thread.join(seconds)
 
     def _run(self) -> None:
         try:
             self._scores = self.scoring.score()
-        except BaseException as error:  # raised where the scores are asked for
+        except BaseException as error:  # raised by `scores`
             self._error = error

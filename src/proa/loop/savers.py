@@ -1,4 +1,4 @@
-"""Checkpoints of a loop: who writes them, and what a loop continues from."""
+"""Checkpoints of a loop: the savers that write them, and the state that a loop resumes from."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..data.state import LoopState
 
 
 class CheckpointList(Protocol):
-    """The checkpoints that there are, for hooks: a `CheckpointManager`."""
+    """The existing checkpoints, for hooks: a `CheckpointManager`."""
 
     @property
     def manifest_path(self) -> Path: ...
@@ -30,10 +30,10 @@ class SavedLoop(Protocol):
     def activity(self) -> Activity: ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Between two steps, all that a loop which continues from here needs."""
+        """Between two steps, all that a resumed loop needs."""
 
-    def leave_if_asked(self) -> None:
-        """Save and raise `KeyboardInterrupt` if somebody asked for that."""
+    def stop_if_requested(self) -> None:
+        """Save and raise `KeyboardInterrupt` if a stop was requested."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +45,11 @@ class Resumed:
 
     @property
     def name(self) -> str:
-        """What `state.resumed_from` says."""
+        """The value of `state.resumed_from`."""
         return self.row.name if self.row is not None else f"step_{self.state['loop']['global_step']}"
 
     def restore(self, state: LoopState) -> None:
-        """Make a fresh state what it was when the checkpoint was written.
-
-        That a stop was asked for is restored too: the run would have ended there.
-        """
+        """Restore a fresh state, including a stop request: the run would have ended there."""
         for name, value in self.state["loop"].items():
             if name not in ("output_dir", "rank", "world_size", "resumed_from"):  # these are of this run
                 setattr(state, name, value)
@@ -65,11 +62,11 @@ class Saver(ABC):
     def __init__(self, save_every: int = 0, *, stop: StopRequest | None = None) -> None:
         self.save_every = save_every
         self.stop = stop or StopRequest()
-        """When somebody asks here, the loop saves at its next boundary and leaves."""
+        """After a request here, the loop saves at its next boundary and stops."""
         self.loop: SavedLoop | None = None
 
     resumed: Resumed | None = None
-    """What the loop continues from."""
+    """The checkpoint that the loop continues from."""
 
     @property
     def manager(self) -> CheckpointList | None:
@@ -80,19 +77,19 @@ class Saver(ABC):
         """Called before the first step by the loop that is to be saved."""
         self.loop = loop
 
-    def restore(self) -> None:  # noqa: B027 - a loop alone has nothing beside its own state
-        """Put back what the step works on, weights and optimizer, once all is made that is of the start alone."""
+    def restore(self) -> None:  # noqa: B027 - optional
+        """Restore weights and optimizer. Called after everything that needs the initial weights."""
 
     @abstractmethod
     def save(self, name: str, state: LoopState) -> ManifestRow | None:
         """Write a checkpoint and return its row; None if it is written in the background, and its row comes later."""
 
     def finished(self) -> list[ManifestRow]:
-        """The rows that were written in the background since this was last asked."""
+        """The rows of checkpoints that finished in the background since the last call."""
         return []
 
-    def drain(self) -> None:  # noqa: B027 - only who writes in the background has something to wait for
-        """Wait for what is being written."""
+    def drain(self) -> None:  # noqa: B027 - only background savers wait
+        """Wait for checkpoints that are being written."""
 
     def mark_final(self, name: str, metrics: dict[str, Any]) -> ManifestRow | None:
         """Make the checkpoint of that name the final one, with these metrics; None if rows are not kept here."""

@@ -74,7 +74,7 @@ class SupervisedLoop:
                 num_epochs=num_epochs, max_steps=max_steps, num_steps=max(max_steps, 0), output_dir=self.output_dir
             )
         state = self.state
-        is_longer = resumed is not None and max_steps > state.max_steps  # than it was to be when it was saved
+        is_longer = resumed is not None and max_steps > state.max_steps  # than when it was saved
         if is_longer:
             state.max_steps = state.num_steps = max_steps
         life = Lifecycle(self.manager, state)
@@ -91,14 +91,14 @@ class SupervisedLoop:
                     break
                 with self._epoch_span(life, epoch, done):
                     after.announce_resumed()
-                    if not (done and _over(state)):  # else it was being left when its checkpoint was written
+                    if not (done and _over(state)):  # else it was ending when its checkpoint was written
                         self._epoch(islice(batches(epoch), done, None), life, after)
             self._trained_steps.refuse_idle_run(state.global_step)
             after.run_final()
         return state
 
     def state_dict(self) -> dict[str, Any]:
-        """Between two steps, what a loop that continues from here needs; its place in an epoch is in the state."""
+        """Between two steps, all that a resumed loop needs; the place in the epoch is in the state."""
         assert self._after is not None, "a loop has a state while it runs"
         return {
             "loop": self.state.to_dict(),
@@ -108,21 +108,21 @@ class SupervisedLoop:
         }
 
     def load_state_dict(self, saved: Mapping[str, Any], row: ManifestRow | None = None) -> None:
-        """Have the next `fit` continue from there; give it the same batches and numbers. `row` is the checkpoint's."""
+        """Have the next `fit`, with the same batches and numbers, continue from there. `row` is the checkpoint's."""
         self._resumed = Resumed(saved, row)
         self.state = LoopState(output_dir=self.output_dir)
         self._resumed.restore(self.state)
         self._trained_steps = TrainedSteps.from_saved(saved.get("trained_steps"))
 
-    def leave_if_asked(self) -> None:
-        """Save and raise `KeyboardInterrupt` if the saver's stop request says so."""
+    def stop_if_requested(self) -> None:
+        """Save and raise `KeyboardInterrupt` if the saver has a stop request."""
         if self.saver is not None and self.saver.stop.reason:
-            assert self._after is not None, "it is asked while it runs"
+            assert self._after is not None, "it is called while it runs"
             self._after.save_before_leaving()
             raise KeyboardInterrupt(self.saver.stop.reason)
 
     def _epochs_left(self, count: int, resumed: Resumed | None, is_longer: bool) -> Iterator[tuple[int, int]]:
-        """Epochs to go through, and how many of each one's steps are done."""
+        """The remaining epochs, and how many steps of each are done."""
         first, done = 0, 0
         if resumed is not None:
             if not resumed.state["within_epoch"] and not is_longer:
@@ -147,10 +147,10 @@ class SupervisedLoop:
                 step.batch = batch
                 with self.activity.doing("compute", f"computing step {step.index + 1}"):
                     step.metrics = self.training_step(batch)
-                if isinstance(step.metrics, dict):  # else it is refused
+                if isinstance(step.metrics, dict):  # else the step raises
                     self._trained_steps.note(step.index, step.metrics)
             after.run_due()
-            self.leave_if_asked()
+            self.stop_if_requested()
             if _over(life.state):
                 break
 

@@ -1,4 +1,4 @@
-"""How many steps of a run changed the weights; a run in which none did has failed, however smoothly it went."""
+"""How many steps of a run changed the weights; a run in which none did has failed, even without an error."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ..errors import NothingToTrainOnError
 log = logging.getLogger("proa.loop")
 
 ALIKE_STEPS = 5
-"""Steps in a row without a difference between completions of a prompt, after which that is said."""
+"""After this many steps in a row without differences within groups there is a warning."""
 
 
 @dataclass
 class TrainedSteps:
-    """Counts them by their metrics: a step that was skipped says so.
+    """Counts steps by their metrics, of which `skipped` marks a step that did not train.
 
     >>> steps = TrainedSteps()
     >>> steps.note(0, {"loss": float("nan"), "skipped": 1.0})
@@ -28,11 +28,11 @@ class TrainedSteps:
 
     trained: int = 0
     first_skip: str = ""
-    """Of the first step that was skipped: which, and its numbers."""
+    """The first step that was skipped, with its loss and gradient norm."""
     moved: bool = False
     """Whether one of them had a gradient other than 0."""
     alike_in_a_row: int = 0
-    """Batches, the last ones, in which all completions of each prompt had the same reward."""
+    """How many of the last batches had the same reward for all completions of each prompt."""
 
     def note(self, index: int, metrics: Mapping[str, Any]) -> None:
         if not metrics.get("skipped"):
@@ -43,9 +43,9 @@ class TrainedSteps:
             self.first_skip = f"in step {index + 1}: {', '.join(numbers) or 'it gave no numbers'}"
 
     def note_groups(self, metrics: Mapping[str, Any]) -> None:
-        """Of an algorithm that compares completions of a prompt: warn where there is nothing to compare for long."""
+        """Warn if an algorithm that compares completions of a prompt had nothing to compare for `ALIKE_STEPS` steps."""
         if "reward_zero_std_fraction" not in metrics:
-            return  # another epoch on a batch that was counted
+            return  # another epoch on a batch that has been counted
         is_alike = metrics["reward_zero_std_fraction"] == 1.0
         self.alike_in_a_row = self.alike_in_a_row + 1 if is_alike else 0
         if self.alike_in_a_row == ALIKE_STEPS:
@@ -59,9 +59,9 @@ class TrainedSteps:
             )  # fmt: skip
 
     def refuse_idle_run(self, steps: int, why: str = "", why_unmoved: str = "") -> None:
-        """Raise if steps were made and none trained, and warn if no gradient was other than 0.
+        """Raise if there were steps and none trained; warn if every gradient was 0.
 
-        What is known of either, `why` and `why_unmoved`, is added to the sentence.
+        `why` and `why_unmoved` are added to the sentences.
         """
         if steps and not self.trained:
             made = "the run's only step" if steps == 1 else f"none of the run's {steps} steps"
@@ -76,5 +76,5 @@ class TrainedSteps:
 
     @classmethod
     def from_saved(cls, saved: Mapping[str, Any] | None) -> TrainedSteps:
-        """Version 0.1 did not count them; its runs are taken at their word."""
+        """Version 0.1 did not count them; its runs are taken to have trained."""
         return cls(1, moved=True) if saved is None else cls(**saved)

@@ -1,1 +1,1 @@
-"""The policy and the models beside it: loading, log-probabilities, adapters, critic, reference, reward model."""
+"""The policy and related models: loading, log-probabilities, adapters, critic, reference, reward model."""

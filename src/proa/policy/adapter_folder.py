@@ -1,4 +1,4 @@
-"""Adapters on disk, as PEFT reads them: saved, loaded to be trained further, and merged with their base."""
+"""Adapters on disk in PEFT's format: saving, loading to train further, and merging with their base."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ def save_adapter(
     base_path: str | None,
     base_digest: str | None = None,
 ) -> None:
-    """Write a folder that `peft.PeftModel.from_pretrained(base, folder)` loads, and note the digest of the base, which
-    is long to compute: whoever saves often gives it.
+    """Write a folder that `peft.PeftModel.from_pretrained(base, folder)` loads, and note the digest of the base; pass
+    `base_digest` to save computing it.
 
-    `base_path` is where the base lies, absolute or seen from the adapter's folder; None leaves it open. Like all that a
-    run writes, the folder is its owner's alone.
+    `base_path` is the place of the base, absolute or relative to the adapter's folder; None leaves it open. Like all
+    files of a run, the folder is readable by its owner only.
     """
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
@@ -66,7 +66,7 @@ def save_adapter(
 
 
 def point_to_base(folder: Path, base_path: str | None) -> None:
-    """Have an adapter's folder say that its base lies there. The file is replaced: it may be a link to another's."""
+    """Change the place of the base in an adapter's folder. The file is replaced, as it may be a link to another's."""
     file = folder / CONFIG_FILE
     config = json.loads(file.read_text(encoding="utf-8"))
     if config["base_model_name_or_path"] != base_path:
@@ -76,15 +76,14 @@ def point_to_base(folder: Path, base_path: str | None) -> None:
 
 
 def digest_base(model: PreTrainedModel) -> str:
-    """The digest of what an adapter goes over."""
+    """The digest of an adapter's base."""
     return weights_digest(base_weights(model))
 
 
 def load_adapter(model: PreTrainedModel, folder: str | PathLike[str]) -> None:
-    """Give the model the adapter of a folder, to train it further; it gets one if it has none yet.
+    """Load the adapter of a folder into the model, to train it further, adding an adapter if the model has none.
 
-    Everything is checked first: the layers, the rank, the scaling, all shapes, and that the base is the one
-    that the adapter was trained over.
+    Everything is checked first: the layers, the rank, the scaling, all shapes, and the base.
     """
     saved = read_adapter(folder)
     layout = saved.layout_in(model)
@@ -123,7 +122,7 @@ def merge_adapter_folder(
 
 
 def _dtype_name(model: PreTrainedModel) -> str:
-    """The base's: transformers looks at the first parameter, which is the embeddings'."""
+    """The name of the base's dtype; transformers takes that of the first parameter, the embeddings."""
     return str(model.dtype).removeprefix("torch.")
 
 
@@ -131,7 +130,7 @@ def _config(model: PreTrainedModel, base_path: str | None) -> dict[str, Any]:
     settings = lora_settings(model)
     config: Any = peft_config(settings, adapter_layout(model), base_path)
     content: dict[str, Any] = config.to_dict()
-    # peft has a set here, in no order; the same adapter shall give the same file.
+    # peft has an unordered set here; the same adapter must give the same file.
     return content | {"target_modules": sorted(settings.target_modules), "inference_mode": True}
 
 

@@ -14,12 +14,12 @@ from ..errors import SettingError
 
 
 class AdapterError(SettingError):
-    """An adapter that does not fit its model, its settings or its folder."""
+    """An adapter does not fit its model, its settings or its folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinearLayer:
-    """A linear layer by its Hugging Face name. GPT-2's keep their weight transposed, `(inputs, outputs)`."""
+    """A linear layer by its Hugging Face name. GPT-2's weights are transposed, `(inputs, outputs)`."""
 
     name: str
     inputs: int
@@ -42,7 +42,7 @@ class LinearLayer:
 
 @dataclass(frozen=True, slots=True)
 class AdapterLayout:
-    """What a machine without the trainer's model must know to use its adapter. Small, so it can travel.
+    """The layers and the scaling of an adapter, which a process without the trainer's model needs to use it.
 
     A weight with an adapter is `W + scaling * B A`.
     """
@@ -61,26 +61,26 @@ class AdapterLayout:
         return shapes
 
     def check(self, adapter: Mapping[str, torch.Tensor]) -> None:
-        """Refuse an adapter that does not fit exactly: names, shapes, and numbers with a fraction."""
+        """Raise unless names, shapes and floating-point dtypes fit exactly."""
         shapes = self.shapes()
         problems = {
             "missing": [name for name in shapes if name not in adapter],
             "unexpected": [name for name in adapter if name not in shapes],
             "wrong": [
-                f"{name} is {_described(tensor)} and should be {shapes[name]}"
+                f"{name} is {_describe(tensor)} and should be {shapes[name]}"
                 for name, tensor in adapter.items()
                 if name in shapes and (tensor.shape != shapes[name] or not tensor.is_floating_point())
             ],
         }
         if any(problems.values()):
-            listed = "; ".join(f"{label}: {_some(names)}" for label, names in problems.items() if names)
+            listed = "; ".join(f"{label}: {_list_names(names)}" for label, names in problems.items() if names)
             raise AdapterError(f"these tensors are not an adapter of this model; nothing was changed. {listed}")
 
 
 class AdapterOverBase:
-    """Keeps a base, and makes full weights of it and an adapter: each time from the base, never from the last ones.
+    """Keeps a base, and merges adapters with it, each time from the base and never from merged weights.
 
-    The base is kept as it is given, not copied: nothing here writes to it, and nobody else should.
+    The base is not copied, and must not be changed.
     """
 
     def __init__(self, base: Mapping[str, torch.Tensor], layout: AdapterLayout) -> None:
@@ -92,29 +92,29 @@ class AdapterOverBase:
                 raise AdapterError(f"an adapter for another base: this one has no {layer.weight_name}")
             if weight.shape != layer.weight_shape:
                 raise AdapterError(
-                    f"an adapter for another base: {layer.weight_name} is {_described(weight)} here "
+                    f"an adapter for another base: {layer.weight_name} is {_describe(weight)} here "
                     f"and {layer.weight_shape} there"
                 )
 
     def merged(self, adapter: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """All weights under their Hugging Face names, in the base's dtypes; those without an adapter are the base's."""
+        """All weights by their Hugging Face names, in the base's dtypes; weights without an adapter are not copied."""
         return dict(self.adapted(adapter))
 
     def adapted(self, adapter: Mapping[str, torch.Tensor]) -> AdaptedWeights:
-        """The same, summed where they are asked for."""
+        """The same, each merged when it is accessed."""
         self._layout.check(adapter)
         return AdaptedWeights(self._base, adapter, self._layout)
 
 
 class AdaptedWeights(Mapping[str, torch.Tensor]):
-    """All weights of a base with an adapter, each summed when it is asked for. An engine that applies adapters itself
-    takes the two apart."""
+    """All weights of a base with an adapter, each merged when it is accessed. An engine that applies adapters itself
+    uses `base` and `adapter`."""
 
     def __init__(
         self, base: Mapping[str, torch.Tensor], adapter: Mapping[str, torch.Tensor], layout: AdapterLayout
     ) -> None:
         self.base = base
-        """The same object as long as it is the same base."""
+        """The same object for the same base."""
         self.adapter = adapter
         self.layout = layout
         self._layers = {layer.weight_name: layer for layer in layout.layers}
@@ -133,7 +133,7 @@ class AdaptedWeights(Mapping[str, torch.Tensor]):
     def _sum(self, layer: LinearLayer) -> torch.Tensor:
         weight = self.base[layer.weight_name]
         A_RI, B_OR = (self.adapter[name] for name in layer.names)
-        # Summed in float32 at least, and rounded once to what the base has.
+        # Summed in float32 at least, and rounded once to the base's dtype.
         dtype = torch.promote_types(torch.promote_types(weight.dtype, B_OR.dtype), torch.float32)
         A_RI, B_OR = (factor.detach().to(weight.device, dtype) for factor in (A_RI, B_OR))
         update_OI = (B_OR @ A_RI) * self.layout.scaling
@@ -141,7 +141,7 @@ class AdaptedWeights(Mapping[str, torch.Tensor]):
 
 
 def linear_layers(model: nn.Module) -> dict[str, LinearLayer]:
-    """The model's linear layers by name, whether they have an adapter or not; none of the adapter's own."""
+    """The model's linear layers by name, with or without an adapter, but not the adapter's own."""
     layers: dict[str, LinearLayer] = {}
     for name, module in base_modules(model):
         if isinstance(module, nn.Linear):
@@ -152,7 +152,7 @@ def linear_layers(model: nn.Module) -> dict[str, LinearLayer]:
 
 
 def base_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The modules and their names as they would be without an adapter."""
+    """The modules by their names without an adapter."""
     inside: tuple[str, ...] = ()
     for name, module in model.named_modules():
         if name.startswith(inside):
@@ -170,14 +170,14 @@ def adapted_modules(model: nn.Module) -> dict[str, Any]:
 
 
 def is_adapted(module: nn.Module) -> bool:
-    """Whether this is peft's module around a layer; asked by its parts, for peft need not be installed."""
+    """Whether this is peft's module around a layer, judged by its parts, as peft need not be installed."""
     return "base_layer" in module._modules and "lora_A" in module._modules
 
 
-def _described(tensor: torch.Tensor) -> str:
+def _describe(tensor: torch.Tensor) -> str:
     return str(tuple(tensor.shape)) if tensor.is_floating_point() else f"{tuple(tensor.shape)} of {tensor.dtype}"
 
 
-def _some(names: list[str]) -> str:
+def _list_names(names: list[str]) -> str:
     shown = ", ".join(names[:5])
     return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"

@@ -1,8 +1,8 @@
 """How a model computes while it is trained: its attention, which activations are kept, and whether layers are compiled.
 
-None of it changes what is computed, beyond the last bits. Activation checkpointing keeps the input of each layer alone
-and computes the layer again in the backward pass, to the same bits. Layers are compiled one by one: they are alike, so
-the first one's kernels serve all.
+None of it changes the results, beyond the last bits. Activation checkpointing keeps only the input of each layer and
+computes the layer again in the backward pass, to the same bits. Layers are compiled one by one: they are alike, so the
+first one's kernels serve all.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ log = logging.getLogger("proa.policy")
 
 _INTERFACE: Any = ALL_ATTENTION_FUNCTIONS
 _COMPILED_SHAPES = 64
-"""After so many shapes torch would stop compiling, without a word, and compute the slow way."""
+"""After this many shapes torch would silently stop compiling and compute slowly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputeSettings:
-    """Left out, a model computes as transformers has it."""
+    """How a model computes; the defaults are transformers'."""
 
     attention: str = "auto"
     """`segments` computes sequences end to end, without padding; any other name is transformers', with padding. `auto`
@@ -52,7 +52,7 @@ class ComputeSettings:
 
 
 def set_up_computing(model: PreTrainedModel, settings: ComputeSettings) -> None:
-    """Have the model compute like this from now on; again for every copy of it."""
+    """Apply the settings to a model; repeat it for every copy of the model."""
     _use_attention(model, settings.attention)
     layers = _layers(model)
     for asked, name in ((settings.gradient_checkpointing, "gradient_checkpointing"), (settings.compile, "compile")):
@@ -72,7 +72,7 @@ def set_up_computing(model: PreTrainedModel, settings: ComputeSettings) -> None:
 
 
 def has_layers(model: PreTrainedModel) -> bool:
-    """Whether it says which its layers are: only these can be checkpointed or compiled."""
+    """Whether its layers are known, which can then be checkpointed or compiled."""
     return bool(_layers(model))
 
 
@@ -81,7 +81,7 @@ def _layers(model: PreTrainedModel) -> list[GradientCheckpointingLayer]:
 
 
 def saying_if_compiled(model: PreTrainedModel) -> AbstractContextManager[None]:
-    """Inside, a step that takes long because layers are compiled for it says so."""
+    """Inside, a step that takes long because layers are compiled is reported."""
     if not is_compiled(model):
         return nullcontext()
     return saying_if_slow(
@@ -108,8 +108,8 @@ def _checkpoint(layer: Any, config: Any, wanted: bool) -> None:
 
 
 def _computed_twice(config: Any, module: nn.Module, layer: Callable[..., Any], *inputs: Any) -> Any:
-    """The second time, in the backward pass, with the attention that it had the first time. Its flag says that it is
-    trained, which transformers asks for; inside it is off both times, because dropout would look at it."""
+    """Compute a layer, and again in the backward pass with the attention of the first time. transformers requires its
+    training flag; inside it is off both times, for dropout."""
     attention = config._attn_implementation
 
     def compute(*inputs: Any) -> Any:
@@ -124,8 +124,8 @@ def _computed_twice(config: Any, module: nn.Module, layer: Callable[..., Any], *
 
 
 def _give_first_layer_gradients(model: PreTrainedModel, wanted: bool) -> None:
-    """Where embeddings are frozen, as under an adapter, have what they give to the first layer require a gradient all
-    the same: else that layer is compiled apart from the others, which takes as long as compiling all of them."""
+    """Have the output of frozen embeddings, as under an adapter, require a gradient: otherwise the first layer is
+    compiled apart from the others, which takes as long as compiling all of them."""
     embeddings: Any = find_decoder(model).get_input_embeddings()  # type: ignore[operator]
     hooks = embeddings._forward_hooks
     for handle in [handle for handle, hook in hooks.items() if hook is _require_gradient]:
@@ -145,7 +145,7 @@ def check_compiler(device_type: str) -> None:
     keep_triton_cache()
     try:
         torch.compile(_one_more)(torch.zeros(2, device=device_type))
-    except Exception as error:  # of the compiler's many parts, each has errors of its own
+    except Exception as error:  # each part of the compiler has errors of its own
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise SettingError(
             f"torch cannot compile for {device_type} on this machine ({reason}): set model.compile to false"
@@ -153,12 +153,12 @@ def check_compiler(device_type: str) -> None:
 
 
 def keep_triton_cache() -> None:
-    """Have Triton keep kernels where it keeps them by itself. Torch's compiler moves its cache when it compiles
-    something, and not when it finds that compiled: the second run would compile the engine's kernels once more."""
+    """Keep Triton's cache in its default place. Torch's compiler moves it when it compiles something, but not when that
+    is cached: the second run would compile the engine's kernels again."""
     try:
         folder = Path(os.environ.get("TRITON_HOME") or Path.home()) / ".triton" / "cache"
         folder.mkdir(parents=True, exist_ok=True)
-    except (OSError, RuntimeError):  # a home that cannot be written to, or none: then where torch's compiler puts it
+    except (OSError, RuntimeError):  # no writable home: then torch's compiler chooses the place
         return
     os.environ.setdefault("TRITON_CACHE_DIR", str(folder))
 

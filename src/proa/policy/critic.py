@@ -1,4 +1,4 @@
-"""The critic: what a completion is expected to be worth before each of its tokens, and after the last."""
+"""The critic: the expected return before each token of a completion, and after the last."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from .decoder_pass import find_decoder, hidden_states
 
 
 class ValueHead(nn.Linear):
-    """From hidden states, of whatever dtype, to one number each; it says 0 until it has learned."""
+    """Maps hidden states of any dtype to one number each, initially 0."""
 
     def __init__(self, width: int, dtype: torch.dtype = torch.float32) -> None:
-        super().__init__(width, 1, dtype=dtype, device="meta")  # no numbers are drawn: torch's generator is nobody's
+        super().__init__(width, 1, dtype=dtype, device="meta")  # without drawing from torch's global generator
         self.to_empty(device="cpu")
         nn.init.zeros_(self.weight)
         nn.init.zeros_(self.bias)
@@ -28,21 +28,21 @@ class ValueHead(nn.Linear):
 class Critic(nn.Module):
     """A head on the hidden states of a decoder: the policy's own, or one that belongs to the critic.
 
-    On the policy's decoder the head is all that is the critic's own; its loss then trains the policy's layers too.
+    On the policy's decoder the critic owns only the head; its loss then trains the policy's layers too.
     """
 
     def __init__(self, decoder: nn.Module, head: ValueHead, *, shares_decoder: bool) -> None:
         super().__init__()
         self.head = head
         self.shares_decoder = shares_decoder
-        # In a list it is no submodule: a shared decoder is not the critic's to save or to train.
+        # In a list it is not a submodule: the critic does not save or train a shared decoder.
         self._shared = [decoder] if shares_decoder else []
         self.trunk = None if shares_decoder else decoder
 
     def values(self, sequences_BS: torch.Tensor, mask_BS: torch.Tensor, actions: int) -> torch.Tensor:
         """The value before each completion token and, in the column after a row's last token, after it: (B, A + 1).
 
-        What stands under the mask is not to be read.
+        Values under the mask are meaningless.
         """
         decoder = self._shared[0] if self.trunk is None else self.trunk
         hidden_BSH = hidden_states(decoder, sequences_BS, mask_BS.bool())

@@ -1,9 +1,9 @@
-"""A model's hidden states for rows of different lengths, whether or not the model can be given padding.
+"""A model's hidden states for rows of different lengths, whether or not the model supports padding.
 
-On a GPU rows go through the decoder end to end, without padding (`segments`). Elsewhere they are padded, where the
-decoder heeds its attention mask. RWKV, CPM-Ant and others take a mask and ignore it, and transformers' eager attention
-gives NaN for padding in float64: such a decoder gets the rows of each length by themselves, without padding. Which of
-the three holds is found by trying, at the lengths that training has.
+On a GPU rows go through the decoder end to end, without padding (`segments`). Elsewhere they are padded, if the decoder
+respects its attention mask. RWKV, CPM-Ant and others ignore the mask, and transformers' eager attention gives NaN for
+padding in float64: such a decoder gets the rows of each length separately, without padding. Trials at the lengths of
+training decide which of the three is used.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def find_decoder(model: PreTrainedModel) -> nn.Module:
 
 
 def hidden_states(decoder: nn.Module, sequences_BS: torch.Tensor, mask_BS: torch.Tensor) -> torch.Tensor:
-    """The decoder's last hidden states, with positions counted over real tokens. Those of padding mean nothing."""
+    """The decoder's last hidden states, with positions counted over real tokens. Those of padding are meaningless."""
     if takes_segments(decoder, sequences_BS.shape[1]):
         return _pass_end_to_end(decoder, sequences_BS, mask_BS)
     if bool(mask_BS.all()) or _MASKS_ARE_HEEDED.holds(decoder, sequences_BS.shape[1], sequences_BS.device):
@@ -45,7 +45,7 @@ def hidden_states(decoder: nn.Module, sequences_BS: torch.Tensor, mask_BS: torch
 
 
 def use_segments(decoder: nn.Module, wanted: bool | None) -> None:
-    """Whether rows go through this decoder end to end; None is where that is faster, on a GPU in half precision."""
+    """Set whether rows go through this decoder end to end; None: where that is faster, on a GPU in half precision."""
     cast(Any, decoder).proa_uses_segments = wanted  # an attribute, so that copies of the model have it
 
 
@@ -55,18 +55,18 @@ def takes_segments(decoder: nn.Module, length: int) -> bool:
     wanted: bool | None = getattr(decoder, "proa_uses_segments", None)
     if wanted is None:
         wanted = parameter.is_cuda and parameter.dtype in (torch.bfloat16, torch.float16)
-    context = context_length(cast(Any, decoder).config)  # nothing is longer, whatever a row of several is
+    context = context_length(cast(Any, decoder).config)  # no sequence is longer
     return wanted and _SEGMENTS_ARE_EXACT.holds(decoder, min(length, context or length), parameter.device)
 
 
 def vocabulary_of(decoder: nn.Module) -> int:
-    """How many tokens the decoder has embeddings for."""
+    """The number of the decoder's embeddings."""
     return int(cast(Any, decoder).get_input_embeddings().weight.shape[0])
 
 
 def _one_pass(decoder: nn.Module, sequences_BS: torch.Tensor, mask_BS: torch.Tensor) -> torch.Tensor:
     inputs = {
-        "input_ids": sequences_BS.masked_fill(~mask_BS, 0),  # garbage there might not even be a token
+        "input_ids": sequences_BS.masked_fill(~mask_BS, 0),  # padding may hold invalid token ids
         "attention_mask": mask_BS.long(),
         "position_ids": (mask_BS.long().cumsum(1) - 1).clamp(min=0),
         "use_cache": False,
@@ -113,7 +113,7 @@ def _agree_end_to_end(decoder: nn.Module, length: int, device: torch.device) -> 
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError):
-        return False  # attention that is not transformers' own, or wants more than ours has
+        return False  # its attention is not transformers' own, or needs more than ours supports
     return vectors_agree(together_2SH[mask_2S], _pass_by_length(decoder, tokens_2S, mask_2S)[mask_2S])
 
 
@@ -126,7 +126,7 @@ def _padding_is_ignored(decoder: nn.Module, length: int, device: torch.device) -
 
 
 def _trial_rows(decoder: nn.Module, length: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """One row that fills the batch, and one with padding on both sides, as prompts and completions have it."""
+    """One row that fills the batch, and one with padding on both sides, like prompts and completions."""
     tokens_2S = trial_tokens(vocabulary_of(decoder), 2, length).to(device)
     left = max(1, length // 4)
     right = length - (length - left) // 3
@@ -136,7 +136,7 @@ def _trial_rows(decoder: nn.Module, length: int, device: torch.device) -> tuple[
 
 
 class _Trials:
-    """Whether something holds of a decoder, by the length tried: a window or a chunk may show beyond its size alone."""
+    """Results of a trial with a decoder, by length, as a window or a chunk only matters beyond its size."""
 
     def __init__(self, attempt: Callable[[nn.Module, int, torch.device], bool], complaint: str) -> None:
         self._attempt = attempt

@@ -1,4 +1,4 @@
-"""Which files a model's folder may name: plain files that lie in it, so that a downloaded folder reads nothing else."""
+"""The files that a model's folder may name: plain files inside it, so that a downloaded folder reads no others."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ WEIGHTS_INDEX = ".safetensors.index.json"
 
 
 def named_weights(folder: Path) -> Iterator[tuple[str, str]]:
-    """The weights files that a folder's JSON names, each with the file that does. Where that is broken, transformers
-    tells better what is wrong."""
+    """The weights files that a folder's JSON names, each after the file that names it. Broken JSON is left to
+    transformers, whose error is better."""
     indices = [f"model{WEIGHTS_INDEX}"]
     for name in _names(folder, "config.json", "transformers_weights"):
         yield "config.json", name
@@ -24,7 +24,7 @@ def named_weights(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def named_configurations(folder: Path) -> Iterator[tuple[str, str]]:
-    """The files for other versions of transformers that a folder's JSON names, each with the file that does."""
+    """The files for other versions of transformers that a folder's JSON names, each after the file that names it."""
     for whence, key in (("config.json", "configuration_files"), ("tokenizer_config.json", "fast_tokenizer_files")):
         for name in _names(folder, whence, key):
             yield whence, name
@@ -44,7 +44,7 @@ def outside(folder: Path, name: str) -> str | None:
 
 
 def _is_hub_cache(target: Path) -> bool:
-    """Whether it is where the Hugging Face hub keeps the files that its snapshots are links to."""
+    """Whether it is in the Hugging Face cache of files that snapshots link to."""
     return target.parent.name == "blobs" and target.parent.parent.name.startswith("models--")
 
 

@@ -1,4 +1,4 @@
-"""A model's generation settings, such that they can be saved: transformers loads some that it then refuses to write."""
+"""Makes a model's generation settings savable: transformers loads some that it then refuses to write."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ log = logging.getLogger("proa.policy")
 
 FILE_NAME = "generation_config.json"
 _FIRST = ("do_sample", "num_beams", "use_cache", "return_dict_in_generate")
-"""What others need in order to mean anything: `temperature` is refused without `do_sample`, not the other way round."""
+"""Settings that others depend on: `temperature` is refused without `do_sample`, not the other way round."""
 
 
 class GenerationSettingsError(SettingError):
-    """A model's generation settings cannot be read, or not be saved again."""
+    """A model's generation settings cannot be read, or cannot be saved again."""
 
 
 def check_generation_file(folder: Path) -> None:
-    """Refuse a file that transformers would pass over without a word, and its end-of-sequence tokens with it."""
+    """Raise for a file that transformers would silently ignore, including its end-of-sequence tokens."""
     try:
         content = json.loads((folder / FILE_NAME).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -36,9 +36,9 @@ def check_generation_file(folder: Path) -> None:
 
 
 def make_savable(model: PreTrainedModel) -> None:
-    """Leave out of a model's generation settings what transformers would refuse to save, and say what.
+    """Remove generation settings that transformers would refuse to save, with a warning.
 
-    `temperature` without `do_sample`, say: it has no effect, so leaving it out changes nothing that the model does.
+    Such as `temperature` without `do_sample`, which has no effect anyway.
     """
     settings = getattr(model, "generation_config", None)
     if settings is None or _problem(settings) is None:
@@ -67,7 +67,7 @@ def make_savable(model: PreTrainedModel) -> None:
 
 
 def _problem(settings: GenerationConfig) -> str | None:
-    """Why transformers would not save it, as it says it."""
+    """transformers' reason not to save the settings; None if it would."""
     try:
         settings.validate(strict=True)
     except (ValueError, TypeError) as error:

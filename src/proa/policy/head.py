@@ -1,4 +1,4 @@
-"""The output head with what follows it, a chunk of tokens at a time: log-probabilities and entropies, and their
+"""The output head and the statistics after it, a chunk of tokens at a time: log-probabilities and entropies, with their
 gradients by hand.
 
 With logits z, probabilities p and the token t, scaled by the inverse temperature:
@@ -6,9 +6,9 @@ With logits z, probabilities p and the token t, scaled by the inverse temperatur
     log p_t            d/dz_j  =  [j = t] − p_j
     H = −Σ p log p     d/dz_j  =  −p_j (log p_j + H)
 
-Autograd would keep, or compute again, half a dozen tensors as large as the logits. Here the backward pass computes a
-chunk's logits again, unless all of them are small, and turns them into their gradient; between the passes two numbers
-of a token are kept.
+Autograd would keep, or recompute, half a dozen tensors as large as the logits. Here the backward pass recomputes a
+chunk's logits, unless they are small altogether, and turns them into their gradient; between the passes only two
+numbers per token are kept.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from torch.nn import functional
 
 LEAST = -1e4
-"""A logarithm whose probability is 0 in every dtype: what is below may stand there in sums over a distribution."""
+"""A logarithm whose probability is 0 in every dtype, in place of smaller ones in sums over a distribution."""
 
 
 def head_statistics(
@@ -47,11 +47,11 @@ class HeadSettings:
     """How the head is computed."""
 
     scale: float = 1.0
-    """What logits are multiplied by: the inverse temperature, and what the architecture has."""
+    """The factor of the logits: the inverse temperature, times the architecture's own."""
     chunk_tokens: int = 1024
     with_entropy: bool = False
     entropy_gradient: bool = True
-    """Whether the entropy is trained, and not only looked at."""
+    """Whether the entropy needs a gradient."""
     is_compiled: bool = False
 
     @property
@@ -110,7 +110,7 @@ class _HeadStatistics(torch.autograd.Function):
 
 
 _KEPT = 2**23
-"""Numbers that all logits may have to be kept for the backward pass: 32 MiB in float32."""
+"""The most logits that are kept for the backward pass: 32 MiB in float32."""
 
 
 def _chunks(count: int, size: int) -> list[slice]:
@@ -120,7 +120,7 @@ def _chunks(count: int, size: int) -> list[slice]:
 def _describe(
     logits_nV: torch.Tensor, tokens_n: torch.Tensor, scale: float, with_entropy: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Log-probability of each token, the logarithm of the sum that it was divided by, and the entropy."""
+    """Log-probability of each token, its log-normalizer, and the entropy."""
     scaled_nV = _wide(logits_nV) if scale == 1.0 else _wide(logits_nV) * scale
     normalizers_n = scaled_nV.logsumexp(-1)
     log_probs_n = scaled_nV.gather(-1, tokens_n[:, None])[:, 0] - normalizers_n

@@ -1,4 +1,4 @@
-"""Models and tokenizers of the Hugging Face Hub by their names: `Qwen/Qwen3-0.6B`, with a revision after `@`."""
+"""Models and tokenizers of the Hugging Face Hub by name: `Qwen/Qwen3-0.6B`, optionally with `@` and a revision."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from ..hub_errors import explain_hub_error
 
 _NAME = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?")
 _FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
-"""Weights, configurations and what tokenizers consist of; no pickles, and no code unless it is asked for."""
+"""Weights, configurations and tokenizer files; no pickles, and no code unless requested."""
 
 
 class HubError(SettingError):
-    """The Hub, or its cache on this machine, does not have what a name stands for."""
+    """A name is neither on the Hub nor in its cache on this machine."""
 
 
 def is_hub_name(source: str) -> bool:
-    """Whether something has the form of a name of the Hub, with or without a revision."""
+    """Whether this has the form of a name on the Hub, with or without a revision."""
     return _NAME.fullmatch(source) is not None
 
 
 def no_folder(source: object) -> str:
-    """What to say of a path that is no folder."""
+    """The error message for a path that is not a folder."""
     return (
         f"no model folder {source}: give the path of a Hugging Face folder on this machine, a name of the Hub "
         "(Qwen/Qwen3-0.6B), or a configuration with a model_type"
@@ -32,9 +32,9 @@ def no_folder(source: object) -> str:
 
 
 def local_folder(source: str | PathLike[str], *, trust_remote_code: bool = False) -> Path:
-    """The folder that a path or a name of the Hub stands for; something local of that name comes first.
+    """The folder of a path or of a name on the Hub; a local path takes precedence.
 
-    A model of the Hub is downloaded to its cache, or with HF_HUB_OFFLINE only looked for there.
+    A model of the Hub is downloaded to its cache, or with HF_HUB_OFFLINE only taken from there.
     """
     named = _NAME.fullmatch(str(source))
     if named is None or Path(source).exists():
@@ -55,7 +55,7 @@ def local_folder(source: str | PathLike[str], *, trust_remote_code: bool = False
 
 
 def pinned_name(source: str, *, trust_remote_code: bool = False) -> str:
-    """A name of the Hub with the commit that it stands for now; a path as it is."""
+    """A name of the Hub with its present commit; a path unchanged."""
     named = _NAME.fullmatch(source)
     if named is None or Path(source).exists():
         return source

@@ -32,12 +32,12 @@ class UnsupportedModelError(SettingError, TypeError):
 
 @dataclass(frozen=True, slots=True)
 class ActionStatistics:
-    """What the policy says of each completion token; exactly 0, without gradient, under the mask."""
+    """Statistics of each completion token under the policy; exactly 0, without gradient, under the mask."""
 
     log_probs_BA: torch.Tensor  # noqa: N815 - a shape, not a word
     entropy_BA: torch.Tensor | None = None  # noqa: N815
     values_BA: torch.Tensor | None = None  # noqa: N815
-    """What `value_head` says of the state before each token."""
+    """The output of `value_head` for the state before each token."""
 
 
 def action_statistics(
@@ -54,13 +54,13 @@ def action_statistics(
 ) -> ActionStatistics:
     """Log-probability (and entropy) of the last `actions` tokens of each sequence at the sampling temperature.
 
-    Prompts are padded on the left, completions on the right; no mask means no padding. What stands under
-    the mask is never read. Differentiable, in float32 at least, whatever the model's dtype; the entropy only with
-    `entropy_gradient`.
+    Prompts are padded on the left, completions on the right; no mask means no padding. Values under the mask are
+    never read. Differentiable (the entropy only with `entropy_gradient`), in float32 at least for any dtype of the
+    model.
     """
     mask_BS = checked_mask(sequences_BS, attention_mask_BS, actions)
     _check_settings(temperature, chunk_tokens)
-    # Nothing follows the last token, so what it would predict is never asked for.
+    # The last token predicts nothing that is needed.
     hidden_BSH = hidden_states(find_decoder(model), sequences_BS[:, :-1], mask_BS[:, :-1])
     first = sequences_BS.shape[1] - actions
     mask_BA = mask_BS[:, first:]
@@ -93,7 +93,7 @@ def token_statistics(
     entropy_gradient: bool = True,
 ) -> torch.Tensor:
     """Log-probability of each token after the hidden state before it and, as a second row, the entropy there."""
-    logits_of = _checked_logits_of(model)
+    logits_of = _find_logits(model)
     head: Any = cast(Any, model).get_output_embeddings()
     if logits_of.is_linear and len(tokens_N):
         settings = HeadSettings(
@@ -107,7 +107,7 @@ def token_statistics(
         return found_Kn if entropy_gradient else torch.cat((found_Kn[:1], found_Kn[1:].detach()))
 
     parts = [
-        # Nothing in the head is random, so there is no generator state to keep for the second time.
+        # Nothing in the head is random, so no generator state is needed for the recomputation.
         checkpoint(statistics_of, hidden_nH, tokens_n, use_reentrant=False, preserve_rng_state=False)
         for hidden_nH, tokens_n in zip(
             torch.split(hidden_NH, chunk_tokens), torch.split(tokens_N, chunk_tokens), strict=True
@@ -120,32 +120,32 @@ def _statistics(
     logits_nV: torch.Tensor, tokens_n: torch.Tensor, temperature: float, with_entropy: bool
 ) -> torch.Tensor:
     """Log-probability of each token and, as a second row, the entropy of its distribution."""
-    log_probs_nV = (_at_least_float32(logits_nV) / temperature).log_softmax(-1)
+    log_probs_nV = (_widen(logits_nV) / temperature).log_softmax(-1)
     log_probs_n = log_probs_nV.gather(-1, tokens_n[:, None])[:, 0]
     if not with_entropy:
         return log_probs_n[None]
-    # A token that cannot come adds 0 · log 0 = 0, and no gradient; as numbers, 0 × -inf would be NaN in both.
+    # An impossible token adds 0 · log 0 = 0, and no gradient; numerically, 0 × -inf would be NaN in both.
     entropy_n = -(log_probs_nV.exp() * log_probs_nV.clamp(min=LEAST)).sum(-1)
     return torch.stack((log_probs_n, entropy_n))
 
 
 def scatter_tokens(statistics_KN: torch.Tensor, mask_BA: torch.Tensor) -> torch.Tensor:
-    """Numbers of the tokens under the mask, in its order, at their places, and 0 elsewhere."""
+    """Scatter numbers of the mask's tokens to their places, with 0 elsewhere."""
     zeros_KBA = statistics_KN.new_zeros((statistics_KN.shape[0], *mask_BA.shape))
     return zeros_KBA.masked_scatter(mask_BA, statistics_KN)
 
 
-def _at_least_float32(tensor: torch.Tensor) -> torch.Tensor:
+def _widen(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
 def check_causal(model: PreTrainedModel) -> None:
-    """Refuse, before anything is trained, a model whose log-probabilities cannot be had from its decoder."""
-    _checked_logits_of(model)
+    """Raise, before training, for a model whose log-probabilities cannot be computed from its decoder."""
+    _find_logits(model)
 
 
-def _checked_logits_of(model: PreTrainedModel) -> LogitsOf:
-    """From hidden states to logits, as the model itself does it; compared once with the model's own."""
+def _find_logits(model: PreTrainedModel) -> LogitsOf:
+    """The map from hidden states to logits, checked once against the model's own logits."""
     head: nn.Module | None = cast(Any, model).get_output_embeddings()
     if head is None:
         raise UnsupportedModelError(f"{type(model).__name__} has no output head: not a causal language model")
@@ -158,7 +158,7 @@ def _checked_logits_of(model: PreTrainedModel) -> LogitsOf:
 
 
 class LogitsOf:
-    """A model's output head, with what its architecture does to the logits."""
+    """A model's output head, with its architecture's changes to the logits."""
 
     def __init__(self, model: PreTrainedModel, head: nn.Module) -> None:
         config = model.config.get_text_config()
@@ -172,7 +172,7 @@ class LogitsOf:
 
     @property
     def is_linear(self) -> bool:
-        """Whether logits are a product alone, which nobody listens to."""
+        """Whether logits are a plain product, without hooks on the head."""
         head = self._head
         return type(head) is nn.Linear and not self._cap and not head._forward_hooks and not head._forward_pre_hooks
 
@@ -184,7 +184,7 @@ class LogitsOf:
 
 
 def compile_head(model: PreTrainedModel, wanted: bool) -> None:
-    """Whether what follows the output head is compiled."""
+    """Set whether the computation after the output head is compiled."""
     cast(Any, model).proa_compiles_head = wanted  # an attribute, so that copies of the model have it
 
 
@@ -197,12 +197,13 @@ _compared: WeakSet[nn.Module] = WeakSet()
 
 @torch.no_grad()
 def _compare(model: PreTrainedModel, logits_of: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """Refuse a model that looks ahead, or does something else with its logits: training would be silently wrong."""
+    """Raise for a model that is not causal, or changes its logits in an unknown way: training would be silently
+    wrong."""
     decoder = find_decoder(model)
     tokens = trial_tokens(vocabulary_of(decoder), 2, trial_length(model.config, 1)).to(model.device)
     half = tokens[:, : max(1, tokens.shape[1] // 2)]
     hidden = hidden_states(decoder, half, torch.ones_like(half).bool())
-    theirs = _at_least_float32(model(input_ids=half, use_cache=False).logits)
+    theirs = _widen(model(input_ids=half, use_cache=False).logits)
     if not _logits_agree(logits_of, hidden, theirs, model.dtype):
         raise UnsupportedModelError(
             f"{type(model).__name__} computes its logits in a way that Proa does not know: its output head applied "
@@ -220,21 +221,21 @@ def _logits_agree(
     logits_of: Callable[[torch.Tensor], torch.Tensor], hidden: torch.Tensor, theirs: torch.Tensor, dtype: torch.dtype
 ) -> bool:
     try:
-        ours = _at_least_float32(logits_of(hidden))
+        ours = _widen(logits_of(hidden))
     except RuntimeError:  # the head is not made for hidden states of this width
         return False
     tolerance = 0.02 if dtype in (torch.bfloat16, torch.float16) else 1e-4
-    largest = float(theirs.abs().nan_to_num(posinf=0.0).max())  # a token that cannot come is no measure of the others
+    largest = float(theirs.abs().nan_to_num(posinf=0.0).max())  # not counting impossible tokens
     return ours.shape == theirs.shape and torch.allclose(ours, theirs, 0.0, tolerance * largest, equal_nan=True)
 
 
 def _is_encoder(model: PreTrainedModel) -> bool:
-    """Whether this is one of BERT's kind, which are causal only where their configuration says so."""
+    """Whether this is a model like BERT, which is causal only if its configuration says so."""
     return getattr(model.config.get_text_config(), "is_decoder", None) is False
 
 
 def checked_mask(sequences_BS: torch.Tensor, attention_mask_BS: torch.Tensor | None, actions: int) -> torch.Tensor:
-    """The attention mask as bool; what no completion can look like is refused."""
+    """The attention mask as bool; raises if it is not one of prompts and completions."""
     length = sequences_BS.shape[1]
     if not 0 < actions < length:
         raise ValueError(

@@ -34,13 +34,13 @@ _ADAPTER = "default"  # peft's name for the only adapter
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraSettings:
-    """The size and the places of an adapter. Deliberately without dropout: no step of training is random."""
+    """The size and the layers of an adapter. Without dropout, so that no step of training is random."""
 
     rank: int = 16
     alpha: float = 32.0
     """The adapter is scaled by `alpha / rank`."""
     target_modules: TargetModules = "all-linear"
-    """Names of layers, or the ends of names, `q_proj` for those of all blocks; "all-linear" leaves out the head."""
+    """Names of layers, or suffixes such as `q_proj` for all blocks; "all-linear" is all but the head."""
     rslora: bool = False
     """Scale by `alpha / sqrt(rank)`, so that a larger rank does not learn more slowly (rsLoRA)."""
 
@@ -58,22 +58,21 @@ class LoraSettings:
         return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
 
     def layout(self, model: PreTrainedModel) -> AdapterLayout:
-        """What `add_lora` gives this model, or has given it: a maker needs no trainer to know."""
+        """The layout of the adapter that `add_lora` adds to this model."""
         return AdapterLayout(tuple(_targeted(model, self.target_modules)), self.rank, self.scaling)
 
 
 def add_lora(model: PreTrainedModel, settings: LoraSettings, *, seed: int) -> None:
-    """Give the model an adapter, in place; from then on only the adapter is trained.
+    """Add an adapter to the model, in place; from then on only the adapter is trained.
 
-    B is zero, so the model still computes what it did. A is drawn from `seed`, on the CPU and in float32,
-    so neither dtype nor device changes it. The adapter is float32 (float64 over such a base): small steps
-    would be lost in bfloat16.
+    B is zero, so the model's results do not change. A is drawn from `seed`, on the CPU and in float32, independent of
+    dtype and device. The adapter is float32 (float64 over such a base), as small steps would be lost in bfloat16.
     """
     if has_lora(model):
         raise AdapterError("this model has an adapter already; train that one, or load the base again")
     layout = settings.layout(model)
     config = peft_config(settings, layout)
-    with seeded_torch(seed):  # peft fills the adapter with numbers of its own first
+    with seeded_torch(seed):  # peft first draws numbers of its own
         model.add_adapter(config, _ADAPTER)
     if adapter_layout(model) != layout:
         raise AdapterError(f"peft put the adapter in other layers of {type(model).__name__} than it was asked to")
@@ -87,7 +86,7 @@ def has_lora(model: PreTrainedModel) -> bool:
 
 
 def adapter_layout(model: PreTrainedModel) -> AdapterLayout:
-    """Where the model has its adapter, and how large it is."""
+    """The layout of the model's adapter."""
     modules = _adapted(model)
     layers = linear_layers(model)
     first = next(iter(modules.values()))
@@ -114,7 +113,7 @@ def adapter_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
 
 
 def base_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """What `model_weights` gives for the model without its adapter: the same names, the model's own tensors."""
+    """The result of `model_weights` without the adapter: the same names, the model's own tensors."""
     adapted = adapted_modules(model).keys()
     weights: dict[str, torch.Tensor] = {}
     for name, tensor in model_weights(model).items():
@@ -128,10 +127,10 @@ def base_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
 
 @contextmanager
 def adapter_off(model: PreTrainedModel) -> Iterator[None]:
-    """Inside, the model is its base, bit for bit. For the one thread that trains it: all others would see it too."""
+    """Inside, the model is its base, bit for bit, in all threads that use it."""
     modules = list(_adapted(model).values())
     were_off = [module.disable_adapters for module in modules]
-    # peft freezes an adapter that is off; it shall come back as trainable as it was.
+    # peft freezes an adapter that is off; restore what was trainable.
     trainable = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     try:
         for module in modules:
@@ -164,7 +163,7 @@ def peft_config(settings: LoraSettings, layout: AdapterLayout, base_path: str | 
 
 
 def _initialise(model: PreTrainedModel, layout: AdapterLayout, seed: int) -> None:
-    """A uniform within `1 / sqrt(inputs)`, as linear layers begin; B zero."""
+    """Draw A uniformly within `1 / sqrt(inputs)`, like linear layers; B is zero."""
     generator = torch.Generator().manual_seed(seed)
     modules = adapted_modules(model)
     for layer in layout.layers:
@@ -180,8 +179,8 @@ def _initialise(model: PreTrainedModel, layout: AdapterLayout, seed: int) -> Non
 
 
 class _InputDtypeLinear(nn.Linear):
-    """A matrix of an adapter: kept in float32, multiplied in the dtype of its inputs. peft's own converts the inputs,
-    which are larger by far, keeps them for the backward pass, and multiplies in float32 without tensor cores."""
+    """A matrix of an adapter, kept in float32 and multiplied in the dtype of its inputs. peft's own converts the far
+    larger inputs, keeps them for the backward pass, and multiplies in float32 without tensor cores."""
 
     def __init__(self, weight_OI: torch.Tensor) -> None:
         super().__init__(weight_OI.shape[1], weight_OI.shape[0], bias=False, device="meta")
@@ -232,7 +231,7 @@ def _has_suffix(name: str, target: str) -> bool:
 
 
 def _head_names(model: PreTrainedModel) -> set[str]:
-    """The output head; of a model that has none for tokens, a reward model, what stands outside of the decoder."""
+    """The output head; for a reward model, everything outside of the decoder."""
     head = cast(Any, model).get_output_embeddings()
     if head is not None:
         return {name for name, module in base_modules(model) if _weight(module) is head.weight}
@@ -241,7 +240,7 @@ def _head_names(model: PreTrainedModel) -> set[str]:
 
 
 def _refuse_tied(names: set[str], model: PreTrainedModel) -> None:
-    """A weight that serves two layers cannot be changed in one of them: the merged model could not be saved."""
+    """Raise for a tied weight: a change in one of its layers could not be saved in the merged model."""
     users: dict[int, list[str]] = {}
     for name, module in base_modules(model):
         if _weight(module) is not None:
@@ -259,7 +258,7 @@ def _weight(module: torch.nn.Module) -> torch.nn.Parameter | None:
 
 
 def _shortest(names: tuple[str, ...], model: PreTrainedModel) -> tuple[str, ...]:
-    """The last words of the names where they mean these layers and no others, else the names."""
+    """The last parts of the names if they match exactly these layers, else the names."""
     words = sorted({name.rpartition(".")[2] for name in names})
     meant = {name for name, _ in base_modules(model) if any(_has_suffix(name, word) for word in words)}
     return tuple(words) if meant == set(names) else names

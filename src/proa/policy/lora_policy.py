@@ -31,7 +31,7 @@ class AdapterOff(Reference):
 
 
 class OverBase(Receiver):
-    """Puts a published adapter over a base that is kept: each time over the base, never over the last weights."""
+    """Merges published adapters with a base that it keeps, each time from the base."""
 
     def __init__(self, base: Mapping[str, torch.Tensor], layout: AdapterLayout) -> None:
         self._layout = layout
@@ -45,14 +45,13 @@ class OverBase(Receiver):
 
 
 class LoraPolicy(Policy):
-    """An adapter, new as `settings` say or continued from the folder `path`. `begin` adds it to the model.
+    """An adapter, new with these `settings` or continued from the folder `path`. `begin` adds it to the model.
 
-    `base_folder` is where the base lies, so that saved adapters can say so; None if it is in no folder as it is. With
-    `base_changes` the base is trained before the adapter is added, so it is not compared with the one `path` was
-    trained over.
+    `base_folder` is the folder of the base, for saved adapters to refer to; None if there is none. With `base_changes`
+    the base is trained before the adapter is added, so it is not compared with the base of `path`.
     """
 
-    reference_is_start = False  # it is the base, which saved adapters name themselves
+    reference_is_start = False  # the reference is the base, which saved adapters refer to
 
     def __init__(
         self,
@@ -117,7 +116,8 @@ class LoraPolicy(Policy):
         load_adapter(self.model, folder)
 
     def _base_path(self, folder: Path) -> str | None:
-        """Absolute, or seen from the folder of the adapter where the base lies beside the run, which may move."""
+        """The path of the base: absolute, or relative to the adapter's folder if it is saved with the run, which may
+        move."""
         if self._base_folder is None or not self.keeps_start:
             return self._base_folder
         return os.path.relpath(self._base_folder, folder)
@@ -126,7 +126,7 @@ class LoraPolicy(Policy):
 def check_adapter(
     model: PreTrainedModel, settings: LoraSettings | None, path: str | None, *, base_changes: bool = False
 ) -> AdapterLayout:
-    """Where the adapter goes that settings or a folder describe; raise if it does not fit the model."""
+    """The layout of an adapter from settings or a folder; raises if it does not fit the model."""
     if path is None:
         return (settings or LoraSettings()).layout(model)
     saved = read_adapter(path)
@@ -137,12 +137,12 @@ def check_adapter(
 
 
 def as_policy(model: PreTrainedModel) -> Policy:
-    """The policy that a model is: an adapter where it has one."""
+    """A model as a policy: a `LoraPolicy` if it has an adapter."""
     return LoraPolicy(model) if has_lora(model) else PlainPolicy(model)
 
 
 def refuse_adapter(model: PreTrainedModel) -> None:
-    """A run adds its own adapter, and needs the plain model for it."""
+    """Raise for a model with an adapter, as a run adds its own."""
     if has_lora(model):
         raise ModelError(
             "the model has an adapter already: give the plain model, and the adapter's folder as lora.path"

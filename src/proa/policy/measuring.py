@@ -1,4 +1,4 @@
-"""A model that is only asked, not trained."""
+"""Evaluation mode for a model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 
 @contextmanager
 def measuring(model: nn.Module) -> Iterator[None]:
-    """Inside, nothing of the model is random and no gradient is kept."""
+    """Inside, nothing in the model is random and no gradients are computed."""
     training = [module for module in model.modules() if module.training]
     for module in training:
         module.training = False

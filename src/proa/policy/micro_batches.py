@@ -1,26 +1,24 @@
-"""Micro-batches: which rows of a batch go through the model together, and those rows cut out of it."""
+"""Micro-batches: planning which rows of a batch go through the model together, and cutting them out."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 from ..data.experience import ACTION_LIKE, SEQUENCE_LIKE, Experience
 
-_Item = TypeVar("_Item")
-
 
 def plan_micro_batches(lengths: Sequence[int], token_budget: int) -> list[list[int]]:
     """Rows grouped so that rows x longest length stays within the budget; a longer row goes alone.
 
-    As few batches as possible, and of those plans one whose largest batch is smallest. The largest comes
-    first: what does not fit in memory fails at once. A budget of 0 means one batch.
+    As few batches as possible, and among such plans one with the smallest largest batch. The largest comes first, so
+    that lack of memory shows at once. A budget of 0 means one batch.
 
-    Where prompts differ much, count each row as the batch's longest prompt plus its own completion: that
-    is what it takes up between aligned boundaries.
+    If prompts differ much, count each row as the batch's longest prompt plus its own completion: that is its size with
+    aligned boundaries.
 
     >>> plan_micro_batches([10, 10, 30, 10, 10], token_budget=40)
     [[2], [0, 1, 3, 4]]
@@ -43,7 +41,7 @@ def plan_micro_batches(lengths: Sequence[int], token_budget: int) -> list[list[i
 
 
 def plan_by_tokens(lengths: Sequence[int], token_budget: int) -> list[list[int]]:
-    """Rows grouped so that their tokens stay within the budget, where none are padded; a longer row goes alone.
+    """Rows grouped so that their tokens, without padding, stay within the budget; a longer row goes alone.
 
     The longest come first, each in the first batch that has room for it (first-fit decreasing): at most 11/9 of the
     fewest batches possible, and one (Dósa, 2007). A budget of 0 means one batch.
@@ -66,9 +64,9 @@ def plan_by_tokens(lengths: Sequence[int], token_budget: int) -> list[list[int]]
 
 
 def deal_rows(lengths: Sequence[int], groups: Sequence[int], trainers: int) -> list[list[int]]:
-    """The rows of each trainer: whole groups, equally many where they divide, and about as many tokens.
+    """The rows of each trainer: whole groups, equally many if they divide evenly, and about as many tokens.
 
-    Groups are dealt longest first, there and back (0, 1, 1, 0): whoever got the longer one gets the shorter one next.
+    Groups are dealt longest first, back and forth (0, 1, 1, 0), so that long and short groups balance.
 
     >>> deal_rows([9, 9, 5, 5, 4, 4, 1, 1], [0, 0, 1, 1, 2, 2, 3, 3], trainers=2)
     [[0, 1, 6, 7], [2, 3, 4, 5]]
@@ -99,12 +97,13 @@ def take_rows(experience: Experience, rows: Sequence[int]) -> Experience:
             whole = picked.dim() == 1  # one number for the whole sequence
             changes[name] = picked if whole else picked[:, columns if name in SEQUENCE_LIKE else slice(actions)]
     for name in ("uids", "group_ids", "facts"):
-        changes[name] = _picked(getattr(experience, name), rows)
+        items = getattr(experience, name)
+        changes[name] = tuple(items[row] for row in rows) if items else ()
     return replace(experience, **changes)
 
 
 def _fill(rows: Sequence[int], lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Rows, longest first, each in the last batch if it fits: no plan has fewer batches."""
+    """Fill batches with rows, longest first, which gives the fewest batches."""
     batches: list[list[int]] = []
     for row in rows:
         if batches and (len(batches[-1]) + 1) * lengths[batches[-1][0]] <= budget:
@@ -124,7 +123,3 @@ def _extent(experience: Experience, index: torch.Tensor) -> tuple[slice, int]:
     first = min([*real, boundary])
     last = max([column + 1 for column in real] + [boundary])
     return slice(first, last), last - boundary
-
-
-def _picked(items: tuple[_Item, ...], rows: Sequence[int]) -> tuple[_Item, ...]:
-    return tuple(items[row] for row in rows) if items else ()

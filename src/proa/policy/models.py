@@ -1,4 +1,4 @@
-"""Models from a Hugging Face folder or from a configuration, saved as one, and the digest of their weights."""
+"""Loads models from a Hugging Face folder or a configuration, saves them, and computes the digest of their weights."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ _DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch
 UNREADABLE = (
     OSError, ValueError, TypeError, KeyError, AttributeError, RuntimeError, SafetensorError, StrictDataclassError,
 )  # fmt: skip
-"""What transformers raises of a folder whose files are broken, or nested too deep."""
+"""transformers' errors for a folder with broken or too deeply nested files."""
 _ONE_AT_A_TIME = threading.Lock()  # the generator and the default dtype are shared by all threads
 
 
 class ModelError(SettingError):
-    """No model can be made of what was given."""
+    """A model cannot be loaded or built."""
 
 
 class SavesItself(Protocol):
-    """A tokenizer, as far as a model folder is concerned."""
+    """A tokenizer that can be saved into a model's folder."""
 
     def save_pretrained(self, save_directory: str, /) -> Any: ...
 
@@ -69,9 +69,9 @@ def load_model(
 
     A folder may also be an adapter's: the model is then its base with the adapter merged in.
 
-    Dropout is 0 in the model and in its configuration, so no step is random, in training mode neither.
-    Weights are drawn on the CPU and in float32 at least: neither device nor dtype changes them, but for rounding, nor
-    does drawing them disturb torch's global generator.
+    Dropout is 0 in the model and in its configuration, so no step is random, even in training mode. Weights are drawn
+    on the CPU and in float32 at least, independent of device and dtype but for rounding, and without changing the state
+    of torch's global generator.
 
     >>> tiny = {"model_type": "llama", "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
     >>> model = load_model({**tiny, "num_attention_heads": 2, "vocab_size": 10, "eos_token_id": 2}, seed=1)
@@ -83,7 +83,7 @@ def load_model(
         source = local_folder(source, trust_remote_code=trust_remote_code)
     with seeded_torch(seed):
         if isinstance(source, Mapping):
-            model: Any = _drawn_from_configuration(source, _DTYPES[dtype])
+            model: Any = _draw_model(source, _DTYPES[dtype])
         elif is_adapter_folder(Path(source)):
             model = _from_adapter_folder(Path(source), dtype, trust_remote_code)
         else:
@@ -92,13 +92,13 @@ def load_model(
 
 
 def check_dtype(name: str) -> None:
-    """Raise unless a model can be loaded as that."""
+    """Raise unless models can be loaded in this dtype."""
     if name not in _DTYPES:
         raise ModelError(f"no dtype {name!r}; one of {', '.join(_DTYPES)}{did_you_mean(name, _DTYPES)}")
 
 
 def read_dtype(name: str) -> torch.dtype:
-    """The dtype of that name; one in which models are not loaded is refused."""
+    """The dtype of that name; raises for one in which models are not loaded."""
     check_dtype(name)
     return _DTYPES[name]
 
@@ -106,10 +106,9 @@ def read_dtype(name: str) -> torch.dtype:
 def outline_model(
     source: str | PathLike[str] | Mapping[str, Any], *, dtype: str = "float32", trust_remote_code: bool = False
 ) -> PreTrainedModel:
-    """The model that `load_model` would give, without its weights: its configuration, and layers with names and shapes.
+    """The model that `load_model` would load, without its weights: its configuration, and layers with names and shapes.
 
-    Enough to find most mistakes, at no cost in memory; the weights themselves are not looked at. Of the dtype it is
-    only checked that there is one of that name.
+    Enough to find most mistakes, without reading weights. The dtype is only checked to exist.
     """
     check_dtype(dtype)
     if not isinstance(source, Mapping):
@@ -135,14 +134,14 @@ def outline_model(
 
 @contextmanager
 def seeded_torch(seed: int) -> Iterator[None]:
-    """Inside, what others draw from torch's global generator follows from the seed; outside, nothing has changed."""
+    """Inside, torch's global generator is seeded; afterwards its state is restored."""
     with _ONE_AT_A_TIME, torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         yield
 
 
 def merged_model(saved: SavedAdapter, base: Path, dtype: str, trust_remote_code: bool) -> PreTrainedModel:
-    """The base with the adapter merged in, rounded once, to the dtype. It has no adapter any more."""
+    """The base with the adapter merged in, rounded once to the dtype; without an adapter."""
     noted = _noted_dtype(saved) or "float32"
     exact = _from_folder(base, _DTYPES[noted], trust_remote_code)
     layout = saved.layout_in(exact)
@@ -156,7 +155,7 @@ def merged_model(saved: SavedAdapter, base: Path, dtype: str, trust_remote_code:
 
 
 def check_base(saved: SavedAdapter, weights: Mapping[str, torch.Tensor], dtype: str) -> None:
-    """Refuse an adapter that was saved over another base, where that was noted; `dtype` is the weights'."""
+    """Raise for an adapter whose noted base is another than these weights, which are of this `dtype`."""
     if saved.base_digest is None:
         return
     noted = _noted_dtype(saved) or dtype
@@ -179,7 +178,7 @@ def _cast(weights: Mapping[str, torch.Tensor], dtype: torch.dtype) -> dict[str, 
 
 @contextmanager
 def without_progress_bars() -> Iterator[None]:
-    """transformers shows one for every folder that it reads or writes, among what others print."""
+    """Inside, transformers shows no progress bars for folders that it reads or writes."""
     shown = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
@@ -192,7 +191,7 @@ def without_progress_bars() -> Iterator[None]:
 def save_model(model: PreTrainedModel, tokenizer: SavesItself | None, folder: str | PathLike[str]) -> None:
     """Write a plain Hugging Face folder: configuration, safetensors and, if there is one, the tokenizer.
 
-    Like all that a run writes it is its owner's alone; `export_model` writes one to hand on.
+    Like all files of a run it is readable by its owner only; `export_model` writes one to share.
     """
     _check_savable(model, folder)
     with private_writing(Path(folder)):
@@ -200,9 +199,9 @@ def save_model(model: PreTrainedModel, tokenizer: SavesItself | None, folder: st
 
 
 def export_model(model: PreTrainedModel, tokenizer: SavesItself | None, folder: str | PathLike[str]) -> None:
-    """Write the same folder with the rights that the user's umask gives."""
+    """Write the same folder with the permissions of the user's umask."""
     _check_savable(model, folder)
-    make_savable(model)  # of a model that somebody made or changed in Python
+    make_savable(model)  # for a model made or changed in Python
     with without_progress_bars():
         model.save_pretrained(str(folder))
     if tokenizer is not None:
@@ -250,10 +249,10 @@ _BOTH = "{} is both a model's and an adapter's folder; keep them apart to say wh
 _AUTO_MODEL: Any = AutoModelForCausalLM  # its methods are not typed
 
 
-def _drawn_from_configuration(source: Mapping[str, Any], dtype: torch.dtype) -> PreTrainedModel:
+def _draw_model(source: Mapping[str, Any], dtype: torch.dtype) -> PreTrainedModel:
     model = _from_configuration(source, torch.promote_types(dtype, torch.float32))
     if model.dtype != dtype:
-        for parameter in model.parameters():  # buffers, as those of rotary embeddings, stay as exact as they are
+        for parameter in model.parameters():  # buffers, such as those of rotary embeddings, stay exact
             parameter.data = parameter.data.to(dtype)
         model.config.dtype = dtype
     return model
@@ -282,7 +281,7 @@ _UNBUILDABLE = (
     TypeError,
     ValueError,
 )
-"""What transformers raises for sizes that do not go together, and for packages that are not there."""
+"""transformers' errors for inconsistent sizes, and for missing packages."""
 
 
 def _configuration(keys: dict[str, Any]) -> PreTrainedConfig:
@@ -301,10 +300,10 @@ def _configuration(keys: dict[str, Any]) -> PreTrainedConfig:
 
 
 def _refuse_unknown(keys: Mapping[str, Any], config: PreTrainedConfig, inside: str = "") -> None:
-    """transformers keeps a key that it does not know and ignores it: keys that nothing reads are refused.
+    """Raise for keys that nothing reads, which transformers would keep and ignore.
 
-    A default configuration has the most of those that are read. What it lacks may still be read by the model, like
-    the `head_dim` of a Qwen3-MoE, or by an older form of the configuration, like Gemma's `sliding_window_pattern`.
+    A default configuration has most keys that are read. Others may still be read by the model, like the `head_dim` of a
+    Qwen3-MoE, or by an older form of the configuration, like Gemma's `sliding_window_pattern`.
     """
     known = set(type(config)().to_dict()) | set(config.attribute_map)
     also_read = set(cast(Any, GenerationConfig)().to_dict()) | _NOTES
@@ -323,14 +322,14 @@ def _refuse_unknown(keys: Mapping[str, Any], config: PreTrainedConfig, inside: s
 
 
 _NOTES = {"_name_or_path", "auto_map", "task_specific_params", "torch_dtype"}
-"""What folders carry about themselves."""
+"""Keys in saved folders that describe the folder."""
 
 
 def _is_read(key: str, config: PreTrainedConfig) -> bool:
-    """Whether the code of the architecture, or what transformers does to every configuration, names the key."""
+    """Whether the code of the architecture, or of every configuration in transformers, names the key."""
     own = type(config).__module__
     modules = [sys.modules[own], configuration_utils, modeling_rope_utils]
-    with suppress(ImportError):  # it needs a package that is not here, which whoever builds the model says
+    with suppress(ImportError):  # building the model reports the missing package
         modules.append(importlib.import_module(own.replace(".configuration_", ".modeling_")))
     named = re.compile(rf"""(config\.|kwargs\.|["']){re.escape(key)}\b""")
     return any(named.search(inspect.getsource(module)) for module in modules)
@@ -347,9 +346,9 @@ def _from_adapter_folder(folder: Path, dtype: str, trust_remote_code: bool) -> P
 
 
 def check_weights_files(folder: Path, auto_class: str) -> None:
-    """Refuse a folder of which transformers would unpickle something (`use_safetensors` does not forbid it all), or
-    whose JSON has it read files elsewhere."""
-    if is_adapter_folder(folder):  # it would be put on the model without a word, from a pickle too
+    """Raise for a folder from which transformers would unpickle something, which `use_safetensors` does not fully
+    prevent, or whose JSON names files elsewhere."""
+    if is_adapter_folder(folder):  # transformers would silently load the adapter, even from a pickle
         raise ModelError(_BOTH.format(folder))
     named = list(named_weights(folder))
     present = (("the folder", path.name) for path in sorted(folder.glob("*.safetensors")))
@@ -366,7 +365,7 @@ def check_weights_files(folder: Path, auto_class: str) -> None:
 
 
 def check_tokenizer_files(folder: Path) -> None:
-    """Refuse a folder whose JSON has transformers read a tokenizer elsewhere."""
+    """Raise for a folder whose JSON names tokenizer files elsewhere."""
     _refuse_outside(folder, named_configurations(folder))
 
 
@@ -397,7 +396,7 @@ def _from_folder(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> P
 
 
 def _folder_configuration(folder: Path, trust_remote_code: bool) -> PreTrainedConfig:
-    """The configuration in a model's folder, whose files are what they should be."""
+    """The configuration in a model's folder, after checking its files."""
     if not folder.is_dir():
         raise ModelError(no_folder(folder))
     if (folder / "run.json").is_file():
@@ -420,9 +419,9 @@ def _remove_randomness(config: PreTrainedConfig) -> None:
     """Set every dropout, layer drop and router jitter to 0."""
     text = config.get_text_config()
     for name, value in list(vars(text).items()):
-        if isinstance(value, PreTrainedConfig):  # MPT and DBRX keep those of their layers apart
+        if isinstance(value, PreTrainedConfig):  # in MPT and DBRX those of the layers are separate
             _remove_randomness(value)
         elif ("drop" in name or "jitter" in name) and isinstance(value, int | float) and not isinstance(value, bool):
-            setattr(text, name, type(value)(0))  # MPT's are whole numbers, and transformers refuses others
+            setattr(text, name, type(value)(0))  # MPT's must be integers
     if config.model_type == "rwkv":
-        cast(Any, config).rescale_every = 0  # else evaluation divides weights in place, and they would be saved so
+        cast(Any, config).rescale_every = 0  # else evaluation divides weights in place, which would be saved

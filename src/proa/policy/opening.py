@@ -1,4 +1,4 @@
-"""A policy from what a person has: a folder or a configuration of a model, and a tokenizer."""
+"""Opens a policy from a model's folder or configuration, and a tokenizer."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def open_policy(
     seed: int = 0,
     trust_remote_code: bool = False,
 ) -> Policy:
-    """The policy that `source` is, or holds. Without a `tokenizer` it has that of the model's folder, if there is one.
+    """The policy of a source. Without a `tokenizer` it has that of the model's folder, if there is one.
 
-    `dtype`, `device` and `seed` are for models that are made here: one that is given stays as it is.
+    `dtype`, `device` and `seed` apply to models that are loaded here, not to given objects.
     """
     if isinstance(source, Policy):
         return source
@@ -91,7 +91,7 @@ def load_tokenizer(folder: str, trust_remote_code: bool) -> PreTrainedTokenizerB
 
 
 def check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Refuse a tokenizer with tokens that the model does not have."""
+    """Raise for a tokenizer with tokens that the model does not have."""
     embeddings: Any = model.get_input_embeddings()
     largest = max(tokenizer.get_vocab().values(), default=0)
     if largest >= (rows := embeddings.weight.shape[0]):
@@ -101,10 +101,9 @@ def check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase)
 
 
 def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, is_new: bool) -> list[int]:
-    """What ends a completion: the tokenizer's end, and what else the model's folder names.
+    """The tokens that end a completion: the tokenizer's, and others that the model's folder names.
 
-    A new model, made from a configuration, has its architecture's ids, which mean nothing to this tokenizer: they are
-    set right, so that its folder is too.
+    A new model, made from a configuration, has its architecture's ids, which are replaced by the tokenizer's.
     """
     end: Any = tokenizer.eos_token_id
     if end is None:

@@ -1,13 +1,13 @@
-"""Several samples in one row, none of which sees another: no padding where lengths differ.
+"""Several samples in one row, none of which attends to another, so that different lengths need no padding.
 
-A packed row says where a sample begins by its positions, which start again from 0. transformers (5.17 to 5.22 read)
-makes of such `position_ids`, where there is neither an attention mask nor a cache, the block-diagonal causal mask
-that the model's attention needs: boolean for sdpa, additive for eager, offsets for flash; a sliding window stays one.
-A mask of our own in four dimensions would serve sdpa alone, and without its windows.
+In a packed row each sample's positions start from 0. From such `position_ids`, without an attention mask or a cache,
+transformers (5.17 to 5.22 read) makes the block-diagonal causal mask that the model's attention needs: boolean for
+sdpa, additive for eager, offsets for flash, with sliding windows. A four-dimensional mask of our own would only work
+for sdpa, and without windows.
 
 Flash attention reads offsets from the positions of a batch of one row only, and takes each of several rows for one
-sample. So there all rows go as one. That a model does follow its positions is seen by trying, with several rows of
-several samples, as long as those of training.
+sample, so there all rows are joined. Whether a model follows its positions is found by trials, with several rows of
+several samples as long as those of training.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PackedRows:
-    """Samples laid end to end in rows; what is left of a row at its end is padding, in no sample."""
+    """Samples end to end in rows, with padding at the end of a row."""
 
     tokens_RL: torch.Tensor  # noqa: N815 - a shape, not a word
     positions_RL: torch.Tensor  # noqa: N815
-    """Places within the sample, from 0; all padding is at 0, so that it sees itself alone."""
+    """Positions within the sample, from 0; padding is at 0, so that it attends only to itself."""
     samples_RL: torch.Tensor  # noqa: N815
-    """Which sample a token is of, -1 for padding."""
+    """The sample of each token, -1 for padding."""
     learned_RL: torch.Tensor  # noqa: N815
-    """The tokens whose log-probability is wanted."""
+    """The tokens whose log-probability is computed."""
 
     @property
     def learned_samples_N(self) -> torch.Tensor:  # noqa: N802
-        """The sample of each token whose log-probability is wanted, in the order of `packed_log_probs`."""
+        """The sample of each learned token, in the order of `packed_log_probs`."""
         return self.samples_RL[self.learned_RL]
 
     def take(self, rows: Sequence[int]) -> PackedRows:
@@ -80,7 +80,7 @@ def pack_lengths(lengths: Sequence[int], capacity: int) -> list[list[int]]:
 
 
 def pack(samples: Sequence[torch.Tensor], learned: Sequence[torch.Tensor], plan: Sequence[Sequence[int]]) -> PackedRows:
-    """Samples, and which of their tokens are learned, laid into rows as `pack_lengths` planned it."""
+    """Samples, and flags of their learned tokens, laid into rows by the plan of `pack_lengths`."""
     for sample, flags in enumerate(learned):
         if flags[0]:
             raise ValueError(f"the first token of sample {sample} cannot be learned: nothing predicts it")
@@ -103,10 +103,10 @@ def pack(samples: Sequence[torch.Tensor], learned: Sequence[torch.Tensor], plan:
 def packed_log_probs(model: PreTrainedModel, packed: PackedRows, *, chunk_tokens: int = 1024) -> torch.Tensor:
     """The log-probability of each learned token within its own sample, (N,), row by row.
 
-    Differentiable, in float32 at least, whatever the model's dtype; the logits are never held as a whole.
+    Differentiable, in float32 at least for any dtype of the model; the logits are never held as a whole.
     """
     decoder = find_decoder(model)
-    # Nothing follows the last column, so what it would predict is never asked for.
+    # The last column predicts nothing that is needed.
     inputs = (packed.tokens_RL[:, :-1], packed.positions_RL[:, :-1], packed.samples_RL[:, :-1])
     if takes_segments(decoder, packed.tokens_RL.shape[1]):
         hidden_RLH = _segment_hidden_states(decoder, *inputs)
@@ -120,7 +120,7 @@ def packed_log_probs(model: PreTrainedModel, packed: PackedRows, *, chunk_tokens
 
 
 def check_packing(model: PreTrainedModel, length: int) -> None:
-    """Refuse a model that gives samples of up to `length` tokens other hidden states in packed rows than alone."""
+    """Raise for a model that gives samples of up to `length` tokens other hidden states in packed rows than alone."""
     if not takes_segments(find_decoder(model), length):
         _takes_one_row(model, length)
 
@@ -128,7 +128,7 @@ def check_packing(model: PreTrainedModel, length: int) -> None:
 def _segment_hidden_states(
     decoder: nn.Module, tokens_RL: torch.Tensor, positions_RL: torch.Tensor, samples_RL: torch.Tensor
 ) -> torch.Tensor:
-    """All samples of all rows end to end, where the decoder takes them so."""
+    """All samples of all rows end to end, for a decoder that takes segments."""
     real_RL = (samples_RL >= 0).cpu()
     places_N = real_RL.flatten().nonzero()[:, 0].to(tokens_RL.device)
     positions_N = positions_RL.cpu()[real_RL]
@@ -163,7 +163,7 @@ _tried: WeakKeyDictionary[nn.Module, dict[tuple[str, int], bool]] = WeakKeyDicti
 
 
 def _takes_one_row(model: PreTrainedModel, length: int) -> bool:
-    """Whether packed rows go through the model as one; a model that is right in neither way is refused."""
+    """Whether packed rows go through the model as one; raises for a model that is wrong either way."""
     decoder, length = find_decoder(model), trial_length(model.config, length)
     known, key = _tried.setdefault(model, {}), (model.config._attn_implementation, length)
     if key in known:
@@ -193,7 +193,7 @@ def _packing_is_exact(decoder: nn.Module, length: int, in_one_row: bool, device:
         together_RLH = _packed_hidden_states(
             decoder, packed.tokens_RL, packed.positions_RL, packed.samples_RL, in_one_row=in_one_row
         )
-    except (RuntimeError, ValueError, IndexError):  # some have a buffer of masks, which one long row does not fit
+    except (RuntimeError, ValueError, IndexError):  # some have a fixed buffer of masks, too short for one long row
         return False
     return all(
         vectors_agree(

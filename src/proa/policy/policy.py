@@ -1,7 +1,6 @@
-"""The policy: a model that can be trained, published to makers, saved, and asked what it thinks of completions.
+"""The policy: a model that is trained, published to makers and saved, and that scores completions.
 
-What kind it is, plain or an adapter over a frozen base, is decided once, where it is built; nobody else asks. A policy
-of another kind is another file like this one.
+Its kind, plain or an adapter over a frozen base, is decided once, where it is built; no other code depends on it.
 """
 
 from __future__ import annotations
@@ -27,20 +26,20 @@ from .trainable import Trainable
 
 
 class Receiver(Protocol):
-    """What a maker needs to load what a policy publishes."""
+    """Turns what a policy publishes into weights for a maker's engine."""
 
     def whole(self, published: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-        """All weights under their Hugging Face names, as an engine loads them."""
+        """All weights by their Hugging Face names, as an engine loads them."""
 
     def use_base(self, base: Mapping[str, torch.Tensor]) -> None:
-        """What is published from now on goes over this base, which is kept and must not change."""
+        """Merge adapters published from now on with this base, which is kept and must not change."""
 
 
 class WholeWeights:
     """Receives weights that are published whole."""
 
     def use_base(self, base: Mapping[str, torch.Tensor]) -> None:
-        """There is none."""
+        """Nothing: whole weights have no base."""
 
     def whole(self, published: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
         return published
@@ -51,18 +50,18 @@ class Reference(ABC):
 
     @abstractmethod
     def active(self) -> AbstractContextManager[PreTrainedModel]:
-        """`with reference.active() as model:` is the frozen model for as long as the block lasts."""
+        """A context in which the model is the reference: `with reference.active() as model:`."""
 
     def statistics(
         self, experience: Experience, *, temperature: float, share_prompts: bool = False
     ) -> ActionStatistics:
-        """What it says of each completion token of a batch."""
+        """Statistics of each completion token of a batch."""
         with self.active() as model:
             return model_statistics(model, experience, temperature=temperature, share_prompts=share_prompts)
 
 
 class FrozenModel(Reference):
-    """A model that nobody trains."""
+    """A model that is not trained."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
@@ -72,17 +71,17 @@ class FrozenModel(Reference):
 
 
 class FrozenCopy(FrozenModel):
-    """A copy of a model, made now."""
+    """A frozen copy of a model."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__(copy.deepcopy(model).requires_grad_(False))
 
 
 class Policy(Trainable):
-    """A model that makers sample from while it is trained. What it publishes is collective, as `gathered` is."""
+    """A model that makers sample from while it is trained. Publishing is collective, as `gathered` is."""
 
     reference_is_start = True
-    """Whether the reference is a copy of what the run starts with, so that a resumed run must start with the same."""
+    """Whether the reference is a copy of the initial model, so that a resumed run must start with the same."""
 
     def statistics(
         self,
@@ -94,7 +93,7 @@ class Policy(Trainable):
         share_prompts: bool = False,
         value_head: nn.Module | None = None,
     ) -> ActionStatistics:
-        """What the policy says of each completion token of a batch."""
+        """Statistics of each completion token of a batch under the policy."""
         return model_statistics(
             self.model,
             experience,
@@ -106,23 +105,23 @@ class Policy(Trainable):
         )
 
     def pads_rows(self, length: int) -> bool:
-        """Whether rows of up to so many tokens are computed with padding, rather than end to end."""
+        """Whether rows of up to `length` tokens are computed with padding, rather than end to end."""
         return not takes_segments(find_decoder(self.model), length)
 
     @abstractmethod
     def reference(self) -> Reference:
-        """The policy as it is now, frozen."""
+        """The present policy, frozen."""
 
     @abstractmethod
     def published(self) -> dict[str, torch.Tensor]:
-        """What makers get at each push: the policy's own tensors, not copies. Collective; rank 0 pushes them."""
+        """The tensors of a push; not copies. Collective; rank 0 pushes them."""
 
     def published_base(self) -> dict[str, torch.Tensor] | None:
-        """What makers get once, before the first push, if what is published goes over it. Collective too."""
+        """The base of adapters, which makers get once before the first push; None without one. Collective too."""
         return None
 
     def receiver(self, base: Mapping[str, torch.Tensor] | None = None) -> Receiver:
-        """How a maker makes whole weights of what is published; `base` is a copy of `published_base`, if it has one."""
+        """A receiver for makers; `base` is a copy of `published_base`, if there is one."""
         return WholeWeights()
 
     @abstractmethod
@@ -131,7 +130,7 @@ class Policy(Trainable):
 
 
 class PlainPolicy(Policy):
-    """A model of which every weight is trained."""
+    """A model whose weights are all trained."""
 
     def reference(self) -> Reference:
         return FrozenCopy(self.model)
@@ -162,7 +161,7 @@ def model_statistics(
     share_prompts: bool = False,
     value_head: nn.Module | None = None,
 ) -> ActionStatistics:
-    """What a model says of each completion token of a batch; a group's prompt is computed once with `share_prompts`."""
+    """Statistics of each completion token of a batch; with `share_prompts` a group's prompt is computed once."""
     mask_BS, actions = attention_mask_of(experience), experience.action_log_probs.shape[1]
     if share_prompts:
         return shared_prompt_statistics(

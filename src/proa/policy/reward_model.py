@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class TokenizerMismatchError(SettingError):
-    """Two models that are to read the same tokens do not mean the same by them."""
+    """Two models have different tokenizers."""
 
 
 _AUTO_MODEL: Any = AutoModelForSequenceClassification  # its methods are not typed
@@ -78,7 +78,7 @@ def load_reward_model(
     config = read_reward_model_config(folder, trust_remote_code=trust_remote_code)
     _remove_randomness(config)
     try:
-        with seeded_torch(0), without_progress_bars():  # what is missing would be drawn, and is refused below
+        with seeded_torch(0), without_progress_bars():  # missing weights would be drawn, and raise below
             model, report = _AUTO_MODEL.from_pretrained(
                 folder, config=config, dtype=_DTYPES[dtype], output_loading_info=True, use_safetensors=True, **local
             )
@@ -93,7 +93,7 @@ def load_reward_model(
 
 
 def read_reward_model_config(folder: str | PathLike[str], *, trust_remote_code: bool = False) -> PreTrainedConfig:
-    """The configuration of a reward model in a folder. Raises what can be known to be wrong without its weights."""
+    """The configuration of a reward model in a folder; raises for faults that show without its weights."""
     folder = local_folder(folder, trust_remote_code=trust_remote_code)
     if not (folder / "config.json").is_file():
         raise ModelError(f"no reward model in {folder}: give a folder that save_reward_model wrote, or one like it")
@@ -111,8 +111,8 @@ def read_reward_model_config(folder: str | PathLike[str], *, trust_remote_code: 
 def save_reward_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: str | PathLike[str]) -> None:
     """Write a plain AutoModelForSequenceClassification folder, tokenizer included, as its owner's alone.
 
-    transformers reads the score at the last token that is not padding. So where the tokenizer has no padding token,
-    or takes the end-of-sequence token for it, the saved one gets a token of its own, and the saved embedding a row.
+    transformers reads the score at the last token that is not padding. So if the tokenizer has no padding token, or
+    uses the end-of-sequence token, the saved tokenizer gets a new token, and the saved embedding a row.
     """
     if Path(folder).exists() and not Path(folder).is_dir():  # transformers would only log it, and save nothing
         raise ModelError(f"cannot save a reward model in {folder}: it is a file")
@@ -142,7 +142,7 @@ def sequence_scores(
     """The score at the last token of each sequence, in their order: (N,), in float32 at least, differentiable.
 
     Sequences go through the model in micro-batches of at most `token_budget` tokens, padding included (0: all at
-    once). The padding is ours, and what its id is does not matter.
+    once). The id of the padding does not matter.
     """
     lengths = [len(sequence) for sequence in sequences]
     if 0 in lengths:
@@ -156,7 +156,7 @@ def sequence_scores(
 
 
 def check_same_tokenizer(policy: PreTrainedTokenizerBase, reward: PreTrainedTokenizerBase) -> None:
-    """Refuse a reward model that reads the policy's tokens as others. How each pads does not matter."""
+    """Raise for a reward model whose tokenizer differs from the policy's, except in padding."""
     remedy = (
         "Train the reward model from the policy's own base, or let a reward function read the text with its tokenizer"
     )
@@ -199,7 +199,7 @@ def _check_one_label(config: PreTrainedConfig, folder: str | PathLike[str]) -> N
 
 
 def _is_causal(config: PreTrainedConfig) -> bool:
-    """A language model's folder says nothing of labels; a better message names what it lacks."""
+    """Whether it is a language model's, without labels; a later message names the missing head."""
     return any(name.endswith("ForCausalLM") for name in config.architectures or ())
 
 
@@ -215,7 +215,7 @@ def _with_padding_token(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokeniz
 
 
 def _add_row(state: dict[str, torch.Tensor], model: PreTrainedModel, rows: int) -> None:
-    """More rows of zeros in the embedding; what padding says is never read."""
+    """Extend the embedding with rows of zeros, for padding that is never read."""
     embedding = cast(nn.Embedding, model.get_input_embeddings()).weight
     (name,) = [name for name, parameter in model.named_parameters() if parameter is embedding]
     state[name] = torch.cat([embedding.detach(), embedding.new_zeros(rows - len(embedding), embedding.shape[1])])

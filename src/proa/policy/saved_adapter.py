@@ -1,4 +1,4 @@
-"""An adapter as PEFT saves it: two files, read and written without peft, and our note of the base that it is for."""
+"""An adapter in PEFT's format: two files, read and written without peft, and our note of its base."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _WITHOUT_EFFECT = frozenset(
         "runtime_config", "target_modules", "task_type", "use_rslora",
     }
 )  # fmt: skip
-"""Keys that may have any value: those read here, and those that do not change what a trained adapter computes."""
+"""Keys that may have any value: those read here, and those that do not affect a trained adapter's results."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class SavedAdapter:
     tensors: Mapping[str, torch.Tensor]
     base_path: str | None
     base_digest: str | None
-    """Of the base's weights when the adapter was saved, if Proa saved it."""
+    """The digest of the base's weights when the adapter was saved, if Proa saved it."""
     base_dtype: str | None
 
     @property
@@ -55,7 +55,7 @@ class SavedAdapter:
         return [name.removesuffix(".lora_A.weight") for name in self.tensors if name.endswith(".lora_A.weight")]
 
     def base_folder(self) -> Path:
-        """Where the base is said to be; a relative path begins at the adapter's folder."""
+        """The folder of the base that the adapter names; relative to the adapter's folder."""
         if self.base_path is None:
             raise AdapterError(
                 f"{self.folder / CONFIG_FILE} does not say of which base: base_model_name_or_path is empty"
@@ -68,7 +68,7 @@ class SavedAdapter:
         return base
 
     def layout_in(self, model: nn.Module) -> AdapterLayout:
-        """Its layout in a model that it fits; an adapter for another base is refused."""
+        """Its layout in a model; raises if it does not fit."""
         layers = linear_layers(model)
         if foreign := [name for name in self.layer_names if name not in layers]:
             raise AdapterError(
@@ -89,7 +89,7 @@ def is_adapter_folder(folder: Path) -> bool:
 
 
 def read_adapter(folder: str | PathLike[str]) -> SavedAdapter:
-    """Read a LoRA adapter from a folder that PEFT or `save_adapter` wrote; other kinds of adapters are refused."""
+    """Read a LoRA adapter from a folder that PEFT or `save_adapter` wrote; raises for other kinds of adapters."""
     folder = Path(folder)
     if not is_adapter_folder(folder):
         raise AdapterError(f"{folder} is not an adapter folder: it has no {CONFIG_FILE}")
@@ -112,7 +112,7 @@ def read_adapter(folder: str | PathLike[str]) -> SavedAdapter:
 
 
 def write_adapter(adapter: Mapping[str, torch.Tensor], layout: AdapterLayout, folder: Path) -> None:
-    """The two files, for others that read what PEFT saves."""
+    """Write the two files for readers of PEFT's format."""
     tensors = {f"{PREFIX}{name}": tensor.detach().to("cpu").contiguous() for name, tensor in adapter.items()}
     save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
     config = {

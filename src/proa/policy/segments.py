@@ -1,15 +1,15 @@
-"""Sequences end to end in one row, each of which attends to its own tokens alone: no padding is computed.
+"""Sequences end to end in one row, each attending only to its own tokens, without padding.
 
     tokens      p p p a a b b b q q c c          two prompts, p and q; completions a and b of p, and c of q
     queries     └───┘ └─┘ └───┘ └─┘ └─┘          one segment each
     keys        p     p+a  p+b   q   q+c         what each segment attends to: a prompt is computed once
 
-A segment attends to its share of `keys`, the last of which are its own tokens; causally, so that its last token sees
-them all. Without `keys` each segment is a whole sequence, and attends to itself.
+A segment attends causally to its share of `keys`, the last of which are its own tokens; its last token attends to all
+of them. Without `keys` each segment is a whole sequence, and attends to itself.
 
-Attention goes through transformers' interface for attention functions, under a name of ours. On a GPU it is torch's
-varlen attention; elsewhere, and for dtypes that this one does not have, one call for each segment. Shapes are rounded
-up to a few sizes, so that compiled layers meet few of them; what fills them up is in segments of its own.
+Attention is registered with transformers' interface under a name of ours. On a GPU it is torch's varlen attention;
+elsewhere, and for dtypes without that, one call for each segment. Shapes are rounded up to a few sizes, so that
+compiled layers meet few of them; the filling is in segments of its own.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ from .shared_keys import SharedKeys, gather_keys, make_shared_keys, power_of_2
 
 ATTENTION = "proa_segments"
 """The name of our attention among transformers' implementations."""
-_VARLEN: Any = varlen_attn  # it may return more than a tensor, for those who ask
+_VARLEN: Any = varlen_attn  # on request it returns more than a tensor
 _GROUPED_HEADS: Any = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
-"""torch 2.11 takes fewer key heads than query heads as they are; later ones ask for a flag."""
+"""torch 2.11 accepts fewer key heads than query heads; later versions need a flag."""
 _SHORTEST = 128
-"""What kernels are told of lengths is a power of 2, at least this: every other number would compile them again."""
+"""Lengths passed to kernels are powers of 2, at least this, as every other number would compile them again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """What is computed, and what each segment attends to. All of it lies on one device."""
+    """The tokens to compute, and the keys of each segment; all tensors are on one device."""
 
     # ruff: noqa: N815 -- tensor shapes are suffixes of fields too
     tokens_T: torch.Tensor
     positions_T: torch.Tensor
     query_starts_N: torch.Tensor
-    """Where each segment begins, int32, and at last where the last one ends."""
+    """The start of each segment, int32, and finally the end of the last."""
     key_starts_N: torch.Tensor
-    """The same among keys."""
+    """The same for keys."""
     longest_query: int
     longest_key: int
     keys: SharedKeys | None = None
-    """Which token each key is; None where keys are the tokens themselves."""
+    """The token of each key; None if keys are the tokens themselves."""
 
     def to(self, device: torch.device) -> Segments:
         """The same on a device."""
@@ -75,7 +75,7 @@ def make_segments(
     key_lengths: list[int] | None = None,
     key_places_K: torch.Tensor | None = None,
 ) -> Segments:
-    """Segments of these lengths, filled up to sizes of which there are few. Everything is on the CPU."""
+    """Segments of these lengths, filled up to one of a few sizes, on the CPU."""
     longest = max(_SHORTEST, power_of_2(max(query_lengths)))
     filled = bucket_size(len(tokens_T))
     fillers = _pieces(filled - len(tokens_T), longest)
@@ -96,7 +96,7 @@ def make_segments(
 
 
 def bucket_size(count: int) -> int:
-    """The next number of few: of 4 to 8 times a power of 2, at most a quarter more than the number.
+    """The next multiple, 4 to 8 times, of a power of 2: at most a quarter more than the number.
 
     >>> [bucket_size(count) for count in (1, 9, 100, 1000, 24_000)]
     [4, 10, 112, 1024, 24576]
@@ -106,7 +106,7 @@ def bucket_size(count: int) -> int:
 
 
 def segment_hidden_states(decoder: nn.Module, segments: Segments) -> torch.Tensor:
-    """The decoder's last hidden state of every token, (T, H); those of fillers mean nothing."""
+    """The decoder's last hidden state of every token, (T, H); those of filling are meaningless."""
     with own_pass(decoder), attention_as(decoder.config, ATTENTION):
         hidden_1TH: torch.Tensor = decoder(
             input_ids=segments.tokens_T[None],
@@ -123,9 +123,9 @@ def segment_hidden_states(decoder: nn.Module, segments: Segments) -> torch.Tenso
 
 @contextmanager
 def own_pass(decoder: nn.Module) -> Iterator[None]:
-    """A pass of ours through a decoder, one at a time: which attention its layers have is written in its configuration.
-    Where layers are checkpointed, they are so inside, if there is a gradient to come; transformers asks their
-    `training` flag, and whoever else uses the model finds it as it was."""
+    """Inside, one pass through a decoder, under a lock, as the attention of its layers is set in its configuration.
+    Checkpointed layers have their `training` flag set inside, which transformers requires, if a gradient is
+    computed."""
     checkpointed = [
         part for part in decoder.modules() if torch.is_grad_enabled() and getattr(part, "gradient_checkpointing", False)
     ]
@@ -155,7 +155,7 @@ def attention_as(config: Any, name: str) -> Iterator[None]:
 
 
 class UnknownAttentionError(NotImplementedError):
-    """A layer wants something of its attention that segments do not have."""
+    """A layer needs a kind of attention that segments do not support."""
 
 
 def attend(
@@ -175,7 +175,8 @@ def attend(
     softcap: float | None = None,
     **_more: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention as transformers calls it: heads come before tokens, and go after them; `(1, T, H, W)`."""
+    """Attention for transformers: inputs have heads before tokens, and the result tokens before heads, `(1, T, H,
+    W)`."""
     if (sliding_window is not None and sliding_window < max_length_k) or softcap is not None:
         raise UnknownAttentionError("a sliding window or a soft cap")
     query_THW, key_KHW, value_KHW = (one.transpose(1, 2)[0] for one in (query_1HTW, key_1HTW, value_1HTW))
@@ -223,7 +224,7 @@ def _attend_one_by_one(
 
 
 def _causal(queries: int, key_HkW: torch.Tensor) -> torch.Tensor | None:
-    """The last query sees all keys, each before it one less."""
+    """A mask in which the last query attends to all keys, and each one before to one key less."""
     keys = key_HkW.shape[1]
     if queries == keys:
         return None
@@ -231,7 +232,7 @@ def _causal(queries: int, key_HkW: torch.Tensor) -> torch.Tensor | None:
 
 
 def _starts(lengths: list[int], count: int) -> torch.Tensor:
-    """Where so many segments begin, and the last ends; those that are missing are empty."""
+    """The starts of `count` segments, and the end of the last; missing ones are empty."""
     missing = [0] * (count - len(lengths))
     return torch.tensor([0, *lengths, *missing]).cumsum(0).to(torch.int32)
 

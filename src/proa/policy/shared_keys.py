@@ -1,13 +1,13 @@
-"""Keys that several segments attend to: copies of tokens, whose gradients are added up in a fixed order.
+"""Keys that several segments attend to: copies of tokens, whose gradients are summed in a fixed order.
 
     tokens    p p a b                    a prompt, and a completion each of a and b
     keys      p p | p p a | p p b        what the segments p, a and b attend to: `places` names each key's token
                 ▲      ▲       ▲
                 own    └ others of the same token
 
-A token's gradient is the sum of its keys' gradients. torch adds them up with `index_put`, which under deterministic
-algorithms sorts all keys for every layer: more than half of a training step on a GPU. Here the tables are made once for
-a batch: each token reads its own key, and the few tokens that others attend to read theirs too.
+A token's gradient is the sum of its keys' gradients. torch sums them with `index_put`, which under deterministic
+algorithms sorts all keys for every layer: more than half of a training step on a GPU. Here tables are made once for a
+batch: each token reads its own key, and the few tokens that others attend to also read those.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ import torch
 
 
 class SharedKeys(NamedTuple):
-    """Which token each key is, and which keys each token is. All of it lies on one device."""
+    """The token of each key, and the keys of each token; all tensors are on one device."""
 
     # ruff: noqa: N815 -- tensor shapes are suffixes of fields too
     places_K: torch.Tensor
     """The token of each key."""
     own_T: torch.Tensor
-    """The key that a token is in its own segment."""
+    """The key of each token in its own segment."""
     others_PR: torch.Tensor
-    """The further keys of tokens that other segments attend to; -1 where a token has fewer."""
+    """The keys of tokens in other segments; -1 in unused places."""
     rows_T: torch.Tensor
-    """Each token's row in `others_PR`; of a token without any, a row that is empty."""
+    """Each token's row in `others_PR`, an empty one if it has no other keys."""
 
     def to(self, device: torch.device) -> SharedKeys:
         return SharedKeys(*(table.to(device, non_blocking=True) for table in self))
 
 
 def make_shared_keys(query_lengths: Sequence[int], key_lengths: Sequence[int], places_K: torch.Tensor) -> SharedKeys:
-    """The tables of segments that have so many tokens and so many keys each, the last of which are the segment's own
-    tokens. Keys after those of the last segment are nobody's. The two sizes of `others_PR` are powers of 2."""
+    """The tables of segments with these numbers of tokens and keys, the last of which are the segment's own tokens.
+    Keys after the last segment belong to none. The two sizes of `others_PR` are powers of 2."""
     queries_N, keys_N = torch.tensor(query_lengths), torch.tensor(key_lengths)
     tokens, keys = int(queries_N.sum()), int(keys_N.sum())
     shifts_N = keys_N.cumsum(0) - queries_N.cumsum(0)
@@ -59,7 +59,7 @@ def make_shared_keys(query_lengths: Sequence[int], key_lengths: Sequence[int], p
 
 
 def gather_keys(tokens_THW: torch.Tensor, keys: SharedKeys) -> torch.Tensor:
-    """Of each token's vector, the copies that are keys."""
+    """Copy the tokens' vectors to their keys."""
     gathered_KHW: torch.Tensor = _GatherKeys.apply(tokens_THW, *keys)  # type: ignore[no-untyped-call]
     return gathered_KHW
 
@@ -82,12 +82,12 @@ class _GatherKeys(torch.autograd.Function):
         own_T, others_PR, rows_T = ctx.saved_tensors
         exact = torch.promote_types(gradient_KHW.dtype, torch.float32)
         is_key_PR11 = (others_PR >= 0)[:, :, None, None]
-        # Attention leaves the gradients of nobody's keys as the memory was: they are in no table, and never read.
+        # Gradients of keys in no segment are uninitialised memory: they are in no table, and never read.
         others_PRHW = gradient_KHW[others_PR.clamp(min=0)].where(is_key_PR11, 0.0)
         gradient_THW = gradient_KHW[own_T].to(exact) + others_PRHW.sum(1, dtype=exact)[rows_T]
         return gradient_THW.to(gradient_KHW.dtype), None, None, None, None
 
 
 def power_of_2(count: int) -> int:
-    """The next one: of sizes that are powers of 2 there are few, and layers are compiled once for each."""
+    """The next power of 2: there are few such sizes, and layers are compiled once for each."""
     return 1 << max(0, count - 1).bit_length()

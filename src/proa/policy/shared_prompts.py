@@ -1,11 +1,11 @@
 """Completions of one prompt in one row, after the prompt, which is computed once for all of them.
 
-    prompt     p p p      every completion sees the prompt and itself, none sees another;
-    first            a a      positions go on from the prompt's for each of them
+    prompt     p p p      every completion attends to the prompt and itself, to no other;
+    first            a a      its positions continue from the prompt's
     second               b b b
 
-Eight completions of 7 tokens after a prompt of 7 are 55 tokens instead of 104: where prompts are not short beside their
-completions, the training step costs about half. With padding, where completions are much longer it does not pay:
+Eight completions of 7 tokens after a prompt of 7 are 55 tokens instead of 104: unless prompts are short compared with
+their completions, the training step costs about half. With padding and much longer completions it does not pay, as
 attention is computed, and masked, between completions too. End to end (`segments`) it always does.
 """
 
@@ -37,7 +37,7 @@ class SharedRows:
     tokens_GL: torch.Tensor
     positions_GL: torch.Tensor
     allowed_GLL: torch.Tensor
-    """Which tokens each token sees."""
+    """The tokens that each token attends to."""
     predictors_N: tuple[torch.Tensor, torch.Tensor]
     """Row and column of the token before each completion token, in the order of the batch's mask."""
 
@@ -55,10 +55,10 @@ def shared_prompt_statistics(
     entropy_gradient: bool = True,
     value_head: nn.Module | None = None,
 ) -> ActionStatistics:
-    """What `action_statistics` says, with the prompt of each group computed once. `groups_B` are indices from 0."""
+    """The same as `action_statistics`, with the prompt of each group computed once. `groups_B` are indices from 0."""
     mask_BS = checked_mask(sequences_BS, attention_mask_BS, actions)
     mask_BA = mask_BS[:, -actions:]
-    tokens_N = sequences_BS[:, -actions:][mask_BA]  # waits for the device: before its work is launched, not after
+    tokens_N = sequences_BS[:, -actions:][mask_BA]  # waits for the device, so it comes before launching work
     decoder = find_decoder(model)
     if takes_segments(decoder, sequences_BS.shape[1]):
         segments, predictors_N = lay_end_to_end(sequences_BS.cpu(), mask_BS.cpu(), actions, groups_B.cpu())
@@ -83,7 +83,7 @@ def shared_prompt_statistics(
 
 
 def shared_lengths(mask_BS: torch.Tensor, actions: int, groups_B: torch.Tensor) -> list[int]:
-    """How many tokens each group takes up."""
+    """The number of tokens of each group."""
     inputs_B = (mask_BS[:, -actions:].sum(-1) - 1).clamp(min=0)
     prompts_G = mask_BS[:, :-actions].sum(-1)[_first_rows(groups_B)]
     lengths: list[int] = prompts_G.index_add(0, groups_B, inputs_B).tolist()
@@ -91,7 +91,7 @@ def shared_lengths(mask_BS: torch.Tensor, actions: int, groups_B: torch.Tensor) 
 
 
 def lay_out(sequences_BS: torch.Tensor, mask_BS: torch.Tensor, actions: int, groups_B: torch.Tensor) -> SharedRows:
-    """A batch of whole groups as rows; a group whose prompts differ is refused."""
+    """A batch of whole groups as rows; raises if prompts of a group differ."""
     first = sequences_BS.shape[1] - actions
     heads_G = _first_rows(groups_B)
     prompts_GP, prompt_mask_GP = sequences_BS[heads_G, :first], mask_BS[heads_G, :first]
@@ -158,7 +158,7 @@ def lay_end_to_end(
 
 
 def _allowed(owners_GL: torch.Tensor) -> torch.Tensor:
-    """Causal, the prompt and oneself; padding sees itself alone, for a row that sees nothing is NaN."""
+    """Causal attention to the prompt and itself; padding attends to itself, as an empty row would give NaN."""
     length = owners_GL.shape[1]
     places = torch.arange(length, device=owners_GL.device)
     seen_GLL = (owners_GL[:, None, :] == 0) | (owners_GL[:, None, :] == owners_GL[:, :, None])
@@ -222,14 +222,14 @@ def _hidden_states(model: PreTrainedModel, rows: SharedRows) -> torch.Tensor:
 
 
 _longest_tried: WeakKeyDictionary[nn.Module, dict[str, int]] = WeakKeyDictionary()
-"""Up to which length a model was seen to be right, by its attention."""
+"""The longest length at which a model passed the trial, by its attention."""
 
 
 def check_shares_prompts(model: PreTrainedModel, length: int) -> None:
-    """Refuse a model that does not take a mask of ours as it is, in rows of `length`: it would be silently wrong.
+    """Raise for a model that changes a given mask, in rows of `length`: it would be silently wrong.
 
-    A sliding window is refused by its name. One by another name, like GPT-Neo's, is found by trying rows as long as
-    those of training: it counts columns, and the prompt is more of them away from a completion than it was alone.
+    A sliding window is recognised by its setting. One by another name, like GPT-Neo's, is found by trials with rows as
+    long as those of training: it counts columns, and here the prompt is farther from a completion than alone.
     """
     if takes_segments(find_decoder(model), length):
         return  # their attention is our own
@@ -253,7 +253,7 @@ def check_shares_prompts(model: PreTrainedModel, length: int) -> None:
 
 @torch.no_grad()
 def _agrees(model: PreTrainedModel, length: int) -> bool:
-    """A group that takes up about `length` columns, the last of its completions short, and one with a short prompt."""
+    """Try a group of about `length` columns, with a short last completion, and one with a short prompt."""
     decoder = find_decoder(model)
     longest = min(length * 3 // 4, context_length(model.config) or length)
     actions = max(1, longest // 3)

@@ -1,4 +1,4 @@
-"""A model as it is now, to be saved while training continues."""
+"""Snapshots of models, to be saved while training continues."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 
 def snapshot_model(model: PreTrainedModel) -> PreTrainedModel:
-    """A model with copies on the CPU of what is trained. What is frozen is shared: nobody changes it."""
+    """A copy of a model with trained parameters on the CPU; frozen ones are shared."""
     memo: dict[int, Any] = {}
     for parameter in model.parameters():
         if parameter.requires_grad:

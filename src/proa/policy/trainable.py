@@ -1,4 +1,4 @@
-"""A model as something that is trained and saved, whatever it is for: what a run needs of it besides its step."""
+"""A model that is trained and saved, of any kind: what a run needs of it besides its step."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from .snapshot import snapshot_model
 
 
 class Trainable(ABC):
-    """A model with its tokenizer, from what a run starts with to what it saves.
+    """A model with its tokenizer, from the start of a run to its saved folder.
 
     Every trainer of a run holds one. `gathered` is collective: with several trainers every rank calls it at the same
-    point, because a model may be spread over them; rank 0 saves and scores what it returns there.
+    point, as a model may be spread over them; rank 0 saves and scores the result.
     """
 
     keeps_start = False
-    """Whether the run needs what it starts with again and it is in no folder yet: it is then saved beside the run."""
+    """Whether the initial model is needed again and is in no folder yet; it is then saved with the run."""
 
     def __init__(
         self,
@@ -58,55 +58,55 @@ class Trainable(ABC):
         return list(self.model.named_parameters())
 
     def save_start(self, folder: Path) -> None:
-        """Save the model that the run starts with."""
+        """Save the initial model."""
         save_model(self.model, self._tokenizer, folder)
 
     def load_start(self, folder: Path) -> None:
-        """Take the weights that the run started with."""
+        """Load the weights of the initial model."""
         self._load_whole(folder)
 
     def begin(self, start: Path) -> None:  # noqa: B027 - a plain model needs nothing
-        """Make the model what is trained, once, before the first step. `start` is where `save_start` may have saved."""
+        """Prepare the model for training, once, before the first step. `start` is the folder of `save_start`."""
 
     def gathered(self) -> Self:
-        """The same with all its weights in this process, if this is rank 0. Collective."""
+        """The same with all weights in this process, if it is rank 0. Collective."""
         return self
 
     def with_model(self, model: PreTrainedModel) -> Self:
-        """The same with another model of its kind: a copy."""
+        """A copy with another model of its kind."""
         other = copy.copy(self)
         other.model = model
         return other
 
     def whole(self) -> Mapping[str, torch.Tensor]:
-        """All weights under their Hugging Face names, as an engine loads them."""
+        """All weights by their Hugging Face names, as an engine loads them."""
         raise ModelError("this model generates nothing: only a language model completes prompts")
 
     @abstractmethod
     def weights(self) -> dict[str, torch.Tensor]:
-        """Everything that decides what the model computes, by name: what a run's digest is over."""
+        """All tensors that affect the model's results, by name, for a run's digest."""
 
     @abstractmethod
     def save(self, folder: Path) -> None:
         """Write a folder that Hugging Face's libraries load."""
 
-    def mend_copy(self, folder: Path) -> None:  # noqa: B027 - most are right wherever they lie
-        """Make true what a copy of a saved folder says of its place. Its files may be links, and are not written to."""
+    def mend_copy(self, folder: Path) -> None:  # noqa: B027 - optional
+        """Correct paths in a copy of a saved folder. Its files may be links, and are replaced rather than changed."""
 
     @abstractmethod
     def load(self, folder: Path) -> None:
-        """Take the weights of a folder that `save` wrote; whoever holds on to the model keeps it."""
+        """Load the weights of a folder that `save` wrote into the same model object."""
 
     def snapshot(self) -> Self:
-        """The same as it is now, to be saved while training continues."""
+        """A snapshot to be saved while training continues."""
         return self.with_model(snapshot_model(self.model))
 
     def extra_state(self) -> dict[str, torch.Tensor]:
-        """What is trained and is not in the saved folder as it is."""
+        """Trained tensors that the saved folder does not hold as they are."""
         return {}
 
-    def load_extra_state(self, saved: Mapping[str, torch.Tensor]) -> None:  # noqa: B027 - most have none
-        """Take what `extra_state` gave."""
+    def load_extra_state(self, saved: Mapping[str, torch.Tensor]) -> None:  # noqa: B027 - optional
+        """Restore the result of `extra_state`."""
 
     def _load_whole(self, folder: Path) -> None:
         saved = load_model(

@@ -19,7 +19,7 @@ from .trainable import Trainable
 
 
 class TrainedRewardModel(Trainable):
-    """Starts from a language model, which `begin` makes a reward model of; `lora` or `adapter_path` add an adapter."""
+    """Starts from a language model, which `begin` turns into a reward model, optionally with an adapter."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class TrainedRewardModel(Trainable):
         self._lora = lora
         self._adapter_path = adapter_path
         self.base_digest = ""
-        """With an adapter, of what lies under it: it is saved merged, so no saved folder says it."""
+        """With an adapter, the digest of its base, as the model is saved merged."""
         if lora is not None or adapter_path is not None:
             check_adapter(model, lora, adapter_path)
 
@@ -49,7 +49,7 @@ class TrainedRewardModel(Trainable):
             add_lora(model, self._lora, seed=self._seed)
         if has_lora(model):
             self.base_digest = digest_base(model)
-            model.get_submodule("score").requires_grad_(True)  # a head that was drawn is not to be kept as it is
+            model.get_submodule("score").requires_grad_(True)  # the drawn head must be trained
 
     def weights(self) -> dict[str, torch.Tensor]:
         if has_lora(self.model):
@@ -60,7 +60,7 @@ class TrainedRewardModel(Trainable):
         save_reward_model(self._merged() if has_lora(self.model) else self.model, self.tokenizer, folder)
 
     def load(self, folder: Path) -> None:
-        """Nothing: the saved folder is merged and padded, and what is trained is in `extra_state`."""
+        """Nothing: the saved folder is merged and padded; the trained tensors are in `extra_state`."""
 
     def extra_state(self) -> dict[str, torch.Tensor]:
         named = self.model.named_parameters()
@@ -73,7 +73,7 @@ class TrainedRewardModel(Trainable):
                 own[name].copy_(tensor)
 
     def _merged(self) -> PreTrainedModel:
-        """A plain reward model that computes what the one with an adapter does."""
+        """A plain reward model that is equivalent to the one with an adapter."""
         model = self.model
         weights = AdapterOverBase(base_weights(model), adapter_layout(model)).merged(adapter_weights(model))
         with seeded_torch(self._seed):  # drawn only to be replaced

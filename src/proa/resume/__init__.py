@@ -1,1 +1,1 @@
-"""What a checkpoint of a run holds, and how the run continues from one: its inputs, its configuration, its record."""
+"""The content of a run's checkpoints, and resuming from one: inputs, configuration, record."""

@@ -1,4 +1,4 @@
-"""What is in a run's checkpoints, and who writes them.
+"""The content of a run's checkpoints, and the saver that writes them.
 
 checkpoints/step_40/model/           the policy, as others load it
                     state/trainer/   loop, place, open batches, lease book, optimizers with float32 weights, critic
@@ -41,13 +41,13 @@ Tree = Mapping[str, Any]
 
 
 class CheckpointContent(Protocol):
-    """What a checkpoint holds beside its model and its loop."""
+    """The content of a checkpoint beside its model and its loop."""
 
     def parts(self) -> dict[str, Tree]:
         """Parts of the state by name, each a folder of its own."""
 
     def run_part(self) -> Tree:
-        """What of the part `run` this process knows, where the record is in another."""
+        """Entries for the part `run` from this process, if the record is in another."""
 
 
 class Checkpoints(Saver):
@@ -74,7 +74,7 @@ class Checkpoints(Saver):
         self._content = content
         self._record = record
         self._inputs = inputs
-        """What the run works on: whoever continues from a checkpoint must have the same."""
+        """Digests of the run's inputs, which a resumed run must share."""
         remember(config.model_dump(mode="json"))  # this may be another process than the one that made the folder
         section = config.checkpoint
         best = None if section.best is None else (section.best, section.mode)
@@ -88,7 +88,7 @@ class Checkpoints(Saver):
         return self._manager
 
     def save(self, name: str, state: LoopState) -> ManifestRow | None:
-        """Write a checkpoint, or begin to; its row, if it is there already."""
+        """Write a checkpoint and return its row, or begin to write it in the background and return None."""
         self._check_best_metric(state.metrics)
         parts, trained = self._parts(), self._trained.gathered()
         row = ManifestRow(
@@ -152,7 +152,7 @@ class Checkpoints(Saver):
         }
 
     def _offer(self, row: ManifestRow) -> None:
-        """The final weights under a name that never changes, `model/`."""
+        """Offer the final weights in the fixed folder `model/`."""
         assert row.sampler_path is not None, "every checkpoint here has a model"
         beside, place = self.folder / ".model.new", self.folder / "model"
         shutil.rmtree(beside, ignore_errors=True)
@@ -164,7 +164,7 @@ class Checkpoints(Saver):
 
 
 class SavingParticipant(Saver):
-    """The checkpoints of one run, as other ranks than the first see them: the model may be spread over all."""
+    """Takes part in saving on other ranks than the first: the model may be spread over all."""
 
     def __init__(self, save_every: int, trained: Trainable) -> None:
         super().__init__(save_every)
@@ -184,14 +184,14 @@ def _write(into: Path, trained: Trainable, parts: Mapping[str, Tree]) -> None:
 
 
 def _current_scores(metrics: Mapping[str, Any], loop: Tree, step: int) -> dict[str, Any]:
-    """Metrics without the scores of evals whose last was at another step: those are of other weights than these."""
+    """Metrics without the scores of evals that last ran at another step, with other weights."""
     evaluated_at: Mapping[str, int] = loop.get("after", {}).get("evaluated_at", {})
     others = tuple(f"{name}." for name, at in evaluated_at.items() if at != step)
     return {name: value for name, value in metrics.items() if not name.startswith(others)}
 
 
 def _warn_unsaved_scores(config: RunConfig) -> None:
-    """The best of a metric can only be one that was saved: say so where evals come at steps that are not."""
+    """Warn if `checkpoint.best` is an eval that runs at steps which are not saved."""
     best, every = config.checkpoint.best, config.checkpoint.save_every
     section = next((one for one in config.eval if best is not None and best.startswith(f"{one.name}.")), None)
     if section is None:

@@ -1,6 +1,6 @@
-"""The configuration that a run was started with, and what another one would change in it.
+"""The saved configuration of a run, and its comparison with another.
 
-Nothing here is slow to import: the command line compares configurations before it loads anything large.
+Nothing here is slow to import, as the command line compares configurations before it loads anything large.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _FREE = (
     "engine.sleep", "environment.call_timeout", "environment.step_timeout", "environment.trajectory_timeout",
     "environment.workers", "environment.memory_gib",
 )  # fmt: skip
-"""What may change without changing what is learned."""
+"""Keys that may change, as they do not affect what is learned."""
 _REORDERING_KEYS = (
     "threads", "trainers", "model.device", "model.attention", "model.gradient_checkpointing", "model.compile", "engine",
     "optimizer.token_budget", "optimizer.share_prompts",
 )  # fmt: skip
-"""What computes the same in another order: allowed, but sums may differ in their last bits."""
+"""Keys that may change, but reorder sums, which may then differ in their last bits."""
 LENGTH = "total_steps"
-"""May grow: then the run trains longer, and is not the run that was that long from the start."""
+"""It may grow, and the run trains longer; the result may differ from that of a run of that length."""
 
 
 def saved_config(folder: Path) -> dict[str, Any]:
@@ -44,8 +44,8 @@ def saved_config(folder: Path) -> dict[str, Any]:
 
 
 def load_complete_config(folder: Path, flags: Sequence[str] = ()) -> RunConfig:
-    """The configuration of the run in a folder, wherever that lies now, with what flags change. One that does not say
-    all that the run needs is refused."""
+    """The configuration of the run in a folder, which may have been moved, with changes by flags. Raises if secrets or
+    objects are missing in it."""
     config = load_saved_config(folder, flags)
     left = config.model_dump(mode="json")
     if unsaid := redacted_keys(left):
@@ -59,7 +59,7 @@ def load_complete_config(folder: Path, flags: Sequence[str] = ()) -> RunConfig:
 
 
 def load_saved_config(folder: Path, flags: Sequence[str] = ()) -> RunConfig:
-    """The same, as far as it was written down: without secrets, and without what was given in Python."""
+    """The same, as far as it was saved: without secrets, and without objects given in Python."""
     parent = folder.parent if folder.name not in ("", "..") else folder.resolve().parent
     saved = saved_config(folder)
     where = {"name": folder.resolve().name, "output_dir": str(parent)}
@@ -69,11 +69,11 @@ def load_saved_config(folder: Path, flags: Sequence[str] = ()) -> RunConfig:
 def config_changes(
     saved: dict[str, Any], config: RunConfig, bound: dict[str, Any] | None = None
 ) -> dict[str, tuple[Any, Any]]:
-    """What a configuration changes in a resumed run, as {key: (before, now)}. What would change what is
-    learned is refused. The folder that the run lies in may have been moved.
+    """What a configuration changes in a resumed run, as {key: (before, now)}. Raises for changes that affect what is
+    learned, except a larger `total_steps`. The run's folder may have been moved.
 
-    `saved` is what the run's folder says, which anybody may have edited, and `bound` what the checkpoint says: that
-    counts for all that decides what is learned. A larger `total_steps` is no refusal: the run trains longer.
+    `saved` is the configuration in the folder, which may have been edited, and `bound` the one in the checkpoint, which
+    counts for everything that affects what is learned.
     """
     now = config.model_dump(mode="json")
     changes = _changes(saved, now)
@@ -98,12 +98,12 @@ def config_changes(
 
 
 def _changes(saved: dict[str, Any], now: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """All that differs. Keys that a newer version added were at their defaults."""
+    """All differences. Keys added by a newer version count as having been at their defaults."""
     with suppress(ConfigError):
         saved = restore_run_config(saved).model_dump(mode="json")
     found = _differences(_follow_moved_paths(saved, now, str(saved.get("output_dir")), now["output_dir"]), now)
     same = {key for key, (before, now_) in found.items() if redact({key: now_}) == {key: before}}  # secrets
-    same |= {key for key, (_, now_) in found.items() if now_ == AUTO}  # what was decided when it began
+    same |= {key for key, (_, now_) in found.items() if now_ == AUTO}  # resolved when the run began
     return {key: pair for key, pair in found.items() if key not in same}
 
 
@@ -132,8 +132,8 @@ def log_changes(changes: dict[str, tuple[Any, Any]]) -> None:
 
 
 def _follow_moved_paths(saved: Any, given: Any, before: str, now: str) -> Any:
-    """What was saved, with paths as they are since the folder that the run lies in was moved: a stage of an experiment
-    names the weights of the one before. A path that is given as it was saved was not moved."""
+    """Saved values, with paths inside the run's parent folder adapted where the given configuration names them in the
+    moved folder, as a stage of an experiment names the weights of the previous one."""
     if isinstance(saved, dict) and isinstance(given, dict):
         return {key: _follow_moved_paths(value, given.get(key), before, now) for key, value in saved.items()}
     if isinstance(saved, list) and isinstance(given, list) and len(saved) == len(given):
@@ -143,7 +143,7 @@ def _follow_moved_paths(saved: Any, given: Any, before: str, now: str) -> Any:
 
 
 def _find_moved_paths(saved: Any, before: str, now: str) -> Any:
-    """What was saved, with paths of what is not where it was, but is in the folder that the run lies in now."""
+    """Saved values, with paths that no longer exist replaced by those in the moved parent folder that do."""
     if isinstance(saved, dict):
         return {key: _find_moved_paths(value, before, now) for key, value in saved.items()}
     if isinstance(saved, list):

@@ -1,4 +1,4 @@
-"""Fetches a run from another place, so that it can continue here: the newest whole checkpoint, and what it needs."""
+"""Fetches a run from an address to continue it here: its newest complete checkpoint, and what that needs."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ from ..spelling import did_you_mean
 log = logging.getLogger("proa.resume")
 
 ATTEMPTS = 3
-"""How often a file is asked for, before an address counts as unreachable."""
+"""How often a file is requested before an address counts as unreachable."""
 
 Result = TypeVar("Result")
 
 
 def is_address(text: str | Path) -> bool:
-    """Whether this is where a run is, and not the name of a checkpoint.
+    """Whether this is the address of a run, not the name of a checkpoint.
 
     >>> is_address("s3://bucket/runs/sorting"), is_address("../backup/sorting"), is_address("step_40")
     (True, True, False)
@@ -52,13 +52,13 @@ def is_address(text: str | Path) -> bool:
 
 
 def is_uploaded(address: str | Path) -> bool:
-    """Whether a run is to be fetched from here before it continues: a URL, or a copy that a run uploaded."""
+    """Whether a run must be fetched from this address to be resumed: a URL, or an uploaded copy."""
     return is_url(str(address)) or (Path(address) / UPLOAD_NAME).is_file()
 
 
 @dataclass(frozen=True)
 class RemoteRun:
-    """A run at an address, as far as it must be known before anything is fetched."""
+    """A run at an address: what must be known before its files are fetched."""
 
     store: FileStore
     config: dict[str, Any]
@@ -67,14 +67,14 @@ class RemoteRun:
 
     @classmethod
     def find(cls, address: str | Path) -> RemoteRun:
-        """The run at an address; an error says what is there instead."""
+        """The run at an address; raises if there is none."""
         store = open_store(address)
         config, header = (_read_object(store, name) for name in HEADER_FILES)
         return cls(store, config, header, _again(lambda: read_rows(store)))
 
     @property
     def default_folder(self) -> Path:
-        """Where the run was when it began."""
+        """The folder in which the run began."""
         name, output_dir = self.config.get("name"), self.config.get("output_dir")
         if not isinstance(name, str) or not isinstance(output_dir, str) or Path(name).name != name:
             raise BrokenRecordError(f"{self.store.shown}/config.json is broken: it has no name and output_dir")
@@ -83,8 +83,8 @@ class RemoteRun:
     def fetch(self, folder: Path, checkpoint: str | None = None) -> ManifestRow:
         """Make `folder` the run's folder, with the newest whole checkpoint or the named one; its row.
 
-        The folder appears when all of it is there and verified. One that has this run already is used as it is, if it
-        is not behind.
+        The folder appears once it is complete and verified. One that already has this run is used as it is, unless it
+        is behind.
         """
         candidates = self._candidates(checkpoint)
         if (folder / "run.json").exists():
@@ -98,7 +98,7 @@ class RemoteRun:
                 row = self._fetch_checkpoint(made, candidates)
                 self._fetch_surroundings(made, row)
                 seal(Disk(), made)
-            (folder / LOCK_NAME).unlink(missing_ok=True)  # of a process that was killed before it began
+            (folder / LOCK_NAME).unlink(missing_ok=True)  # left by a process that was killed before it began
             made.rename(folder)
         return CheckpointManager(folder).row(row.name)
 
@@ -124,7 +124,7 @@ class RemoteRun:
         raise CheckpointError(f"the run at {self.store.shown} cannot be resumed: {why}")
 
     def _existing(self, folder: Path, newest: ManifestRow) -> ManifestRow:
-        """The newest checkpoint of a run that is here already; raise if it is another run, or behind."""
+        """The newest checkpoint of a run that is already here; raises if it is another run, or behind."""
         if RunIdentity.of(read_json(folder / "run.json")) != RunIdentity.of(self.header):
             raise RunFolderError(
                 f"{folder} was already used by another run: give another output_dir, or remove the folder"
@@ -139,7 +139,7 @@ class RemoteRun:
         return here
 
     def _fetch_checkpoint(self, folder: Path, candidates: list[ManifestRow]) -> ManifestRow:
-        """Fetch the first checkpoint that is whole; those before it are reported."""
+        """Fetch the first complete checkpoint; others before it are reported."""
         named = {folder_name(row) for row in self.rows}
         there = {name.split("/")[1] for name in self.store.sizes(FOLDER_NAME)}
         for name in sorted(name for name in there - named if not name.startswith(".")):
@@ -171,7 +171,7 @@ class RemoteRun:
                 raise CheckpointError(f"checkpoint {row.name} is not whole: {name} is missing") from None
 
     def _fetch_surroundings(self, folder: Path, row: ManifestRow) -> None:
-        """The run's header and record, and the model that it began with, where it needs that."""
+        """Fetch the run's header and record, and its initial model if it is needed."""
         for name, content in zip(HEADER_FILES, (self.config, self.header), strict=True):
             (folder / name).write_text(json.dumps(content, indent=2), encoding="utf-8")
         for name in RECORD_FILES:
@@ -187,8 +187,8 @@ class RemoteRun:
         self._verify(folder, row)
 
     def _verify(self, folder: Path, row: ManifestRow) -> None:
-        """Compare the files that an upload noted with what was fetched: the start model must be whole, and of the
-        record it is reported what is not."""
+        """Compare the fetched files with the digests of the upload: the initial model must be complete, while damage to
+        the record is reported."""
         noted = row.extra.get(UPLOADED)
         files = noted.get("files") if isinstance(noted, Mapping) else None
         for name, expected in files.items() if isinstance(files, Mapping) else ():
@@ -238,13 +238,13 @@ def _read_object(store: FileStore, name: str) -> dict[str, Any]:
 
 
 def _runs_below(store: FileStore) -> str:
-    """The runs in the folder that was given, for the error message."""
+    """The runs in the given folder, for the error message."""
     folders = {name.split("/")[0] for name in store.sizes() if name.count("/") == 1 and name.endswith("/run.json")}
     return f"; runs there: {', '.join(sorted(folders)[:20])}" if folders else ""
 
 
 def _again(action: Callable[[], Result]) -> Result:
-    """The result of an action on an address, which is tried again if that fails for a moment."""
+    """The result of an action on an address, which is repeated after passing errors."""
     for _ in range(ATTEMPTS - 1):
         try:
             return action()

@@ -1,7 +1,7 @@
-"""What a run works on beside its configuration, as digests: its data as tokens, tokenizer, rewards, models.
+"""Digests of a run's inputs beside its configuration: its data as tokens, tokenizer, rewards, models.
 
-A checkpoint holds those of its run, and a resumed run must work on the same: an edited file or function would
-otherwise give other weights, and nobody would notice.
+A checkpoint holds those of its run, and a resumed run must have the same: an edited file or function would otherwise
+change the weights unnoticed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..config import ConfigError
 
 MOST_DIGESTS = 1024
-"""Of rows; with more rows than these, one digest is of several neighbours, so that checkpoints stay small."""
+"""The most digests of rows; with more rows, each digest is of several adjacent ones, so that checkpoints stay small."""
 
 
 class ChangedInputsError(ConfigError):
@@ -32,7 +32,7 @@ class ChangedInputsError(ConfigError):
 
 @dataclass(frozen=True)
 class Rows:
-    """Digests of rows in their order, one for each or one for each `together`."""
+    """Digests of rows in their order, one for every `together` rows."""
 
     count: int = 0
     together: int = 1
@@ -41,12 +41,12 @@ class Rows:
 
     @classmethod
     def of(cls, tokens: Iterable[Any], columns: Iterable[Any], count: int) -> Rows:
-        """Of so many rows: what the model reads of each, and the rest of it, which rewards get."""
+        """Digests of `count` rows: of the tokens that the model reads, and of the columns that rewards get."""
         together = max(1, -(-count // MOST_DIGESTS))
         return cls(count, together, _digests(tokens, together), _digests(columns, together))
 
     def differences(self, now: Rows) -> list[str]:
-        """In words: how many rows there were, and the first that is another."""
+        """The differences in words: the number of rows, and the first that changed."""
         found = [] if self.count == now.count else [f"the data had {self.count} rows and has {now.count}"]
         if self.together != now.together:
             return found
@@ -62,7 +62,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Inputs:
-    """Digests of all that a run works on; empty where there is none, or none could be had."""
+    """Digests of all inputs of a run; empty where there is no input, or no digest of it."""
 
     rows: Rows = Rows()
     tokenizer: str = ""
@@ -72,23 +72,23 @@ class Inputs:
     """By name."""
     reward_model: str = ""
     end_ids: list[int] = field(default_factory=list)
-    """Tokens that end a completion, of which the model's folder may name more than the tokenizer's."""
+    """Tokens that end a completion; the model's folder may name more than the tokenizer's."""
     hooks: dict[str, str] = field(default_factory=dict)
-    """Those that may change rewards and masks, by name."""
+    """Hooks that may change rewards and masks, by name."""
     algorithm: str = ""
-    """Of the class of an algorithm of the user's own."""
+    """The class of a user's own algorithm."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> Inputs:
-        """As it was saved; what this version does not know is left out, and what it has not is empty."""
+        """Restore saved digests; unknown entries are ignored, and missing ones empty."""
         known = {one.name: saved[one.name] for one in fields(cls) if one.name in saved}
         return cls(**known | {"rows": Rows(**known.get("rows", {}))})
 
     def differences(self, now: Inputs) -> list[str]:
-        """What is another now, in words."""
+        """The differences from the present inputs, in words."""
         found = self.rows.differences(now.rows)
         if self.tokenizer and now.tokenizer and self.tokenizer != now.tokenizer:
             found.append("the tokenizer has changed (its files, or its chat template)")
@@ -117,11 +117,11 @@ class Inputs:
 
 
 def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Of what turns text into tokens and back."""
+    """A digest of everything that turns text into tokens and back."""
     backend: Any = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
         content: Any = json.loads(backend.to_str())
-        for used in ("truncation", "padding"):  # set by whoever called it last
+        for used in ("truncation", "padding"):  # state left by the last call
             content.pop(used, None)
     else:
         content = sorted(tokenizer.get_vocab().items())
@@ -130,13 +130,13 @@ def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def model_architecture(model: PreTrainedModel) -> dict[str, Any]:
-    """What of a model's configuration decides what it computes."""
+    """The part of a model's configuration that affects its results."""
     content: dict[str, Any] = json.loads(model.config.to_json_string(use_diff=False))
     return _computed(content)
 
 
 def _computed(configuration: dict[str, Any]) -> dict[str, Any]:
-    """A configuration without what does not change the results; those of its parts, such as `text_config`, too."""
+    """A configuration without keys that do not affect the results, also inside parts such as `text_config`."""
     return {
         key: _computed(value) if isinstance(value, dict) else value
         for key, value in configuration.items()
@@ -145,7 +145,7 @@ def _computed(configuration: dict[str, Any]) -> dict[str, Any]:
 
 
 def _configuration_differences(before: dict[str, Any], now: dict[str, Any], inside: str = "") -> list[str]:
-    """Keys that both have, with other values; a newer version of transformers adds some."""
+    """Differences in keys that both have, as a newer version of transformers may add keys."""
     found: list[str] = []
     for key in sorted(before.keys() & now.keys()):
         one, other = before[key], now[key]
@@ -163,7 +163,7 @@ _NOT_COMPUTED = {
 
 
 def row_tokens(tokens_of: Callable[[int], Any], rows: Sequence[Any], most: int) -> Iterable[Any]:
-    """What the model reads of each row: its tokens, and of rows after the first so many what they are made of."""
+    """The tokens of each of the first `most` rows, and the rows themselves after that."""
     return (tokens_of(place) if place < most else row for place, row in enumerate(rows))
 
 
@@ -198,7 +198,7 @@ def _stringify_keys(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON has no form for, so that it is the same in every process: an object's address is not."""
+    """A stand-in for a value that JSON lacks, the same in every process, unlike an object's address."""
     if hasattr(value, "tolist"):
         return value.tolist()
     if hasattr(value, "__dataclass_fields__"):
@@ -209,7 +209,7 @@ def _plain(value: Any) -> Any:
 
 
 _SAME_EVERYWHERE = (bytes, complex, date, time, timedelta, Decimal, Fraction, UUID, PurePath, Enum, range)
-"""What `repr` says the same of in every process."""
+"""Types whose `repr` is the same in every process."""
 
 
 def _hook_differs(name: str, before: str | None, now: str | None) -> list[str]:
@@ -220,5 +220,5 @@ def _hook_differs(name: str, before: str | None, now: str | None) -> list[str]:
 
 
 def _differ(before: str, now: str) -> bool:
-    """Whether both are known, in the same way, and are not the same."""
+    """Whether two digests of the same kind differ."""
     return before.partition(":")[0] == now.partition(":")[0] and before != now

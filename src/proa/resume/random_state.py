@@ -1,4 +1,4 @@
-"""The process's random streams in a checkpoint. Proa draws from none of them; callbacks and rewards of the user may."""
+"""The process's random streams in a checkpoint. Proa uses none of them; callbacks and rewards of the user may."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 
 def random_state() -> dict[str, Any]:
-    """Python's, numpy's and torch's streams, as a checkpoint can hold them."""
+    """The states of Python's, numpy's and torch's streams, for a checkpoint."""
     kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
     return {
         "python": random.getstate(),
@@ -22,7 +22,7 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state(saved: Mapping[str, Any]) -> None:
-    """Go on from there; streams of devices that are not here are left out."""
+    """Restore saved streams; those of missing devices are left out."""
     random.setstate(saved["python"])
     stream = saved["numpy"]
     np.random.set_state(

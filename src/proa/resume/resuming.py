@@ -1,4 +1,4 @@
-"""Resuming a run: from which checkpoint, with which configuration, and what of the record is kept."""
+"""Resuming a run: choosing its checkpoint, cutting its record back, and restoring the process."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ RUN_FILES = (
     "metrics.jsonl", "metrics.csv", "journal.jsonl", "live.json", "evals", "evals.jsonl", "checkpoints",
     "checkpoints.jsonl", "base", "model", ".model.new", "spans.jsonl", "rollouts", ".uploads",
 )  # fmt: skip
-"""What a run writes beside its header; a run that begins again, because it had no checkpoint, begins without."""
+"""Files of a run beside its header, removed if it begins again because it had no checkpoint."""
 LOGGER_FOLDERS = ("tensorboard", "wandb", "trackio")
 
 
@@ -57,7 +57,7 @@ class Resumption:
 
     @cached_property
     def bound_to(self) -> tuple[dict[str, Any], Inputs] | None:
-        """The configuration and what the run worked on when it was written; None if it is of a version without."""
+        """The run's configuration and inputs when it was written; None if an older version wrote it."""
         run = self.part("run")
         return (run["config"], Inputs.from_dict(run["inputs"])) if "inputs" in run else None
 
@@ -65,7 +65,7 @@ class Resumption:
         return Resumed(self.part("trainer"), self.row)
 
     def final_state(self, output_dir: Path) -> LoopState:
-        """The state of a run that is complete: as in its last checkpoint, with what came after that."""
+        """The state of a complete run: that of its last checkpoint, with later entries of its header."""
         state = LoopState(output_dir=output_dir)
         self.loop().restore(state)
         header = read_json(self.folder / "run.json")
@@ -81,7 +81,7 @@ class Resumption:
 
 
 def find_checkpoint(folder: Path, name: str = AUTO) -> Resumption | None:
-    """The checkpoint to resume from: that of a name, or the newest that is whole. None if the run has none at all."""
+    """The checkpoint to resume from: the named one, or the newest complete one. None if the run has none at all."""
     manager = CheckpointManager(folder)
     rows = manager.rows
     if name != AUTO:
@@ -89,7 +89,7 @@ def find_checkpoint(folder: Path, name: str = AUTO) -> Resumption | None:
         try:
             manager.verify(row)
         except CheckpointError as error:
-            raise CheckpointError(f"{error}{_offer(manager)}") from error
+            raise CheckpointError(f"{error}{_suggest_other(manager)}") from error
         return _usable(Resumption(folder, row))
     if not rows:
         if manager.has_unreadable_lines:
@@ -106,8 +106,8 @@ def find_checkpoint(folder: Path, name: str = AUTO) -> Resumption | None:
 
 
 def _refuse_lost_manifest(manager: CheckpointManager) -> None:
-    """A run without a checkpoint begins again, and what is there of it is removed: not where its checkpoints are there
-    and only their list is gone. One folder that no list names is what a crash in the first save leaves."""
+    """Raise if checkpoints exist and only their list is lost, as the run would begin again and remove them. A single
+    unlisted folder is allowed: a crash during the first save leaves one."""
     folder = manager.run_folder
     saved = [path for path in manager.folder.glob("*") if not path.name.startswith(".")]
     if len(saved) > 1 or (folder / "model").exists():
@@ -117,7 +117,7 @@ def _refuse_lost_manifest(manager: CheckpointManager) -> None:
         )
 
 
-def _offer(manager: CheckpointManager) -> str:
+def _suggest_other(manager: CheckpointManager) -> str:
     try:
         row, _ = manager.newest_good()
     except CheckpointError:
@@ -134,9 +134,9 @@ def _usable(resumption: Resumption) -> Resumption:
 
 
 def truncate_record(resumption: Resumption) -> None:
-    """Take out of the record what came after the checkpoint. Files that are appended to were that long.
+    """Remove everything after the checkpoint from the record; files are cut to their length at the checkpoint.
 
-    What is missing of the record before it is reported, and nothing that the run needs.
+    Missing parts of the record before it are reported; the run does not need them.
     """
     folder, step = resumption.folder, resumption.row.step
     _refuse_links(folder)  # before the first file is cut
@@ -152,12 +152,12 @@ def truncate_record(resumption: Resumption) -> None:
 
 
 def _refuse_links(folder: Path) -> None:
-    """What a link in a run's folder leads to is not the run's to cut or to remove."""
+    """Raise if the run's folder contains links, whose targets must not be cut or removed, or special files."""
     names = (*RECORD_FILES, "checkpoints.jsonl", "checkpoints", "evals", "rollouts")
     for path in (*(folder / name for name in names), *folder.glob("evals/*"), *folder.glob("checkpoints/*")):
         if path.is_symlink():
             raise CheckpointError(f"{path} is a link, and links are not followed in a run's folder")
-        if path.exists() and not path.is_file() and not path.is_dir():  # opening a pipe may wait for ever
+        if path.exists() and not path.is_file() and not path.is_dir():  # opening a pipe may block forever
             raise CheckpointError(f"{path} is not a plain file, as those of a run's folder are")
 
 
@@ -177,12 +177,12 @@ def _cut_file(path: Path, length: int, checkpoint: str) -> None:
             "%s is shorter than it was when checkpoint %s was written, %d bytes and %d then: the run continues with "
             "what is left of it", path, checkpoint, size, length,
         )  # fmt: skip
-        length = path.read_bytes().rfind(b"\n") + 1  # so that the next line begins a line
+        length = path.read_bytes().rfind(b"\n") + 1  # cut to whole lines
     Disk().cut_file(path, length)
 
 
 def _remove_later_predictions(folder: Path, step: int) -> None:
-    """Those of later evals, which come again. What the record has lost stays."""
+    """Remove the predictions of later evals, which run again. If the record is damaged, all are kept."""
     try:
         known = {predictions_path(result.name, result.step) for result in EvalRecord(folder).read()}
     except BrokenRecordError as error:
@@ -196,12 +196,12 @@ def _remove_later_predictions(folder: Path, step: int) -> None:
 
 
 def clear_run(folder: Path) -> None:
-    """Clear a run's folder of a run that ended before its first checkpoint."""
+    """Remove all files of a run that ended before its first checkpoint."""
     _clear(folder, (*RUN_FILES, *LOGGER_FOLDERS))
 
 
 def clear_record(folder: Path) -> None:
-    """The same while the run goes on: its loggers are open, and know how to repeat steps."""
+    """The same while the run continues: its loggers are open, and can repeat steps."""
     _clear(folder, RUN_FILES)
 
 
@@ -217,7 +217,7 @@ def _clear(folder: Path, names: Sequence[str]) -> None:
 
 
 def start_digest(published: Mapping[str, torch.Tensor]) -> str:
-    """Of the weights that a run begins with: its reference, where it has one."""
+    """The digest of a run's initial weights, which may be its reference."""
     return transport_digest({name: tensor.cpu().contiguous() for name, tensor in published.items()})
 
 
@@ -231,7 +231,7 @@ def changed_start_error() -> CheckpointError:
 def restore_process(
     resumption: Resumption, manager: CallbackManager, *, partly: bool = False, random: str = "random"
 ) -> None:
-    """The callbacks that live in this process, which may be a part of them, and its random streams, as they were."""
+    """Restore the callbacks of this process, which may be only a part of all, and its random streams."""
     run = resumption.part("run")
     states = {**run["callbacks"], **run.get("trainer_callbacks", {})}
     if partly:
@@ -242,7 +242,7 @@ def restore_process(
 
 
 def warn_changed_libraries(resumption: Resumption) -> None:
-    """Say which libraries are others than those that the checkpoint was made with."""
+    """Warn of libraries whose version differs from the checkpoint's."""
     before = resumption.part("run").get("libraries", {})
     for name, now in libraries().items():
         if before.get(name, now) != now:

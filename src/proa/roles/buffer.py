@@ -56,7 +56,7 @@ class DetachedReplayBuffer:
         return merge(self.take(owner=owner))
 
     def take(self, *, owner: str = "the trainer") -> list[BufferItem]:
-        """As `sample`, as items."""
+        """Like `sample`, but as items."""
         with self.room as room:
             room.wait_until(
                 lambda: self._closed != "" or self._interrupted or self.get_length() > 0,
@@ -90,13 +90,13 @@ class DetachedReplayBuffer:
             return [item for rows in self._samples for item in rows]
 
     def interrupt(self) -> None:
-        """Stop the trainer from waiting for a batch: `take` raises `StepInterrupted`."""
+        """End the trainer's wait for a batch: `take` raises `StepInterrupted`."""
         with self.room as room:
             self._interrupted = True
             room.announce()
 
     def note_training(self, *, is_over: bool) -> None:
-        """Whether somebody takes from it, or did and no longer does: a sender does not wait for room in vain."""
+        """Record that training began or is over; when it is over, no sender waits for room."""
         with self.room as room:
             self._training_is_over = is_over
             room.announce()

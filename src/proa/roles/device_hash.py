@@ -1,8 +1,8 @@
-"""A hash of tensors where they are, a GPU for one: integer arithmetic, so it is the same on every device.
+"""A hash of tensors computed on their own device, such as a GPU; integer arithmetic, so the same on every device.
 
 The bytes of all tensors, one after the other, are read as whole numbers of 32 bits, in rows of `LANES`. The hash of a
-row is the sum of its numbers, each times an odd random number of its lane, modulo 2**64. So one number that is changed
-always shows, and what else happens by accident goes unnoticed once in about 2**63 times. The rows' hashes go to the
+row is the sum of its numbers, each times an odd random number of its lane, modulo 2**64. So a single changed number is
+always noticed, and any other accident is missed about once in 2**63 times. The rows' hashes go to the
 host, where xxh3 is computed over them, and over names, shapes and dtypes.
 """
 

@@ -1,4 +1,4 @@
-"""Tools, an environment or an agent given as objects, where a configuration can only name them."""
+"""Tools, an environment or an agent given as objects, which a configuration can only name."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GivenSurroundings:
-    """Objects in place of what the configuration can only name."""
+    """Objects that replace names in the configuration."""
 
     tools: tuple[Callable[..., Any] | str, ...] | None = None
     environment: Any = None
     agent: Callable[..., Any] | None = None
     recorded: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    """What environments answered in a run that is repeated, by the uid of each trajectory."""
+    """In a replay, what environments answered in the original run, by the uid of each trajectory."""
 
     def source(self, config: DetachedConfig) -> EnvironmentSource:
         """The environments that are given, or named."""

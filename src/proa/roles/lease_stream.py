@@ -1,8 +1,8 @@
 """A maker's leases, several under way at once, so that its engine is never without work.
 
-Four kinds of threads share that. One takes leases, as many as are the maker's fair share and find room in the engine.
-Each lease has one: it has the weights loaded, its samples generated and scored. One steps the engine. And whoever
-iterates over the stream gets what was made, lease by lease, and hands it in; that may take as long as it likes.
+Four kinds of threads take part. One takes leases, up to the maker's fair share and the room in the engine. Each lease
+has one, which loads the weights and has its samples generated and scored. One steps the engine. And the thread that
+iterates over the stream gets the finished leases and hands them in, at its own pace.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 ASK_SECONDS = 0.05
 """How often the book is asked for one more lease, while there is room for one."""
 PROGRESS_SECONDS = 1.0
-"""How often the book is told that leases move on."""
+"""How often progress on leases is reported to the book."""
 
 
 class Book(Protocol):
@@ -42,14 +42,14 @@ class Book(Protocol):
 
 @dataclass(frozen=True)
 class Loaded:
-    """The engine has weights of that version."""
+    """The engine has loaded this version of the weights."""
 
     version: int
 
 
 @dataclass(eq=False)
 class Made:
-    """What came of a lease: samples, or what was raised."""
+    """A finished lease: its samples, or the error that was raised."""
 
     lease: Lease
     user: StreamUser
@@ -66,7 +66,7 @@ class Made:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """What was spent on it, by kind. Of the engine's time it has its share."""
+        """Time spent on it, by kind; of the engine's time its share."""
         spent = {**self.activity.look().spent, "wait": self.waited}
         if "generate" in spent:
             spent["generate"] = self.user.engine_seconds
@@ -78,11 +78,11 @@ class Made:
 
 
 class LeaseStream:
-    """Leases as they are made, the earliest of those that wait first, for that is what the trainer needs first; and the
-    versions of weights that were loaded for them.
+    """Yields leases as they are finished, the earliest first, as the trainer needs it first, and the versions of the
+    weights that were loaded for them.
 
-    `load` fetches weights of a version and gives them to the stream; `is_trusted` says whether the engine has them and
-    nobody doubts it.
+    `load` fetches a version of the weights and gives it to the stream; `is_trusted` says whether the engine has it and
+    need not load it again.
     """
 
     def __init__(
@@ -103,29 +103,29 @@ class LeaseStream:
         self._load = load
         self._is_trusted = is_trusted
         self._doing = doing
-        self._loading, self._one_scores = threading.Lock(), threading.Lock()
+        self._loading, self._scoring = threading.Lock(), threading.Lock()
         self._open: dict[int, Made] = {}
         self._making: set[int] = set()
         self._most_making = 1
         self._made: dict[int, Made] = {}
-        """Not being handed in yet."""
-        self._told_made: set[int] = set()
-        """Of these, those that the book knows of."""
-        self._is_at_door = False
-        """Whether a delivery may be held back now."""
+        """Finished, not handed in yet."""
+        self._reported_made: set[int] = set()
+        """Of these, those that were reported to the book."""
+        self._is_delivering = False
+        """Whether a delivery is under way, which the book may hold back."""
         self._changed = threading.Condition()
         self._loaded: deque[Loaded] = deque()
         self._error: BaseException | None = None
-        """That no more leases come."""
+        """Why no more leases come."""
         self._is_over = False
-        self._takes = threading.Thread(target=self._take_leases, name=f"{maker} leases", daemon=True)
+        self._taker = threading.Thread(target=self._take_leases, name=f"{maker} leases", daemon=True)
 
     def __enter__(self) -> LeaseStream:
-        self._takes.start()
+        self._taker.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Nothing is made any more; leases that were not handed in go to other makers, if the run goes on."""
+        """Stop making; leases that were not handed in go to other makers, if the run continues."""
         with self._changed:
             self._is_over = True
             self._changed.notify_all()
@@ -146,32 +146,32 @@ class LeaseStream:
                 return self._loaded.popleft()
             if self._made:
                 lease_id = min(self._made)
-                if lease_id in self._told_made:
-                    self._told_made.discard(lease_id)
+                if lease_id in self._reported_made:
+                    self._reported_made.discard(lease_id)
                     self._book.note_handing_in(lease_id, self._maker)
                 return self._made.pop(lease_id)
             assert self._error is not None
             raise self._error
 
     def deliver(self, delivery: Delivery, maker: str) -> bool:
-        """Deliver a lease. The book is told what is made and waits behind it: that is not late, and if the trainer
-        waits for one of those, this one is let in."""
+        """Deliver a lease. Finished leases that wait behind it are reported to the book, so that they are not overdue,
+        and this one is let in if the trainer waits for one of them."""
         with self._changed:
-            self._is_at_door = True
-            self._tell_made(self._made.keys() - self._told_made)
+            self._is_delivering = True
+            self._report_made(self._made.keys() - self._reported_made)
         try:
             return self._book.deliver(delivery, maker)
         finally:
             with self._changed:
-                self._is_at_door = False
+                self._is_delivering = False
 
-    def _tell_made(self, lease_ids: set[int]) -> None:
+    def _report_made(self, lease_ids: set[int]) -> None:
         if lease_ids:
-            self._told_made |= lease_ids
+            self._reported_made |= lease_ids
             self._book.note_made(sorted(lease_ids), self._maker)
 
-    def is_handed_in(self, made: Made) -> None:
-        """It is the book's now; those behind it have moved on."""
+    def note_handed_in(self, made: Made) -> None:
+        """The book has it; those waiting behind it count as moved on."""
         with self._changed:
             self._open.pop(made.lease.id, None)
             for lease_id in self._made.keys() & self._open.keys():
@@ -182,24 +182,26 @@ class LeaseStream:
 
     def _take_leases(self) -> None:
         try:
-            told_at = monotonic()
+            reported_at = monotonic()
             while not self._is_over:
-                taken = self._next()
+                taken = self._next_lease()
                 if taken is not None:
                     self._begin(*taken)
                     continue
                 with self._changed:
                     self._changed.wait(ASK_SECONDS)
-                if monotonic() - told_at > PROGRESS_SECONDS:
-                    told_at = self._tell_progress(told_at)
-        except BaseException as error:  # also that the run is over
+                if monotonic() - reported_at > PROGRESS_SECONDS:
+                    reported_at = self._report_progress(reported_at)
+        except BaseException as error:  # also ClosedError, when the run is over
             with self._changed:
                 self._error = error
                 self._changed.notify_all()
 
-    def _next(self) -> tuple[Lease, float] | None:
-        """A lease, and how long there was nothing to do before it. While nothing is open it waits for one: nothing can
-        fail meanwhile."""
+    def _next_lease(self) -> tuple[Lease, float] | None:
+        """A lease, and how many seconds this maker was idle before it; None if it has no room or gets no more now.
+
+        It waits for one only while no lease is open, and so no error needs handling.
+        """
         if self._open:
             lease = self._book.another_lease(self._maker) if self._has_room else None
             return None if lease is None else (lease, 0.0)
@@ -213,14 +215,14 @@ class LeaseStream:
 
     @property
     def _has_room(self) -> bool:
-        """Whether a row is free of which nobody will have need, and what is made does not pile up at the door: no more
-        may wait there than were ever made at once."""
+        """Whether the engine has a row that no open lease will need, and finished leases do not pile up: no more may
+        wait to be handed in than were ever made at once."""
         with self._changed:
             coming = [made.lease.samples for made in self._open.values() if not made.user.has_begun]
             has_piled_up = len(self._made) > self._most_making
         return not has_piled_up and self._stream.free > sum(coming)
 
-    def _tell_progress(self, since: float) -> float:
+    def _report_progress(self, since: float) -> float:
         with self._changed:
             moved = [made.lease.id for made in self._open.values() if made.user.moved_at > since]
         now = monotonic()
@@ -229,13 +231,13 @@ class LeaseStream:
         return now
 
     def _begin(self, lease: Lease, waited: float) -> None:
-        user = StreamUser(self._stream, f"lease {lease.id}", lease.version, lambda: self._ensure(made))
+        user = StreamUser(self._stream, f"lease {lease.id}", lease.version, lambda: self._ensure_weights(made))
         made = Made(lease, user, waited)
         with self._changed:
             self._open[lease.id] = made
             self._making.add(lease.id)
             self._most_making = max(self._most_making, len(self._making))
-        self._tell()
+        self._show_work()
         threading.Thread(target=self._make, args=(made,), name=f"{self._maker} lease {lease.id}", daemon=True).start()
 
     # -- making --------------------------------------------------------------------------------------
@@ -243,8 +245,8 @@ class LeaseStream:
     def _make(self, made: Made) -> None:
         lease = made.lease
         try:
-            self._ensure(made)
-            progress = Progress(f"lease {lease.id}", made.activity, self._one_scores)
+            self._ensure_weights(made)
+            progress = Progress(f"lease {lease.id}", made.activity, self._scoring)
             made.samples = self._rollout.run(made.user, lease.prompts, lease.seeds, progress)
         except BaseException as error:
             made.error = error
@@ -252,13 +254,13 @@ class LeaseStream:
             self._made[lease.id] = made
             self._making.discard(lease.id)
             self._changed.notify_all()
-            if self._is_at_door and not self._is_over:
-                with contextlib.suppress(ClosedError):  # the run is over: whoever delivers hears it too
-                    self._tell_made({lease.id})
-        self._tell()
+            if self._is_delivering and not self._is_over:
+                with contextlib.suppress(ClosedError):  # the run is over, which the delivery finds too
+                    self._report_made({lease.id})
+        self._show_work()
 
-    def _ensure(self, made: Made) -> None:
-        """Have the weights that it names loaded: once, however many leases name them."""
+    def _ensure_weights(self, made: Made) -> None:
+        """Have the weights of its version loaded, once for all leases that name it."""
         version = made.lease.version
         if self._is_trusted(version):
             return
@@ -270,8 +272,8 @@ class LeaseStream:
                 self._loaded.append(Loaded(version))
                 self._changed.notify_all()
 
-    def _tell(self) -> None:
-        """What the maker is doing, for whoever looks at it."""
+    def _show_work(self) -> None:
+        """Show what the maker is doing in the live view."""
         with self._changed:
             making = sorted(self._making)
         named = ", ".join(map(str, making[:4])) + (" ..." if len(making) > 4 else "")

@@ -6,14 +6,13 @@ import hashlib
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeAlias
 
-import torch
 from transformers import PreTrainedModel
 
 from ..actors.activity import Activity, Doing
@@ -26,7 +25,6 @@ from ..data.lease import Delivery, Lease, Prompt, Span, sample_seed
 from ..data.state import LoopState
 from ..data.versions import NO_VERSION
 from ..engines import Engine, EngineFactory
-from ..engines.own_stream import OwnStream
 from ..errors import SettingError
 from ..leases.plan import group_by_id
 from ..lifecycle.current import with_own_state
@@ -43,7 +41,7 @@ from ..tasks import load_task
 from ..visible import show_details
 from .lease_stream import Book, LeaseStream, Loaded, Made
 from .maker_parts import MakerSource
-from .probe import Probe
+from .maker_weights import MakerWeights, Store
 from .prompt_batches import read_batch, task_batches
 from .weights import Weights
 
@@ -55,12 +53,6 @@ Spent: TypeAlias = tuple[dict[str, float], tuple[Span, ...]]
 """On a lease: seconds by kind, and the spans of what was done for it elsewhere."""
 
 
-class Store(Protocol):
-    """The weights by version as a maker sees them."""
-
-    def fetch(self, version: int, *, owner: str) -> Weights: ...
-
-
 class TrainerHandle(Protocol):
     """A trainer that a maker pushes to."""
 
@@ -68,16 +60,15 @@ class TrainerHandle(Protocol):
 
 
 class ExperienceMakerHolder:
-    """One maker: an engine with weights of a known version, a rollout, and somebody to send to.
+    """One maker: an engine with weights of a known version, a rollout, and the trainers it sends to.
 
     In a run it works on leases (`work`). `workingloop` feeds it prompts directly and deals what it makes
     round robin over its trainers, whole groups together.
 
-    It is built from what a person has: the folder or the configuration of a `model`, a `tokenizer` (by default the
-    folder's), rewards or a `reward_model`, a `task` that brings prompts and rewards, and `generate_kwargs`, the
-    settings of `Sampling`. Or from parts: `engine` and `rollout`. With `lora`, as its trainers have it, only adapters
-    are pushed. The weights that it comes with are version 0; with `sync_models_from_trainers` it waits for the first
-    push.
+    It is built from the folder or the configuration of a `model`, a `tokenizer` (by default the folder's), rewards or
+    a `reward_model`, a `task` that brings prompts and rewards, and `generate_kwargs`, the settings of `Sampling`; or
+    from parts: `engine` and `rollout`. With `lora`, as its trainers have it, only adapters are pushed. The weights that
+    it comes with are version 0; with `sync_models_from_trainers` it waits for the first push.
 
     As an actor it needs its groups: `ray.remote(concurrency_groups=ExperienceMakerHolder.CONCURRENCY_GROUPS)(...)`.
     """
@@ -118,7 +109,7 @@ class ExperienceMakerHolder:
             model=model, tokenizer=tokenizer, task=self.task, reward=reward, reward_model=reward_model, scorer=scorer,
             lora=lora, engine=engine, rollout=rollout, receiver=receiver, dtype=dtype, device=device, seed=seed,
         ).open(generate_kwargs)  # fmt: skip
-        self.engine, self.rollout, self._receiver = parts.engine, parts.rollout, parts.receiver
+        self.engine, self.rollout = parts.engine, parts.rollout
         self.engine_sleeps = False
         """Whether the engine gives memory back between leases, whenever it has none to work on."""
         self._tokenizer = parts.tokenizer
@@ -129,17 +120,12 @@ class ExperienceMakerHolder:
         self.tokens_made = 0
         """Completion tokens."""
         self._versioned_engine = VersionedEngine(self.engine, guarded_from=f"a callback of {self.name}")
-        self._own_stream = OwnStream(getattr(self.engine, "device", None))
-        self._probe_gap: float | None = None  # the largest since the last delivery
+        self._weights = MakerWeights(self._versioned_engine, parts.receiver, self.activity, maker=self.name)
         self._seed = seed
         self._wait_timeout = wait_timeout
         self._find_trainer: Callable[[str], Any] = find_trainer or (
             lambda trainer: find_actor(trainer, patience=wait_timeout, call_seconds=wait_timeout)
         )
-        self._doubt = self._answered = object()
-        self._trusted: dict[int, object] = {}
-        """By version, the doubt that there was when its weights were loaded beside others."""
-        self._loaded_digest = ""
         self._turn = 0
         self._prompts_per_batch = prompts_per_batch
         self._prompts_taken = 0
@@ -163,28 +149,26 @@ class ExperienceMakerHolder:
         self.activity.rest("working on leases")
         try:
             if self.engine.is_independent:
-                self._work_on_many(book, store)
+                self._work_in_parallel(book, store)
             else:
-                self._work_on_one_after_the_other(book, store)
+                self._work_in_sequence(book, store)
         finally:
             self.activity.rest("over")
             moments.maker_loop_end(state)
 
-    def _work_on_many(self, book: Book, store: Store) -> None:
-        """What is made is handed in here, lease by lease, while others are generated beside it."""
+    def _work_in_parallel(self, book: Book, store: Store) -> None:
+        """Hand in finished leases one by one, while others are being generated."""
         stream = EngineStream(
             self.engine,
             name=self.name,
             guarded_from=f"a callback or a reward of {self.name}",
             sleeps=self.engine_sleeps,
         )
-
-        def is_trusted(version: int) -> bool:
-            return self._trusted.get(version) is self._doubt and stream.has(version)
-
+        weights = self._weights
         leases = LeaseStream(
-            book, stream, self.rollout, maker=self.name, is_trusted=is_trusted, doing=self.activity.rest,
-            load=lambda version, activity: self._load_beside(version, store, stream, activity),
+            book, stream, self.rollout, maker=self.name, doing=self.activity.rest,
+            is_trusted=lambda version: weights.is_trusted(version, stream),
+            load=lambda version, activity: weights.load_beside(version, store, stream, activity),
         )  # fmt: skip
         with leases:
             for made in leases:
@@ -193,43 +177,28 @@ class ExperienceMakerHolder:
                     continue
                 self.state.policy_version = made.lease.version
                 self.state.making_seconds = sum(made.seconds.get(kind, 0.0) for kind in ("generate", "score"))
-                with self._giving_up(made.lease, book):
+                with self._releasing_on_failure(made.lease, book):
                     self._hand_in(made.lease, leases.deliver, made.take, partial(self._spent_on, made))
-                leases.is_handed_in(made)
+                leases.note_handed_in(made)
 
     def _spent_on(self, made: Made) -> Spent:
         self.activity.count(made.seconds)
         return made.seconds, made.spans
 
-    def _load_beside(self, version: int, store: Store, stream: EngineStream, activity: Activity) -> None:
-        """Give weights to the stream of an engine; called by the threads of leases, one at a time."""
-        doubt = self._doubt
-        with activity.doing("load", f"loading weights of version {version}"):
-            weights = store.fetch(version, owner=self.name)
-            with self._own_stream():  # the trainer's next step is under way
-                weights.check()
-                whole = self._whole(weights)
-            activity.count({"switch": stream.load(whole, version)})
-            if weights.probe is not None:
-                self._compare(weights.probe, stream.score(weights.probe.sequences, version), version)
-        self._versioned_engine.version = version
-        self._loaded_digest = weights.digest
-        self._trusted = {known: before for known, before in self._trusted.items() if stream.has(known)}
-        self._answered = self._trusted[version] = doubt
-
-    def _work_on_one_after_the_other(self, book: Book, store: Store) -> None:
+    def _work_in_sequence(self, book: Book, store: Store) -> None:
         while True:
             before = self.activity.look()
             lease = self._next_lease(book)
-            with self._giving_up(lease, book):
+            with self._releasing_on_failure(lease, book):
                 if lease.version != self.loaded_version:
-                    self._load(lease.version, store)
-                make = partial(self._samples, lease.prompts, lease.seeds, f"lease {lease.id}")
+                    self._weights.load(lease.version, store)
+                    self._note_loaded(lease.version)
+                make = partial(self._generate, lease.prompts, lease.seeds, f"lease {lease.id}")
                 self._hand_in(lease, book.deliver, make, partial(self._spent_since, before))
 
     @contextmanager
-    def _giving_up(self, lease: Lease, book: Book) -> Iterator[None]:
-        """A lease on which this maker fails goes to another."""
+    def _releasing_on_failure(self, lease: Lease, book: Book) -> Iterator[None]:
+        """Release a lease on which this maker fails, so that another maker gets it."""
         try:
             yield
         except ClosedError:
@@ -259,7 +228,7 @@ class ExperienceMakerHolder:
         samples: Callable[[], list[Sample]],
         spent: Callable[[], Spent],
     ) -> None:
-        """Turn samples into experience and deliver it, with what was spent on it, and the hooks of all that."""
+        """Turn samples into experience and deliver it with the time spent on it, firing the hooks of a batch."""
         moments, state = self.manager.moments, self.state
         moments.maker_batch_start(state)
         try:
@@ -267,8 +236,9 @@ class ExperienceMakerHolder:
             self.leases_made += 1
             seconds, spans = spent()
             spans += self.activity.take_spans()
-            gap, self._probe_gap = self._probe_gap, None
-            delivery = Delivery(lease.id, tuple(items), self.name, seconds, spans, state.take_logged(), gap)
+            delivery = Delivery(
+                lease.id, tuple(items), self.name, seconds, spans, state.take_logged(), self._weights.take_probe_gap()
+            )
             moments.maker_send_start(state)
             try:
                 with self.activity.doing("send", f"delivering lease {lease.id}"):
@@ -290,56 +260,26 @@ class ExperienceMakerHolder:
     @property
     def loaded_version(self) -> int:
         """The version of the weights that the engine has; `NO_VERSION` if it has none, or they are not trusted."""
-        return self._versioned_engine.version if self._answered is self._doubt else NO_VERSION
+        return self._weights.version
 
     def distrust_weights(self) -> None:
         """Load weights again before the next lease, even if its version is loaded; may be called from any thread.
 
         A lease that is being made keeps the version it began with.
         """
-        self._doubt = object()  # a new one each time: a load answers the doubt there was when it began, no later one
-
-    def _load(self, version: int, store: Store) -> None:
-        doubt = self._doubt
-        with self.activity.doing("load", f"loading weights of version {version}"):
-            weights = store.fetch(version, owner=self.name)
-        self.update_experience_maker(weights)
-        self._answered = doubt  # one that came after the fetch is still open
+        self._weights.distrust()
 
     @concurrency_group("model_io")
     @with_own_state
     def update_experience_maker(self, weights: Weights, base: Weights | None = None) -> None:
         """Switch to these weights, all of them or none, after checking them; waits for the batch being generated.
 
-        What it has already, because several trainers push the same, is not loaded again. `base` is what the weights go
-        over, the base of an adapter, where a trainer pushes everything.
+        What it has already, because several trainers push the same, is not loaded again. `base` is the base of an
+        adapter, where a trainer pushes everything.
         """
-        doubt, engine = self._doubt, self._versioned_engine
-        if base is None and weights.digest == self._loaded_digest and weights.version == self.loaded_version:
-            return
-        with engine.in_use, self.activity.doing("load", f"loading weights of version {weights.version}"):
-            weights.check()
-            if base is not None:
-                base.check()
-                self._receiver.use_base({name: tensor.clone() for name, tensor in base.tensors.items()})
-            engine.load(self._whole(weights), weights.version)
-            if weights.probe is not None:
-                self._compare(weights.probe, self.engine.score(weights.probe.sequences), weights.version)
-        self._loaded_digest = weights.digest
-        self._answered = doubt
-        self._weights_came.set()
-        self._note_loaded(weights.version)
-
-    def _whole(self, weights: Weights) -> Mapping[str, torch.Tensor]:
-        """What the engine loads: an adapter is merged here, beside the engine, unless it applies adapters itself."""
-        whole = self._receiver.whole(weights.tensors)
-        return whole if getattr(self.engine, "applies_adapters", False) else dict(whole)
-
-    def _compare(self, probe: Probe, scored: list[torch.Tensor] | None, version: int) -> None:
-        """Raise unless the engine computes with these weights what the trainer does."""
-        if scored is not None:
-            gap = probe.check(scored, version, getattr(self.engine, "dtype", None))
-            self._probe_gap = max(gap, self._probe_gap or 0.0)
+        if self._weights.switch(weights, base):
+            self._weights_came.set()
+            self._note_loaded(weights.version)
 
     def _note_loaded(self, version: int) -> None:
         self.state.policy_version = version
@@ -429,12 +369,12 @@ class ExperienceMakerHolder:
         return tuple(tuple(sample_seed(seed, prompt.ordinal, sample) for sample in samples) for prompt in prompts)
 
     def _own_seed(self, number: int = 0) -> int:
-        """Another for each maker, so that two of them with the same prompts do not make the same samples."""
+        """A seed of this maker's own, so that two makers with the same prompts do not make the same samples."""
         digest = hashlib.blake2b(f"{self._seed}/{self.name}/{number}".encode(), digest_size=8).digest()
         return int.from_bytes(digest, "big") >> 1
 
     def _report(self, message: str, *values: object) -> None:
-        """What only `debug` shows."""
+        """Log a message that only `debug` shows."""
         if self._debug:
             log.info(f"%s: {message}", self.name, *values)
 
@@ -443,16 +383,16 @@ class ExperienceMakerHolder:
     def make(
         self, prompts: Sequence[Prompt], seeds: Sequence[Sequence[int]], what: str = "a batch"
     ) -> list[BufferItem]:
-        """One item per sample, groups together; `what` names the work for whoever looks at this maker."""
+        """One item per sample, groups together; `what` names the work in the live view."""
         if self._versioned_engine.version == NO_VERSION:
             self._versioned_engine.version = 0  # what the engine came with
-        return self._experience(partial(self._samples, prompts, seeds, what))
+        return self._experience(partial(self._generate, prompts, seeds, what))
 
-    def _samples(self, prompts: Sequence[Prompt], seeds: Sequence[Sequence[int]], what: str) -> list[Sample]:
+    def _generate(self, prompts: Sequence[Prompt], seeds: Sequence[Sequence[int]], what: str) -> list[Sample]:
         return self.rollout.run(self._versioned_engine, prompts, seeds, Progress(what, self.activity))
 
     def _experience(self, make: Callable[[], list[Sample]]) -> list[BufferItem]:
-        """Samples as items. What `on_make_experience_end` changes of rewards and masks is in them."""
+        """Samples as items, with the rewards and masks that `on_make_experience_end` changed."""
         moments, state = self.manager.moments, self.state
         moments.maker_make_experience_start(state)
         try:
@@ -468,14 +408,14 @@ class ExperienceMakerHolder:
                 note_failure(error, "while it was ending the batch", late)
             raise
         if not self.manager.wants("maker.make_experience_end", "experience"):
-            moments.maker_make_experience_end(state, None)  # nobody looks at it
+            moments.maker_make_experience_end(state, None)  # no hook wants it
             return items
         experience = shown_to_hooks(items)
         moments.maker_make_experience_end(state, experience)
         return as_delivered(experience)
 
     def _fire_trajectories(self, samples: Sequence[Sample]) -> None:
-        """The hooks of conversations with environments, one conversation after the other."""
+        """Fire the hooks of conversations with environments, one conversation after the other."""
         moments, state = self.manager.moments, self.state
         if not any(self.manager.wants(event) for event in _TRAJECTORY_EVENTS):
             return

@@ -1,4 +1,4 @@
-"""The parts of a maker, made from what a person has."""
+"""The parts of a maker, made from a model's folder or configuration, rewards and a task."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class MakerParts:
 
 @dataclass(frozen=True, kw_only=True)
 class MakerSource:
-    """What a person has, or parts; `open` makes the parts that are not given."""
+    """The arguments of a maker: a model, rewards and a task, or parts. `open` makes the parts that are not given."""
 
     model: ModelSource | None = None
     tokenizer: TokenizerSource | None = None
@@ -69,8 +69,16 @@ class MakerSource:
             raise SettingError(
                 "a maker needs a model: give its folder or its configuration, or the parts engine= and rollout="
             )
+        tokenizer = self.tokenizer
+        if (
+            tokenizer is None
+            and isinstance(self.model, Mapping)
+            and self.task is not None
+            and self.task.name in BUILTIN
+        ):
+            tokenizer = builtin_tokenizer(self.task.name)
         policy = open_policy(
-            self.model, self._tokenizer(), lora=self.lora, dtype=self.dtype, device=self.device, seed=self.seed
+            self.model, tokenizer, lora=self.lora, dtype=self.dtype, device=self.device, seed=self.seed
         )
         if not policy.has_tokenizer:
             raise SettingError("a maker needs a tokenizer: give tokenizer=, a folder or an object")
@@ -80,12 +88,6 @@ class MakerSource:
             policy.tokenizer, sampling, scorer=self._scorer(), model_reward=self._model_reward(policy.model)
         )
         return MakerParts(engine, rollout, self.receiver or policy.receiver(), policy.tokenizer)
-
-    def _tokenizer(self) -> TokenizerSource | None:
-        task_name = "" if self.task is None else self.task.name
-        if self.tokenizer is None and isinstance(self.model, Mapping) and task_name in BUILTIN:
-            return builtin_tokenizer(task_name)
-        return self.tokenizer
 
     def _scorer(self) -> Scorer | None:
         if self.scorer is not None:

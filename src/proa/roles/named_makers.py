@@ -15,19 +15,19 @@ log = logging.getLogger("proa.trainer")
 
 
 class MakerHandle(Protocol):
-    """A maker that a trainer pushes to; `weights` and `base` may be references, which a maker gets as what they are."""
+    """A maker that a trainer pushes to; `weights` and `base` may be references, which are resolved on the way."""
 
     def update_experience_maker(self, weights: Any, base: Any = None) -> None: ...
 
 
 class MakersLostError(ProaError):
-    """There is nobody left to make experience."""
+    """No maker is left."""
 
 
 class NamedMakers:
     """Pushes to all of them at once, and waits until each has the weights, with a deadline.
 
-    They are found at the first push. One that is gone is left out from then on; without any the push fails.
+    They are found at the first push. A lost maker is left out from then on; when all are lost the push fails.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class NamedMakers:
         self._handles: dict[str, MakerHandle] = {}
 
     def push(self, weights: Weights, base: Weights | None = None) -> None:
-        """Have all makers switch to these weights; `base` is what they go over, where that is new."""
+        """Have all makers switch to these weights; `base` is the base of an adapter, where that is new."""
         if not self._handles:
             self._handles = {name: self._find(name) for name in self._names}
         sent: tuple[Any, Any] = (weights, base)

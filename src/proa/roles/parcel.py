@@ -1,8 +1,8 @@
-"""Tensors on their way to another process: as their bytes, which whoever reads them reads in place.
+"""Tensors on their way to another process: as numpy views of their bytes, which the receiver reads in place.
 
-Pickled as they are, tensors cost several times what numpy views cost, so views it is: of the bytes, since numpy does
-not have all of torch's dtypes. An array that arrives may be read-only memory, of Ray's object store for one: it is
-checked and copied into the engine, and never written to.
+Pickling tensors costs several times as much. The views are of bytes because numpy does not have all of torch's dtypes.
+An array that arrives may be read-only memory, as in Ray's object store: it is checked and copied into the engine, and
+never written to.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Parcel:
 
 
 def wrap(tensors: Mapping[str, torch.Tensor]) -> Parcel:
-    """Views where tensors are contiguous on the CPU, copies elsewhere. Put it away before the tensors change."""
+    """Views of tensors that are contiguous on the CPU, copies of others. Send it before the tensors change."""
     return Parcel(
         {name: tensor_bytes(tensor.to("cpu").contiguous()) for name, tensor in tensors.items()},
         {name: tuple(tensor.shape) for name, tensor in tensors.items()},
@@ -40,7 +40,7 @@ def unwrap(parcel: Parcel) -> dict[str, torch.Tensor]:
     """The tensors, as views of the parcel's memory."""
     tensors: dict[str, torch.Tensor] = {}
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # nobody writes
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # it is only read
         for name, array in parcel.arrays.items():
             dtype, shape = getattr(torch, parcel.dtypes[name]), parcel.shapes[name]
             if array.size:

@@ -42,7 +42,7 @@ CriticKind: TypeAlias = Literal["shared", "separate"]
 
 
 class TrainerSettings(TypedDict, total=False):
-    """What any trainer takes; `DetachedTrainer` says what it means."""
+    """The arguments that any trainer takes, as documented by `DetachedTrainer`."""
 
     train_batch_size: int
     buffer_limit: int
@@ -113,7 +113,7 @@ class PolicyTrainer(DetachedTrainer):
     def _update_remote_makers(self, fully_update: bool = False, **kwargs: Any) -> None:
         """Publish the policy under `version_to_push`, and push it to the makers that this trainer was given by name.
 
-        With `fully_update` they also get what the weights go over, the base of an adapter.
+        With `fully_update` they also get the base of an adapter.
         """
         tensors = self.policy.published()  # every rank takes part, and has its own makers
         version = self.version_to_push
@@ -127,7 +127,7 @@ class PolicyTrainer(DetachedTrainer):
             self._report("version %d is pushed to %s", version, ", ".join(self.maker_names))
 
     def probe(self) -> Probe | None:
-        """What the policy thinks now of the tokens that makers are to compare their engines by."""
+        """The policy's present log-probabilities of the tokens by which makers check their engines."""
         return Probe.of(self.policy, self.probed_tokens) if self.probed_tokens else None
 
     def save_model(self, folder: Path | str) -> None:
@@ -157,23 +157,23 @@ class PolicyTrainer(DetachedTrainer):
         self.group_filter.start_step()
         return super()._next_items(life, after)
 
-    def _why_empty(self) -> str:
+    def _explain_empty(self) -> str:
         return self.group_filter.describe_step()
 
-    def _why_idle(self) -> str:
+    def _explain_idle(self) -> str:
         return self.group_filter.describe_run(self.source.ledger)
 
-    def _why_unmoved(self) -> str:
+    def _explain_unmoved(self) -> str:
         is_compared = self.learner.algorithm.min_group > 1
         return ": did all completions of each prompt get the same reward?" if is_compared else ""
 
 
 class OpenedTrainer(PolicyTrainer):
-    """A trainer from what a person has: the folder or the configuration of a model.
+    """A trainer built from the folder or the configuration of a model.
 
     `model` may also be a model or a `Policy`, and `tokenizer` is needed only to save folders that have one. `lora` is
     the settings of an adapter, e.g. `{"rank": 16}`, or an adapter's folder. `algorithm` is an object or a name,
-    `optimizer` are its settings, of which `learning_rate` is the one that everybody sets. `critic` is `"shared"`,
+    `optimizer` its settings, of which `learning_rate` may also be given by itself. `critic` is `"shared"`,
     `"separate"`, or the folder of a reward model that it starts from.
     """
 
@@ -240,10 +240,10 @@ class DetachedGRPOTrainer(OpenedTrainer):
 
 
 class DetachedPPOTrainer(OpenedTrainer):
-    """Trains a policy by PPO: a critic says what was to be expected, and tokens are credited with the difference.
+    """Trains a policy by PPO: a critic predicts returns, and tokens are credited with the difference.
 
-    A critic that shares the policy's decoder learns with the policy's optimizer; one with a decoder of its own has
-    its own (`critic_optimizer`). Only the policy is published.
+    A critic that shares the policy's decoder learns with the policy's optimizer; one with its own decoder has an
+    optimizer too (`critic_optimizer`). Only the policy is published.
     """
 
     default_algorithm = "ppo"

@@ -1,7 +1,7 @@
 """A probe of weights: a few tokens that the trainer has scored with them, for makers to score with their engine.
 
 Where the two compute different things, because of a head that was not loaded, a layer that is missing or another
-adapter, training would go on with samples of another policy than it thinks. The probe finds that at once.
+adapter, training would continue on samples of another policy. The probe finds that at once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ rounding gives is about 1e-6 in float32 and 0.01 in bfloat16."""
 
 
 class ProbeError(ProaError):
-    """An engine that computes something else with weights than the trainer does."""
+    """An engine computes other log-probabilities than the trainer does with the same weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Probe:
     @classmethod
     @torch.no_grad()
     def of(cls, policy: Policy, sequences: Sequence[Sequence[int]]) -> Probe:
-        """What a policy thinks now of these sequences."""
+        """The log-probabilities that a policy gives these sequences now."""
         kept = tuple(tuple(tokens[:TOKENS]) for tokens in sequences if len(tokens) > 1)[:SEQUENCES]
         if not kept:
             return cls((), (), policy.model.dtype)

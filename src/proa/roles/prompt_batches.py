@@ -1,4 +1,4 @@
-"""Batches of prompts as people have them: texts, messages, rows of a task, tokens, tensors."""
+"""Batches of prompts in any form: texts, messages, rows of a task, tokens, tensors."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def read_batch(batch: Any, tokenizer: PreTrainedTokenizerBase | None, *, first: 
 def task_batches(
     task: Task, tokenizer: PreTrainedTokenizerBase, *, size: int, seed: int
 ) -> Iterator[list[Prompt]]:  # fmt: skip
-    """One pass over a task in an order drawn from the seed, in batches of so many prompts; the last may be smaller."""
+    """One pass over a task in an order drawn from the seed, in batches of `size` prompts; the last may be smaller."""
     stream = PromptStream(task, tokenizer, seed=seed)
     for first in range(0, len(task.rows), size):
         yield [stream[ordinal] for ordinal in range(first, min(first + size, len(task.rows)))]

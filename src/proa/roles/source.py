@@ -128,7 +128,7 @@ class PushedExperience:
         self.buffer.extend(items_from(saved["items"]))
 
     def versions_in_use(self) -> set[int] | None:
-        return None  # makers that push switch weights when they like
+        return None  # makers that push choose their weights themselves
 
     def close(self, reason: str) -> None:
         self.buffer.close(reason)
@@ -137,9 +137,9 @@ class PushedExperience:
 
 
 class GatheredExperience:
-    """What makers push to each of several trainers, trained by all of them together.
+    """Experience pushed to each of several trainers, which train on all of it together.
 
-    Each takes a batch of its own, and everyone's batches together are the step's: all ranks get the same items.
+    Each takes a batch of its own, and a step is on the batches of all: every rank gets the same items.
     """
 
     def __init__(self, replicas: Replicas, pushed: PushedExperience) -> None:
@@ -168,7 +168,7 @@ class GatheredExperience:
             self._own = self._pushed.take_step(owner)
         except StepInterrupted:
             self._own = []
-            self._replicas.collect(None)  # the others have theirs, and leave with this one
+            self._replicas.collect(None)  # the others have theirs, and are interrupted with this one
             raise
         taken = self._replicas.collect(pack_items(self._own))
         if any(packed is None for packed in taken):
@@ -176,7 +176,7 @@ class GatheredExperience:
         return [item for packed in taken for item in unpack_items(packed)]
 
     def settle(self, items: Sequence[BufferItem], *, dropped: str | None = None) -> None:
-        self._pushed.settle(self._own, dropped=dropped)  # each keeps its own books
+        self._pushed.settle(self._own, dropped=dropped)  # each rank has its own ledger
 
     def interrupt(self) -> None:
         self._pushed.interrupt()
@@ -228,7 +228,7 @@ class SharedSource:
         try:
             taken = self._source.take_step(owner)
         except StepInterrupted:
-            self._replicas.from_first(None)  # the others wait for items, and leave with this one
+            self._replicas.from_first(None)  # the others wait for items, and are interrupted with this one
             raise
         self._replicas.from_first(pack_items(taken))
         return taken

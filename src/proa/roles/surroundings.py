@@ -1,4 +1,4 @@
-"""What answers a run's model between its turns, as its configuration says: tools, an environment, or an agent."""
+"""What a run's configuration has the model talk to between its turns: tools, an environment, or an agent."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 
 MOST_SEQUENCES = 65_536
-"""That agents of one maker may ask for at the same time: how many there are, the run decides."""
+"""How many the agents of one maker may request at the same time: practically no limit, as the run sets their number."""
 
 
 class Surroundings:
-    """The environments of one process, and how conversations with them are rendered. `close` ends what belongs to
-    them."""
+    """The environments of one process, and how conversations with them are rendered. `close` ends their workers and
+    the endpoint."""
 
     def __init__(self, config: DetachedConfig, policy: Trainable, given: GivenSurroundings = NOTHING_GIVEN) -> None:
         section = config.environment
@@ -56,7 +56,7 @@ class Surroundings:
     def rollout(
         self, sampling: Sampling, *, scorer: Scorer | None = None, model_reward: ModelReward | None = None
     ) -> Rollout:
-        """One that has them answer."""
+        """A rollout whose samples are conversations with the environments or the agent."""
         if self._sessions is not None:
             return AgentRollout(
                 self._words, sampling, self._pool, self._sessions, self,
@@ -69,12 +69,12 @@ class Surroundings:
 
     @property
     def base_url(self) -> str:
-        """Of the endpoint that agents of this process talk to, which is started when one asks for it: on this machine
-        alone, and with a key for each."""
+        """The address of the endpoint that agents of this process talk to, started at the first use: on loopback only,
+        with a key for each agent."""
         with self._starting:
             if self._endpoint is None:
                 self._endpoint = self._listen()
-                weakref.finalize(self, self._endpoint.close)  # nobody closes those of an eval
+                weakref.finalize(self, self._endpoint.close)  # an eval's surroundings are never closed
             return self._endpoint.base_url
 
     def close(self) -> None:
@@ -103,5 +103,5 @@ class Surroundings:
 def surroundings_of(
     config: DetachedConfig, policy: Trainable, given: GivenSurroundings = NOTHING_GIVEN
 ) -> Surroundings | None:
-    """None in a run of single completions. What cannot be used as an environment is refused."""
+    """None in a run of single completions. An object that cannot serve as an environment is an error."""
     return Surroundings(config, policy, given) if config.has_environment else None

@@ -47,12 +47,12 @@ log = logging.getLogger("proa.trainer")
 T = TypeVar("T")
 
 MAX_EMPTY_STEPS = 3
-"""So many steps in a row may have nothing to train on before the run fails."""
+"""How many steps in a row may have nothing to train on before the run fails."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a run stands between two steps: so many are done of this epoch of this episode."""
+    """Where a run stands between two steps: how many are done of this epoch of this episode."""
 
     episode: int = 0
     epoch: int = 0
@@ -60,7 +60,7 @@ class Place:
 
     @property
     def within(self) -> bool:
-        """Whether its episode has begun, so that it has an end to come."""
+        """Whether its episode has begun and not ended."""
         return self.epoch > 0 or self.done > 0
 
 
@@ -132,12 +132,12 @@ class DetachedTrainer(ABC):
         self._trained_steps = TrainedSteps()
         self._looked = self.activity.look()
         self._place = Place()
-        self._batches: list[Experience] = []  # of the open episode, where they are gone over again
+        self._batches: list[Experience] = []  # of the open episode, if it has several epochs
         self._after: AfterStep | None = None
         self._resumed: Resumed | None = None
         self._numerics: Numerics | None = None
         self.batch_in_step: Experience | None = None
-        """What the last step was taken on."""
+        """The batch of the last step."""
 
     @abstractmethod
     def training_step(self, experience: Experience) -> dict[str, Any]:
@@ -164,7 +164,7 @@ class DetachedTrainer(ABC):
         self._expect_steps(total_steps * train_epochs)
         begun = perf_counter()
         training = life.training(lambda: loop_artifacts(state, self.manager, after.rows, begun))
-        with contextlib.closing(after), training, self._at_work():
+        with contextlib.closing(after), training, self._training():
             if resumed is None:
                 after.run_baselines()
             else:
@@ -175,12 +175,12 @@ class DetachedTrainer(ABC):
                 with life.episode(episode):
                     fresh = min(update_steps, total_steps - episode * update_steps)
                     self._run_episode(life, after, fresh, train_epochs)
-            self._trained_steps.refuse_idle_run(state.global_step, self._why_idle(), self._why_unmoved())
+            self._trained_steps.refuse_idle_run(state.global_step, self._explain_idle(), self._explain_unmoved())
             self._place = Place(episodes)
             after.run_final()
 
-    def _expect_steps(self, count: int) -> None:  # noqa: B027 - most need not know
-        """`fit` is about to begin, and makes so many optimizer steps."""
+    def _expect_steps(self, count: int) -> None:  # noqa: B027 - optional
+        """Called by `fit` before its first step, with the number of its optimizer steps."""
 
     @property
     def within_episode(self) -> bool:
@@ -188,13 +188,13 @@ class DetachedTrainer(ABC):
         return self._place.within
 
     def interrupt(self, reason: str = "interrupted") -> None:
-        """Have training end at the next boundary between steps, with a checkpoint, by `KeyboardInterrupt`."""
+        """End training at the next boundary between steps, with a checkpoint and `KeyboardInterrupt`."""
         self.stop.request(reason)
 
     # -- saving --------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Between two steps, all that a run which continues from here needs, but for the weights."""
+        """Between two steps, all that a resumed run needs but the weights."""
         assert self._after is not None, "a run has a state while it runs"
         return {
             "loop": self.state.to_dict(),
@@ -207,7 +207,7 @@ class DetachedTrainer(ABC):
         }
 
     def load_state_dict(self, saved: Mapping[str, Any], row: ManifestRow | None = None) -> None:
-        """Have the next `fit` continue from there; give it the same numbers of steps. `row` is the checkpoint's."""
+        """Have the next `fit`, with the same numbers of steps, continue from there. `row` is the checkpoint's."""
         self._resumed = Resumed(saved, row)
         self.state = self._first_state(self.state.output_dir)
         self._resumed.restore(self.state)
@@ -220,11 +220,11 @@ class DetachedTrainer(ABC):
 
     @property
     def _device(self) -> torch.device | str:
-        """Where batches are."""
+        """The device of the batches."""
         return "cpu"
 
     def sync_models_to_remote_makers(self, **kwargs: Any) -> None:
-        """Push everything to the makers as it is, under the version that it has, outside of `fit`; fires no hooks."""
+        """Push all weights to the makers under their current version, outside of `fit`; fires no hooks."""
         if self._is_training:
             raise SettingError(f"{self.name} is training, and pushes its weights itself: sync before or after fit")
         self.version_to_push = self.state.policy_version
@@ -250,7 +250,7 @@ class DetachedTrainer(ABC):
     # -- one episode ---------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _at_work(self) -> Iterator[None]:
+    def _training(self) -> Iterator[None]:
         self.activity.rest("training")
         self._is_training = True
         self._pushed.buffer.note_training(is_over=False)
@@ -263,13 +263,13 @@ class DetachedTrainer(ABC):
             self.activity.rest("over")
 
     def _run_episode(self, life: Lifecycle, after: AfterStep, fresh: int, epochs: int) -> None:
-        """One episode, from the place where it stands: the beginning, unless the run was resumed in it."""
+        """One episode, from its beginning, or from where the run was resumed."""
         at = self._place
         self.source.start_episode(at.episode)
         if at.epoch == 0:
             self._fresh_epoch(life, after, fresh, keep=epochs > 1)
         for epoch in range(max(1, at.epoch), epochs):
-            is_open = epoch == at.epoch and at.done > 0  # then its end is still to come, whatever was asked for
+            is_open = epoch == at.epoch and at.done > 0  # then `epoch_end` is still due, even after a stop request
             if is_open or not self._stopping:
                 self._place = at if epoch == at.epoch else Place(at.episode, epoch)
                 self._epoch_again(life, after)
@@ -299,7 +299,7 @@ class DetachedTrainer(ABC):
                     break
 
     def _epoch_again(self, life: Lifecycle, after: AfterStep) -> None:
-        """The episode's batches once more, in another order; what was done of it before is left out."""
+        """The episode's batches once more, in another order, without those that were done before a resume."""
         at = self._place
         generator = torch.Generator().manual_seed(sample_seed(self.seed, at.episode, at.epoch))
         order = torch.randperm(len(self._batches), generator=generator).tolist()
@@ -311,7 +311,7 @@ class DetachedTrainer(ABC):
                     break
 
     def _over_before(self, done: int) -> bool:
-        """Whether a resumed epoch was being left: a stop had been requested before its checkpoint."""
+        """Whether a resumed epoch was ending early: a stop had been requested before its checkpoint."""
         return done > 0 and self.state.should_stop
 
     def _step(
@@ -340,58 +340,56 @@ class DetachedTrainer(ABC):
         self._trained_steps.note(index, metrics)
 
     def _training_batch(self, experience: Experience) -> TrainingBatch:
-        """What hooks of `step_end` get to know of a batch."""
+        """The batch as hooks of `step_end` see it."""
         return TrainingBatch(experience)
 
     def _end_step(self, after: AfterStep, index: int) -> None:
-        """What comes after a step, at the boundary where a run can be left and resumed."""
-        if self.state.global_step > index:  # else a stop was asked for in the middle of it
+        """Run what is due after a step, at the boundary where a run can be stopped and resumed."""
+        if self.state.global_step > index:  # else a stop was requested in the middle of it
             self._place = replace(self._place, done=self._place.done + 1)
         after.run_due()
-        self.leave_if_asked()
+        self.stop_if_requested()
 
-    def leave_if_asked(self) -> None:
-        """Save and raise `KeyboardInterrupt` if a trainer was asked to leave: all do, at the same step.
-
-        Each of them has a part in the checkpoint.
-        """
+    def stop_if_requested(self) -> None:
+        """Save and raise `KeyboardInterrupt` if any trainer was interrupted: all stop at the same step, since each has
+        a part in the checkpoint."""
         reason = self.stop.reason
         if self.replicas.size > 1:
             reason = next(filter(None, self.replicas.gather(reason)), "")
         if reason:
-            assert self._after is not None, "it is asked while it trains"
+            assert self._after is not None, "it is called while it trains"
             self._after.save_before_leaving()
             raise AgreedInterrupt(reason)
 
     def _step_without_data(self, life: Lifecycle, after: AfterStep) -> None:
-        """Filtering left nothing to train on, and no more may be asked for: the step counts, and says so."""
-        log.warning("step %d has nothing to train on%s", life.state.global_step + 1, self._why_empty())
+        """Count a step for which filtering left nothing to train on and no more experience may be requested."""
+        log.warning("step %d has nothing to train on%s", life.state.global_step + 1, self._explain_empty())
         with life.step() as step:
             self.batch_in_step = None
             self._empty_in_a_row += 1
             if self._empty_in_a_row > MAX_EMPTY_STEPS:
                 raise NothingToTrainOnError(
-                    f"{self._empty_in_a_row} steps in a row had nothing to train on{self._why_empty()}"
+                    f"{self._empty_in_a_row} steps in a row had nothing to train on{self._explain_empty()}"
                 )
             self.state.add_logged(self.source.logged)
             step.metrics = {"skipped": 1.0, **self.source.made}
         self._end_step(after, step.index)
 
-    def _why_empty(self) -> str:
-        """What is known of why nothing is left to train on, to be added to a sentence."""
+    def _explain_empty(self) -> str:
+        """Why nothing is left to train on, if known, as the end of a sentence."""
         return ""
 
-    def _why_idle(self) -> str:
-        """What is known of why no step of the run trained, to be added to a sentence."""
+    def _explain_idle(self) -> str:
+        """Why no step of the run trained, if known, as the end of a sentence."""
         return ""
 
-    def _why_unmoved(self) -> str:
-        """What is known of why every gradient was 0, to be added to a sentence."""
+    def _explain_unmoved(self) -> str:
+        """Why every gradient was 0, if known, as the end of a sentence."""
         return ""
 
     @property
     def _stopping(self) -> bool:
-        """Whether to end here. What one trainer was asked, all of them do, at the same step."""
+        """Whether to end here. A stop request to one trainer stops all of them at the same step."""
         state = self.state
         if self.replicas.size > 1:
             asked = (state.stop_reason, state.stopped_by) if state.should_stop else None
@@ -411,12 +409,12 @@ class DetachedTrainer(ABC):
             raise AgreedInterrupt(self.stop.reason or str(interrupted)) from None
 
     def _report(self, message: str, *values: object) -> None:
-        """What only `debug` shows."""
+        """Log a message that only `debug` shows."""
         if self._debug:
             log.info(f"%s: {message}", self.name, *values)
 
     def _new_state(self) -> LoopState:
-        self._first_version = self.state.policy_version  # of an earlier `fit`: versions go on counting
+        self._first_version = self.state.policy_version  # of an earlier `fit`: versions continue from it
         self.state = self._first_state(self.state.output_dir)
         self.state.policy_version = self._first_version
         self._place, self._batches, self._empty_in_a_row, self._numerics = Place(), [], 0, None

@@ -30,14 +30,14 @@ class WeightsError(ProaError):
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """All parameters of one version, with the digest taken when they were published."""
+    """All parameters of one version, with their digest from when they were published."""
 
     version: int
     tensors: Any
     """By name; or, where they are kept elsewhere, a reference to them."""
     digest: str
     probe: Probe | None = None
-    """What the trainer thinks of some tokens with them."""
+    """The trainer's log-probabilities of a few tokens with these weights."""
 
     @classmethod
     def of(cls, version: int, tensors: Mapping[str, torch.Tensor], probe: Probe | None = None) -> Weights:
@@ -70,11 +70,11 @@ class Shelf(Protocol):
         """The tensors, on the CPU. They must not be changed."""
 
     def drop(self, reference: Any) -> None:
-        """They are not needed any more."""
+        """Release the tensors."""
 
 
 class InProcess:
-    """Copies of the tensors on the device where they are: makers in this process copy from there, without the host."""
+    """Keeps copies on the tensors' own device, from where makers in this process copy them without the host."""
 
     def put(self, tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], str]:
         copies = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
@@ -84,7 +84,7 @@ class InProcess:
         return {name: tensor.cpu() for name, tensor in reference.items()}
 
     def drop(self, reference: dict[str, torch.Tensor]) -> None:
-        """Whoever still has them keeps them."""
+        """Nothing to do: they are freed with their last reference."""
 
 
 class WeightStore:
@@ -125,8 +125,8 @@ class WeightStore:
         return {version: self._shelf.get(weights.tensors) for version, weights in kept.items()}
 
     def retire(self, *, but: set[int] | None) -> None:
-        """Release all versions but those in use (None: it is unknown which are). The newest stays, and so does the base
-        of adapters, which a maker that starts late still needs."""
+        """Release all versions but those in use, or none if it is unknown which are (None). The newest stays, and so
+        does the base of adapters, which a maker that starts late still needs."""
         if but is None:
             return
         with self.room:

@@ -1,3 +1,3 @@
-"""A run from its configuration: its parts are loaded, wired together on threads or on Ray, started, and brought to an
-end that its folder tells.
+"""A run from its configuration: loads its parts, wires them together in threads or on Ray, trains, and records how it
+ended.
 """

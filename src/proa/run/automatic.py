@@ -34,7 +34,7 @@ LARGEST_BUDGET = 32_768
 """Tokens of a micro-batch beyond which a GPU gains nothing."""
 SMALLEST_BUDGET = 1_024
 CAUTIOUS_BUDGET = 8_192
-"""For models of which nobody knows what a token takes."""
+"""For models whose memory for a token is unknown."""
 _KEYS = {
     "model": ("device", "dtype", "gradient_checkpointing", "compile"),
     "optimizer": ("token_budget", "share_prompts"),
@@ -45,44 +45,50 @@ _KEYS = {
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeeds:
-    """What training takes, in bytes."""
+    """The memory that training takes, in bytes."""
 
     weights: int
-    """Weights, gradients, moments, and those of the engine: whatever the size of a micro-batch."""
+    """Weights, gradients and moments, and the engine's weights: independent of the size of a micro-batch."""
     of_a_token: int
-    """Activations of one token, all of which are kept for the backward pass."""
+    """Activations of one token, if all are kept for the backward pass."""
     of_a_token_checkpointed: int
-    """The same with the input of each layer alone kept."""
+    """Activations of one token, if only the input of each layer is kept."""
 
 
 def resolve_automatic(config: RunConfig, given: Given, *, resumed: bool = False) -> RunConfig:
-    """The configuration with a value for every `auto`; with `resumed`, those of the run that is in its folder."""
+    """The configuration with a value for every `auto`; with `resumed`, the values of the run in its folder."""
     config = resolve_device(config, given, resumed=resumed)
     saved = _saved(config) if resumed else {}
     config = _pin(_with_steps(config, given), saved.get("model", {}))
-    return _with(config, _on_gpu(config, given) if read_device(config.model.device).type == "cuda" else _ON_CPU)
+    return _replace_auto(config, _on_gpu(config, given) if read_device(config.model.device).type == "cuda" else _ON_CPU)
 
 
 def resolve_device(config: RunConfig, given: Given, *, resumed: bool = False) -> RunConfig:
-    """The same as far as it takes no time: device and dtype are known, and all that a resumed run keeps."""
+    """Resolve what takes no time: device and dtype, and the values that a resumed run keeps."""
     if resumed:
-        config = _with(config, _earlier(_saved(config)))
+        saved = _saved(config)
+        kept = {
+            section: {key: saved[section][key] for key in keys if key in saved.get(section, {})}
+            for section, keys in _KEYS.items()
+        }
+        config = _replace_auto(config, kept)
     if given.model is None:
         return with_device(config, lambda: choose_device(config, torch.cuda.is_available))
-    return _with(config, {"model": {"device": str(given.model.device), "dtype": _name_of(given.model.dtype)}})
+    dtype = str(given.model.dtype).removeprefix("torch.")
+    return _replace_auto(config, {"model": {"device": str(given.model.device), "dtype": dtype}})
 
 
 def _saved(config: RunConfig) -> dict[str, Any]:
-    """The configuration of the run that is in the folder, if there is one."""
+    """The configuration of the run in the folder, if there is one."""
     return saved_config(config.folder) if (config.folder / "config.json").is_file() else {}
 
 
 def _with_steps(config: RunConfig, given: Given) -> RunConfig:
-    """The configuration with `total_steps` in place of `epochs`; rows that will be left out as too long count too."""
+    """The configuration with `total_steps` in place of `epochs`, counting rows that are left out later as too long."""
     if config.epochs is None:
         return config
     log = logging.getLogger("proa.tasks")
-    before, log.disabled = log.disabled, True  # the run itself says what it reads
+    before, log.disabled = log.disabled, True  # the run itself reports the data
     try:
         if isinstance(config, SupervisedConfig):
             rows, together = len(supervised_kind(config, given).rows), config.train_batch_size
@@ -96,7 +102,7 @@ def _with_steps(config: RunConfig, given: Given) -> RunConfig:
 
 
 def _pin(config: RunConfig, saved: Mapping[str, Any]) -> RunConfig:
-    """Names of the Hub with their commits, those of the run that is resumed: what a name stands for may change."""
+    """Add commits to names of the Hub, which may move; a resumed run keeps its commits."""
     section, pinned = config.model, {}
     for key in ("path", "tokenizer"):
         name = getattr(section, key)
@@ -114,15 +120,8 @@ _ON_CPU: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def _earlier(saved: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    return {
-        section: {key: saved[section][key] for key in keys if key in saved.get(section, {})}
-        for section, keys in _KEYS.items()
-    }
-
-
-def _with(config: RunConfig, values: Mapping[str, Mapping[str, Any]]) -> RunConfig:
-    """The same with these values where it says `auto`."""
+def _replace_auto(config: RunConfig, values: Mapping[str, Mapping[str, Any]]) -> RunConfig:
+    """The configuration with these values, by section, in place of `auto`."""
     sections = {}
     for name, found in values.items():
         section = getattr(config, name)
@@ -133,7 +132,7 @@ def _with(config: RunConfig, values: Mapping[str, Mapping[str, Any]]) -> RunConf
 
 
 def _on_gpu(config: RunConfig, given: Given) -> dict[str, dict[str, Any]]:
-    """What is only known of some models is left off for others: `auto` refuses none."""
+    """The values on a GPU. What works for some models only is off for others: `auto` never fails."""
     if not any(getattr(getattr(config, section), key, None) == AUTO for section, keys in _KEYS.items() for key in keys):
         return {}
     model = _outline(config, given)
@@ -173,7 +172,7 @@ def is_short(needs: MemoryNeeds, memory: int, checkpoints: bool, budget: int) ->
 
 
 def _is_plain(model: PreTrainedModel) -> bool:
-    """Whether its attention is one that segments have: the architectures of the native engine, without windows."""
+    """Whether segments implement its attention: the native engine's architectures, without windows."""
     try:
         check_known(model.config)
     except SettingError:
@@ -182,8 +181,8 @@ def _is_plain(model: PreTrainedModel) -> bool:
 
 
 def fit_memory(needs: MemoryNeeds, memory: int) -> tuple[bool, int]:
-    """Whether to checkpoint, and how many tokens to compute at once: as many as are of use, if they fit in four fifths
-    of the memory; the rest is for logits, caches and what cannot be foreseen.
+    """Whether to checkpoint, and how many tokens to compute at once: up to `LARGEST_BUDGET`, as they fit in four fifths
+    of the memory; the rest is for logits, caches and reserves.
 
     >>> small = MemoryNeeds(weights=10 * 2**30, of_a_token=10 * 2**20, of_a_token_checkpointed=2**20)
     >>> fit_memory(small, 40 * 2**30), fit_memory(small, 16 * 2**30)
@@ -200,7 +199,7 @@ def memory_needs(config: RunConfig, model: PreTrainedModel) -> MemoryNeeds | Non
     """Estimated from the model's shape; None for one that does not have the usual sizes. A trained weight in half
     precision takes 2 bytes for itself and 2 for its gradient, and in float32 4 for the weight, 4 for the gradient and 8
     for its moments; engines hold up to two versions, and one is published. On an H200 a layer of a 0.6B model kept 42
-    KB of a token, where this says 38."""
+    KB for a token, where the estimate is 38."""
     text: Any = model.config.get_text_config()
     names = ("num_attention_heads", "hidden_size", "num_hidden_layers")
     if not all(isinstance(getattr(text, name, None), int) for name in names):
@@ -210,15 +209,15 @@ def memory_needs(config: RunConfig, model: PreTrainedModel) -> MemoryNeeds | Non
     key_heads = _number(text, "num_key_value_heads", heads)
     inner = _number(text, "intermediate_size", 4 * hidden)
     itemsize = read_dtype(config.model.dtype).itemsize
-    of_a_layer = itemsize * (4 * hidden + 2 * heads * width + 2 * key_heads * width + 3 * inner)
+    layer_bytes = itemsize * (4 * hidden + 2 * heads * width + 2 * key_heads * width + 3 * inner)
     return MemoryNeeds(
-        weights=sum(parameter.numel() for parameter in model.parameters()) * _bytes_of_a_weight(config, itemsize),
-        of_a_token=layers * of_a_layer,
-        of_a_token_checkpointed=layers * hidden * itemsize + 2 * of_a_layer,
+        weights=sum(parameter.numel() for parameter in model.parameters()) * _weight_bytes(config, itemsize),
+        of_a_token=layers * layer_bytes,
+        of_a_token_checkpointed=layers * hidden * itemsize + 2 * layer_bytes,
     )
 
 
-def _bytes_of_a_weight(config: RunConfig, itemsize: int) -> int:
+def _weight_bytes(config: RunConfig, itemsize: int) -> int:
     trained = itemsize if config.lora is not None else 20 if itemsize == 2 else 16
     if not isinstance(config, DetachedConfig):
         return trained
@@ -243,7 +242,7 @@ def _outline(config: RunConfig, given: Given) -> PreTrainedModel:
 
 
 def _device_memory(section: ModelSection) -> int:
-    if not torch.cuda.is_available():  # a GPU of another machine, of which nothing is known here
+    if not torch.cuda.is_available():  # the GPU is in another machine, so its memory is unknown
         return 0
     return int(torch.cuda.get_device_properties(torch.device(section.device)).total_memory)
 
@@ -252,7 +251,3 @@ def _can_compile() -> bool:
     """Triton compiles with the system's C compiler."""
     has_compiler = bool(os.environ.get("CC")) or any(shutil.which(name) for name in ("cc", "gcc", "clang"))
     return has_compiler and importlib.util.find_spec("triton") is not None
-
-
-def _name_of(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -1,4 +1,4 @@
-"""Looks whether what a configuration names is there: tasks, rewards, data and metrics of evals. No model is loaded."""
+"""Checks that everything a configuration names exists: tasks, rewards, data and metrics of evals. Loads no model."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from .supervised_kinds import supervised_kind
 
 
 def check_named(config: RunConfig, benchmarks: Sequence[BenchmarkSection] = ()) -> None:
-    """Raise as a run would when it is put together: where several runs come one after the other, the last one's mistake
-    should not wait for the others."""
+    """Raise the errors that a run would raise when it is built, so that of several runs in sequence a mistake in the
+    last is found before the first."""
     if isinstance(config, SupervisedConfig):
         supervised_kind(config, Given())
     elif isinstance(config, DetachedConfig):
@@ -38,7 +38,7 @@ def check_portable_algorithm(config: RunConfig, dumps: Callable[[Any], bytes]) -
 
 
 def score_names(section: BenchmarkSection, config: RunConfig) -> list[str] | None:
-    """What the scores of an eval are called, the first one first; None if only its own function knows."""
+    """The names of an eval's scores, in their order; None if only its own function knows them."""
     if section.evaluator is not None or _is_loss(section, config):
         return None
     scorer = InlineRewards(metric_of(section, eval_task(section, config), with_named_reward(GivenEval(), config)))

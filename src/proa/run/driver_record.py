@@ -1,4 +1,4 @@
-"""The record of a run in the process that drives it: its files, and the callbacks that live with it."""
+"""The record of a run in its driver process: its files, and the callbacks that live there."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class DriverRecord:
         self._writes = PatientWrites()
 
     def before_saving(self) -> dict[str, Any]:
-        self.finish()  # what a checkpoint says of the record must be on the disk
+        self.finish()  # a checkpoint notes the record's lengths, which must be on disk
         return {
             "callbacks": self.manager.state_dict(),
             "random": random_state(),
-            "record": {name: _lasting_size(self.folder / name) for name in RECORD_FILES},
+            "record": {name: _synced_size(self.folder / name) for name in RECORD_FILES},
         }
 
     def write_step(self, record: StepRecord) -> None:
@@ -54,7 +54,7 @@ class DriverRecord:
                     )
 
     def finish(self) -> None:
-        """Write what the disk did not take before; raise if it still does not."""
+        """Write what could not be written before; raise if it still cannot."""
         self._writes.finish()
         for callback in self.manager.callbacks:
             if isinstance(callback, JsonlMetrics) and callback.required:
@@ -62,7 +62,7 @@ class DriverRecord:
 
     @contextmanager
     def finishing(self) -> Iterator[None]:
-        """At the end all is written, or a run that went well has failed; one that failed keeps its own error."""
+        """Write everything at the end. If that fails, so does the run, but an earlier error takes precedence."""
         try:
             yield
         except BaseException:
@@ -76,8 +76,8 @@ class DriverRecord:
         self.manager.fire("benchmark_eval", self.ctx, result, predictions, result.step)
 
 
-def _lasting_size(path: Path) -> int:
-    """Its length, all of which is on the disk: a checkpoint must not name lines that a power cut takes away."""
+def _synced_size(path: Path) -> int:
+    """A file's length after writing it to disk: a checkpoint must not count lines that a power cut could remove."""
     if not path.exists():
         return 0
     with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Scores a model that lies in a folder: after a run, or by `proa eval`."""
+"""Scores a model in a folder: after a run, or by `proa eval`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The first line of a run: where it writes, what it does, on which device. The command line foresees the device without
-loading torch, which takes seconds.
+"""The first line of a run, with folder, algorithm and device, and all checks that need no torch, whose import takes
+seconds.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ NO_TOKENIZER = (
     "tokenizer= in Python"
 )
 _DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
-"""What the driver of a GPU makes: of NVIDIA's, under WSL, and of AMD's."""
+"""Device files of GPU drivers: NVIDIA's, WSL's and AMD's."""
 _ALGORITHMS = Registry("algorithm", "proa.algorithms", dict.fromkeys(OUTLINES, ""), UnknownNameError)
 _ENGINES = Registry("engine", "proa.engines", dict.fromkeys(("native", "hf", "vllm"), ""), UnknownNameError)
-"""Their names only: what they are needs torch."""
+"""Names only, as the objects need torch."""
 _SMALL = 2**20
-"""Bytes of a file that is read twice, so that what is wrong with it is reported at once."""
+"""Files up to this many bytes are read a second time, so that mistakes in them are reported at once."""
 
 
 def foresee(config: RunConfig, *, overwrite: bool, has_tokenizer: bool = False) -> tuple[RunConfig, str]:
-    """Refuse what can be refused without torch, and print the first line. Returns the configuration with its name, and
-    the line. `has_tokenizer` says that one was given beside the configuration."""
+    """Raise all errors that can be found without torch, and print the first line. Returns the configuration with its
+    name, and the line. `has_tokenizer` says that one was given beside the configuration."""
     config = settle_name(config, overwrite=overwrite)
     if not overwrite:
         if is_locked(config.folder):
-            with lock(config.folder):  # which raises, and names the process that has it
+            with lock(config.folder):  # raises, naming the process that holds it
                 pass
         check_unused(config.folder)
     _check_folder(config.folder)
@@ -62,8 +62,7 @@ def foresee(config: RunConfig, *, overwrite: bool, has_tokenizer: bool = False) 
 
 
 def check_there(config: RunConfig) -> None:
-    """Raise for a folder, a file, an algorithm, a kind of callbacks, a module or a GPU that there is not: a slip need
-    not wait for torch."""
+    """Raise for a folder, a file, an algorithm, a kind of callbacks, a module or a GPU that does not exist."""
     path = config.model.path
     if path is not None and GIVEN not in path and not Path(path).exists() and not is_hub_name(path):
         raise HubError(no_folder(path))
@@ -82,6 +81,8 @@ def check_there(config: RunConfig) -> None:
     for callback in config.callbacks:
         check_kind(callback.kind)
     for what, dotted in _dotted_paths(config):
+        if dotted is None or GIVEN in dotted:
+            continue
         try:
             check_module(dotted)
         except DottedPathError as error:
@@ -114,13 +115,14 @@ def _check_tokenizer(config: RunConfig) -> None:
 
 
 def _has_tokenizer(folder: Path) -> bool:
-    """Whether some file there may be one's, of any kind; or of a run or an adapter, whose tokenizer is elsewhere."""
+    """Whether the folder may have a tokenizer of any kind, or is a run's or an adapter's, whose tokenizer is
+    elsewhere."""
     kinds = ("tokenizer*", "vocab*", "merges.txt", "*.model", "*.tiktoken", "special_tokens_map.json")
     return any(next(folder.glob(kind), None) for kind in (*kinds, "run.json", "adapter_config.json"))
 
 
 def _check_small_data(config: RunConfig) -> None:
-    """Read a file whose columns or lines may be wrong: the likeliest slip of all."""
+    """Read a small data file, as wrong columns or lines are the most likely mistake."""
     task, file = config.task, Path(config.task.source)
     if file.suffix not in (".jsonl", ".json", ".csv") or not file.is_file() or file.stat().st_size > _SMALL:
         return
@@ -133,12 +135,8 @@ def _check_small_data(config: RunConfig) -> None:
         load_preferences(task.source, columns=task.named_columns, split=task.split)
 
 
-def _dotted_paths(config: RunConfig) -> Iterator[tuple[str, str]]:
-    """What is named of the user's own code, and where."""
-    yield from ((what, path) for what, path in _codes(config) if path is not None and GIVEN not in path)
-
-
-def _codes(config: RunConfig) -> Iterator[tuple[str, str | None]]:
+def _dotted_paths(config: RunConfig) -> Iterator[tuple[str, str | None]]:
+    """Where the configuration may name the user's own code, and what it names there."""
     yield from ((f"eval {one.name}: metric", one.metric) for one in config.eval)
     yield from ((f"eval {one.name}: evaluator", one.evaluator) for one in config.eval)
     if not isinstance(config, DetachedConfig):
@@ -150,9 +148,9 @@ def _codes(config: RunConfig) -> Iterator[tuple[str, str | None]]:
 
 
 def announce(config: RunConfig) -> str:
-    """Print the first line before torch is loaded; it is for `start`, which prints it again if it was not true."""
+    """Print the first line before torch is loaded; `start` prints it again if it turns out otherwise."""
     announced = first_line(with_device(config, lambda: choose_device(config, may_have_gpu)))
-    with suppress(OSError):  # the reader of a pipe has left: the run continues
+    with suppress(OSError):  # a closed pipe must not end the run
         print_visible(f"{announced}\nloading torch, the model and the data", flush=True)
     return announced
 
@@ -183,15 +181,15 @@ def _on_ray(config: RunConfig) -> TypeGuard[DetachedConfig]:
 
 
 def may_have_gpu() -> bool:
-    """Whether torch is built for GPUs and the driver of one is there. Torch itself may still find none that it can use;
-    on Windows, where drivers leave no such trace, this is only known of torch."""
+    """Whether torch is built for GPUs and a GPU driver exists, without importing torch, which may still find no usable
+    GPU. On Windows, where drivers have no device files, only torch's build is checked."""
     if os.environ.get("CUDA_VISIBLE_DEVICES", "any") in ("", "-1"):
         return False
     has_driver = sys.platform == "win32" or any(Path(driver).exists() for driver in _DRIVERS)
-    return has_driver and _torch_is_built_for_gpus()
+    return has_driver and _has_gpu_build()
 
 
-def _torch_is_built_for_gpus() -> bool:
+def _has_gpu_build() -> bool:
     found = importlib.util.find_spec("torch")
     if found is None or found.origin is None:
         return False

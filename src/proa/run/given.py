@@ -1,6 +1,6 @@
 """Objects handed over from Python where a configuration file could only name them.
 
-Nothing here imports torch: a run says its first line before that.
+Nothing here imports torch, as the run prints its first line before that.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 RUN_ARGUMENTS = ("callbacks", "resume", "allow_changes", "overwrite")
-"""What whoever starts a run may say beside its configuration."""
+"""Arguments of a run that are not part of its configuration."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Given:
     """Parts of evals, by their names."""
 
     def eval_of(self, name: str, reward: Any = None, weights: Sequence[float] | None = None) -> GivenEval:
-        """What was given for an eval; `reward` is the run's own, which it may be scored by."""
+        """The objects given for an eval; `reward` is the run's own, which may score it."""
         own = self.evals.get(name, GivenEval())
         return replace(own, reward=reward, weights=weights, surroundings=self.surroundings)
 
@@ -70,14 +70,14 @@ def configured(
 
 
 def outlined(config: Path | str | None, recipe: str | None, changes: Mapping[str, Any]) -> RunConfig:
-    """The same configuration, of which only what can be checked without torch is checked."""
+    """The same configuration, checked only as far as that is possible without torch."""
     _check_keywords(changes)
     _, rest = _take_objects(changes)
     return outline_run_config(config, recipe=recipe, **rest)
 
 
 def _check_keywords(changes: Mapping[str, Any]) -> None:
-    """Raise for a keyword that is no key of a configuration and is meant to be an argument of the run itself."""
+    """Raise for an unknown keyword that looks like a misspelt argument of the run itself."""
     keys = {*DetachedConfig.model_fields, *SupervisedConfig.model_fields, "tokenizer"}
     for name in changes:
         meant = [] if name.partition(".")[0] in keys else nearest(name, {*RUN_ARGUMENTS, *keys})
@@ -96,7 +96,7 @@ def _take_objects(changes: Mapping[str, Any]) -> tuple[Given, dict[str, Any]]:
         data, rest["task"] = _take_data(rest["task"])
     if "reward" in rest:
         section, rewards = _take_functions(rest.pop("reward"))
-        rest |= {f"reward.{name}": value for name, value in section.items()}  # what is not said stays as it is
+        rest |= {f"reward.{name}": value for name, value in section.items()}  # other keys of the section stay
     if isinstance(tokenizer, str):
         tokenizer, rest["model.tokenizer"] = None, tokenizer
     if "eval" in rest:
@@ -108,7 +108,7 @@ def _take_objects(changes: Mapping[str, Any]) -> tuple[Given, dict[str, Any]]:
 
 
 def _is_model(given: Any) -> bool:
-    module = sys.modules.get("transformers.modeling_utils")  # where it is not imported there can be no model
+    module = sys.modules.get("transformers.modeling_utils")  # without it no model can exist
     return module is not None and isinstance(given, module.PreTrainedModel)
 
 
@@ -117,7 +117,7 @@ def _take_tools(rest: dict[str, Any]) -> tuple[Callable[..., Any] | str, ...] | 
     tools = [tools] if callable(tools) or isinstance(tools, str) else tools
     if not isinstance(tools, Sequence):
         return None
-    rest["tools"] = [_described(tool) for tool in tools]
+    rest["tools"] = [_describe(tool) for tool in tools]
     return tuple(tools) if any(map(callable, tools)) else None
 
 
@@ -127,7 +127,7 @@ def _take_environment(rest: dict[str, Any]) -> Any:
     environment = section.get("path")
     if isinstance(environment, str | None):
         return None
-    rest["environment"] = {**section, "path": _described(environment)}
+    rest["environment"] = {**section, "path": _describe(environment)}
     return environment
 
 
@@ -135,20 +135,20 @@ def _take_agent(rest: dict[str, Any]) -> Callable[..., Any] | None:
     agent: Any = rest.get("agent")
     if not callable(agent):
         return None
-    rest["agent"] = _described(agent)
+    rest["agent"] = _describe(agent)
     given: Callable[..., Any] = agent
     return given
 
 
-def _described(given: Any) -> str:
-    """What the record has of an object."""
+def _describe(given: Any) -> str:
+    """An object's description in the record."""
     if isinstance(given, str):
         return given
     return f"{name_of(given) if callable(given) else type(given).__name__} {GIVEN}"
 
 
 def _take_data(task: Any) -> tuple[Any, Any]:
-    """Data that was given, as it is or as the `source` of a section, and what the configuration says of it."""
+    """Data given directly or as the `source` of a section, and its description in the configuration."""
     if isinstance(task, str):
         return None, task
     if isinstance(task, Mapping) and not hasattr(task, "column_names"):  # a dataset may be a mapping of its splits
@@ -160,7 +160,7 @@ def _take_data(task: Any) -> tuple[Any, Any]:
 
 
 def _take_evals(sections: Any) -> tuple[Any, dict[str, GivenEval]]:
-    """Evals in which objects are described, and the objects by their evals' names."""
+    """Sections with descriptions in place of objects, and the objects by the names of their evals."""
     if not isinstance(sections, Sequence) or isinstance(sections, str):
         return sections, {}
     taken = [_take_eval(section) if isinstance(section, Mapping) else (section, None) for section in sections]
@@ -189,11 +189,11 @@ def _take_eval(section: Mapping[str, Any]) -> tuple[dict[str, Any], GivenEval]:
 
 
 def _take_functions(reward: Any) -> tuple[dict[str, Any], tuple[Callable[..., Any], ...] | None]:
-    """A section in which functions are described, and the functions; paths and functions are not mixed."""
+    """A section with descriptions in place of functions, and the functions. Paths and functions are not mixed."""
     section = dict(reward) if isinstance(reward, Mapping) else {"functions": reward}
     functions = section.get("functions", ())
     functions = [functions] if callable(functions) or isinstance(functions, str) else functions
     if not any(callable(function) for function in functions):
         return section | ({"functions": list(functions)} if functions else {}), None
-    section["functions"] = [_described(function) for function in functions]
+    section["functions"] = [_describe(function) for function in functions]
     return section, tuple(functions)

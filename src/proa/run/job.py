@@ -1,4 +1,4 @@
-"""What a run is to whoever starts it, whatever it trains and wherever."""
+"""`Job`: a run of any kind, on any runtime, as the code that starts it sees it."""
 
 from __future__ import annotations
 
@@ -15,33 +15,37 @@ from ..resume.resuming import Resumption
 
 
 class Job(Protocol):
-    """A run put together and ready to go."""
+    """A run that is built and ready to train."""
 
     @property
     def inputs(self) -> Inputs:
-        """What it works on."""
+        """The digests of its data, rewards and models."""
 
     def train(self, folder: RunFolder, resumption: Resumption | None, interruption: Interruption) -> LoopState:
-        """Train to the end. `manager.begin_training()` comes when nothing can be refused any more and callbacks have
-        their saved state."""
+        """Train to the end. It calls `manager.begin_training()` once everything is checked and callbacks have their
+        saved state."""
 
     def summary(self) -> dict[str, Any]:
-        """What the header says of how far the run came."""
+        """The header's entries about the progress of the run."""
 
 
 def state_summary(state: LoopState, evals: Iterable[str], callback_errors: dict[str, int]) -> dict[str, Any]:
-    """What a header says of any loop."""
+    """The header's entries about any loop."""
+    metrics = state.metrics
     return {
         **({"stop_reason": state.stop_reason} if state.stop_reason else {}),
         "stopped_by": state.stopped_by,
         "steps_run": state.global_step,
-        "evals": _latest_evals(state.metrics, evals),
+        "evals": {
+            name: {key.removeprefix(f"{name}."): value for key, value in metrics.items() if key.startswith(f"{name}.")}
+            for name in evals
+        },
         "callback_errors": callback_errors,
     }
 
 
 def first_errors_entry(managers: Iterable[CallbackManager]) -> dict[str, Any]:
-    """What the first failure of each callback said, where some failed; `callback_errors` counts them."""
+    """The message of the first failure of each callback that failed; `callback_errors` counts the failures."""
     found: dict[str, str] = {}
     for manager in managers:
         found = manager.first_errors | found
@@ -49,20 +53,12 @@ def first_errors_entry(managers: Iterable[CallbackManager]) -> dict[str, Any]:
 
 
 def engine_entry(kind: str, independent: Iterable[bool | None]) -> dict[str, Any]:
-    """What engine made the samples, and whether none of their bits depended on what else was decoded; nothing if no
-    maker had one."""
+    """The engine that made the samples, and whether their bits were independent of what else it decoded; empty without
+    a maker."""
     known = [one for one in independent if one is not None]
     return {"engine": {"kind": kind, "independent": all(known)}} if known else {}
 
 
 def performance_entry(performance: Mapping[str, Performance]) -> dict[str, Any]:
-    """What a header says of the throughput of each actor, where evaluators measured it."""
+    """The throughput of each actor, if performance evaluators measured it."""
     return {"performance": {name: one.to_dict() for name, one in performance.items()}} if performance else {}
-
-
-def _latest_evals(metrics: dict[str, Any], names: Iterable[str]) -> dict[str, dict[str, float]]:
-    """The last scores of each eval, as the state's metrics hold them."""
-    return {
-        name: {key.removeprefix(f"{name}."): value for key, value in metrics.items() if key.startswith(f"{name}.")}
-        for name in names
-    }

@@ -1,4 +1,4 @@
-"""Loads what a run works on, as configured or as given: its policy with its tokenizer, and its task."""
+"""Loads a run's policy with its tokenizer, and its task, as configured or given."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ from .given import Given
 
 
 def load_policy(config: RunConfig, given: Given, *, outline: bool = False) -> Policy:
-    """The policy that a run trains; what is wrong with it is found before anything is written.
+    """The policy that a run trains. Raises before anything is written.
 
-    With `outline` it has no weights: for whoever only checks, and leaves the loading to another process.
+    With `outline` it has no weights, for a process that only checks it and leaves the loading to another.
     """
     model, tokenizer, end_ids = _load_parts(config, given, outline)
     trust = config.model.trust_remote_code
@@ -78,7 +78,7 @@ def load_trained_reward_model(config: RunConfig, given: Given) -> TrainedRewardM
 def load_matching_reward_model(
     config: RunConfig, tokenizer: PreTrainedTokenizerBase, longest_prompt: int, folder: str
 ) -> PreTrainedModel:
-    """A reward model that reads what this policy writes."""
+    """A reward model for the completions of this policy."""
     check_matching_reward_model(config, tokenizer, longest_prompt, folder)
     own = config.model
     return load_reward_model(folder, dtype=own.dtype, device=own.device, trust_remote_code=own.trust_remote_code)
@@ -87,7 +87,7 @@ def load_matching_reward_model(
 def check_matching_reward_model(
     config: RunConfig, tokenizer: PreTrainedTokenizerBase, longest_prompt: int, folder: str
 ) -> None:
-    """Raise what can be known to be wrong with a reward model without loading its weights."""
+    """Raise if a reward model does not suit the policy, as far as that is known without its weights."""
     trust = config.model.trust_remote_code
     context = context_length(read_reward_model_config(folder, trust_remote_code=trust))
     check_same_tokenizer(tokenizer, load_tokenizer(folder, trust))
@@ -101,7 +101,7 @@ def check_matching_reward_model(
 def begin_training(
     trained: Trainable, run_folder: Path, *, resumed: bool, saves: bool = True, keep_start: bool = False
 ) -> None:
-    """Make the model what is trained: what a resumed run started with is loaded, what is needed again is saved.
+    """Prepare the model for training: load the start of a resumed run, or save a start that is needed again.
 
     With several trainers one of them `saves`.
     """
@@ -164,7 +164,7 @@ def optimizer_settings(config: RunConfig, **changes: Any) -> OptimizerSettings:
 
 
 def compute_settings(config: RunConfig) -> ComputeSettings:
-    """How the model computes while it is trained; what nobody decided is left out."""
+    """How the model computes while it is trained; an unresolved `auto` is off."""
     section = config.model
     return ComputeSettings(
         attention=section.attention,
@@ -207,7 +207,7 @@ def _load_parts(
 
 
 def _base_folder(config: RunConfig) -> str | None:
-    """Where the base of an adapter already lies; None if it is in no folder as it is."""
+    """The folder that already holds the base of an adapter; None if there is none."""
     if config.model.path is None or config.has_warm_start:
         return None
     path = local_folder(config.model.path, trust_remote_code=config.model.trust_remote_code)
@@ -215,7 +215,7 @@ def _base_folder(config: RunConfig) -> str | None:
 
 
 def read_device(name: str, key: str = "model.device") -> torch.device:
-    """The device of that name; whether it is there is another question, and of another machine perhaps."""
+    """The device of that name, which need not exist on this machine."""
     try:
         return torch.device(name)
     except RuntimeError:
@@ -223,7 +223,7 @@ def read_device(name: str, key: str = "model.device") -> torch.device:
 
 
 def check_device(name: str, key: str = "model.device") -> None:
-    """Raise if that device is not there."""
+    """Raise if this machine does not have that device."""
     device = read_device(name, key)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         found = torch.cuda.device_count()

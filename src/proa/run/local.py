@@ -24,7 +24,7 @@ from .driver_record import DriverRecord
 from .given import Given
 from .job import engine_entry, first_errors_entry, performance_entry
 from .maker_side import MakerSide
-from .placing import FIRST_TRAINER, Listeners, ToDriver, fresh_in_process
+from .placing import FIRST_TRAINER, Listeners, ToDriver, fresh_for_maker
 from .trainer_side import Surroundings, TrainerSide
 
 
@@ -37,7 +37,7 @@ class DetachedRun:
         self.config = config
         self.journal = journal
         self.listeners = listeners
-        self._makers: dict[str, CallbackManager] = {}  # of all that there were, the replaced ones too
+        self._makers: dict[str, CallbackManager] = {}  # of all makers, including replaced ones
         self._maker_callbacks: dict[str, list[BaseCallback]] = {}
         self._independent_engines: list[bool] = []
         self.trainer_side = TrainerSide(config, given)
@@ -94,7 +94,7 @@ class DetachedRun:
 
     def make(self, name: str) -> ExperienceMakerHolder:
         """A maker, with its own callbacks."""
-        own = self._maker_callbacks[name] = [fresh_in_process(callback) for callback in self.listeners.makers]
+        own = self._maker_callbacks[name] = [fresh_for_maker(callback) for callback in self.listeners.makers]
         callbacks = [ToDriver(self.listeners.manager), *own]
         maker = self.maker_side.make(name, callbacks, self.trainer_side.policy.receiver())
         self._makers[name] = maker.manager

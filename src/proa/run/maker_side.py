@@ -32,8 +32,8 @@ from .loading import check_device, load_matching_reward_model, make_sampling
 
 
 class MakerSide:
-    """What makers of one process share. What is wrong with rewards, or with the model for this engine, is found when it
-    is built. Makers work inside a `with`, which ends the processes of reward functions."""
+    """What makers of one process share. The constructor raises for unusable rewards, or a model that the engine does
+    not support. Makers work inside a `with`, which ends the processes of reward functions."""
 
     def __init__(
         self, config: DetachedConfig, given: Given, *, task: Task, policy: Policy, longest_prompt: int = 0
@@ -48,7 +48,11 @@ class MakerSide:
         self._rewards = select_rewards(config, given, task)
         self._scorer = None if self._rewards is None else _scorer(config, self._rewards, task)
         self._surroundings = surroundings_of(config, policy, given.surroundings)
-        self.reward_model = _reward_model(config, policy, longest_prompt)
+        section = config.reward.model
+        self.reward_model: PreTrainedModel | None = None
+        if section is not None:
+            loaded = load_matching_reward_model(config, policy.tokenizer, longest_prompt, section.path)
+            self.reward_model = loaded.requires_grad_(False)
 
     def __enter__(self) -> MakerSide:
         return self
@@ -60,7 +64,7 @@ class MakerSide:
             self._surroundings.close()
 
     def complete_inputs(self, inputs: Inputs) -> Inputs:
-        """What a run works on, with its rewards."""
+        """The inputs of a run, completed with its rewards."""
         functions = [] if self._rewards is None else load_rewards(self._rewards)
         return replace(
             inputs,
@@ -96,41 +100,32 @@ class MakerSide:
         if section.factory != "native" or device.type != "cuda" or not self._longest_prompt:
             return section
         quarter = torch.cuda.get_device_properties(device).total_memory // 4
-        return size_engine(self.config, self._longest_prompt, quarter // _bytes_of_a_token(self.config, self.policy))
+        itemsize = read_dtype(section.dtype).itemsize if section.dtype else self.policy.model.dtype.itemsize
+        return size_engine(
+            self.config, self._longest_prompt, quarter // cache_bytes(self.policy.model.config, itemsize)
+        )
 
 
 def size_engine(config: DetachedConfig, longest_prompt: int, most_tokens: int = 2**62) -> EngineSection:
-    """The native engine on a GPU, with no more rows and no larger cache than the run can use, nor than `most_tokens`:
-    memory is shared with the trainer there. What is set stays."""
+    """The native engine on a GPU, whose memory it shares with the trainer: no more rows, and no larger cache, than the
+    run can use, and at most `most_tokens` cached. Values that are set stay."""
     admitted = (1 + config.max_staleness) * config.update_steps * config.train_batch_size
     slots = config.engine.slots or min(SLOTS["cuda"], padded(admitted))
     longest = blocks_for(longest_prompt + config.sampling.max_new_tokens) * BLOCK
-    waiting = slots // 8  # have their prompts in the cache before they have a row
+    waiting = slots // 8  # requests whose prompts are in the cache before they have a row
     tokens = config.engine.cache_tokens or max(longest, min((slots + waiting) * longest, most_tokens))
     return config.engine.model_copy(update={"slots": slots, "cache_tokens": tokens})
 
 
-def _bytes_of_a_token(config: DetachedConfig, policy: Policy) -> int:
-    itemsize = read_dtype(config.engine.dtype).itemsize if config.engine.dtype else policy.model.dtype.itemsize
-    return cache_bytes(policy.model.config, itemsize)
-
-
-def _reward_model(config: DetachedConfig, policy: Policy, longest_prompt: int) -> PreTrainedModel | None:
-    section = config.reward.model
-    if section is None:
-        return None
-    return load_matching_reward_model(config, policy.tokenizer, longest_prompt, section.path).requires_grad_(False)
-
-
 def select_rewards(config: DetachedConfig, given: Given, task: Task) -> Any:
-    """The functions that score: those given, or the task's own; None if the reward model does it alone, or an
-    environment, which is then asked by itself whatever the task brings."""
+    """The reward functions: those given, or the task's own. None if only a reward model scores, or an environment,
+    which replaces the task's rewards."""
     rewards: Any = given.rewards or config.reward.functions
     if not rewards and config.reward.model is not None:
         return None
     rewards = rewards or (None if config.environment.path or config.agent else task.reward)
     if not rewards and config.has_environment:
-        return None  # it brings its own
+        return None  # the environment gives the reward
     if not rewards:
         raise ConfigError(
             f"the task {task.name} brings no reward: give reward, one or several functions (in a file, "

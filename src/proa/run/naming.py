@@ -1,6 +1,6 @@
-"""The name of a run that was given none: its algorithm and its task, and a number where that folder is used.
+"""The name of a run without one: its algorithm and its task, and a number if that folder is used.
 
-Nothing here is slow to import: the command line looks for a folder before it loads anything large.
+Nothing here is slow to import, as the command line settles the folder before it loads anything large.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ log = logging.getLogger("proa.run")
 
 
 def settle_name(config: RunConfig, *, resumed: bool = False, overwrite: bool = False) -> RunConfig:
-    """The configuration with a name. Where it is `auto`, that is the first of `grpo-sort_digits`, `grpo-sort_digits-2`,
-    … whose folder is not used; with `resumed`, the last that is of the same configuration, if there is one; and with
-    `overwrite` the first of all. An unfinished run of the same configuration is reported."""
+    """The configuration with a name in place of `auto`: the first of `grpo-sort_digits`, `grpo-sort_digits-2`, … whose
+    folder is not used; with `resumed` the last whose run has the same configuration, if there is one; with `overwrite`
+    the first of all. An unfinished run of the same configuration is reported."""
     if config.name != AUTO:
         return config
     first = base_name(config)

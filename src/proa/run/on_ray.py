@@ -65,9 +65,9 @@ log = logging.getLogger("proa.run")
 class RayRun:
     """The driver's part of a run on Ray.
 
-    What is wrong with a configuration is found when it is built, before anything is started; but no policy is loaded
-    for it. What only its weights or the actors' machines show (weights that are damaged, a GPU that is not there) an
-    actor finds, before training begins, and then too no folder is left.
+    The constructor raises for errors in the configuration, before anything is started, without loading the policy.
+    Errors that only the weights or the actors' machines show (damaged weights, a missing GPU) are found by an actor
+    before training begins, and leave no folder either.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class RayRun:
         return runtime.state
 
     def _after_death(self, folder: RunFolder, died: TrainerDiedError, first_state: dict[str, Any]) -> Resumption | None:
-        """Where to resume from; everything that came after it is removed."""
+        """The checkpoint to resume from, after removing everything later from the record."""
         resumption = find_checkpoint(folder.path)
         if resumption is None:
             clear_record(folder.path)
@@ -196,7 +196,7 @@ class RayRun:
 
 
 def _check_devices(config: DetachedConfig) -> None:
-    """A device and options that there are; and Ray hides GPUs from actors that did not ask for any."""
+    """Raise for an unknown device or option, or for actors without GPUs, which Ray hides unless requested."""
     device = read_device(config.model.device)
     for role, options in (("trainer", config.ray.trainer), ("maker", config.ray.maker)):
         try:
@@ -214,7 +214,7 @@ def _check_devices(config: DetachedConfig) -> None:
 
 
 def _check_gradient_readers(manager: CallbackManager) -> None:
-    """Raise for a function in the driver that reads gradients: they stay where they are."""
+    """Raise for a function in the driver that reads gradients, which stay with the trainer."""
     for reader in manager.readers("gradients_ready", "gradients"):
         if not isinstance(reader, BaseCallback):
             raise HookError(
@@ -225,13 +225,13 @@ def _check_gradient_readers(manager: CallbackManager) -> None:
 
 
 def _backend(config: DetachedConfig) -> str:
-    """NCCL where every trainer has a GPU of its own; it cannot serve two that share one."""
+    """NCCL if every trainer has a GPU of its own, as two that share one cannot use it; otherwise gloo."""
     whole = config.ray.trainer.get("num_gpus", 0) >= 1
     return "cpu:gloo,cuda:nccl" if whole and config.model.device.startswith("cuda") else "gloo"
 
 
 class _RemoteRecord:
-    """The run's record, as the trainer sees it from its actor."""
+    """The run's record, for the trainer in its actor."""
 
     def __init__(self, ask: AskDriver) -> None:
         self._ask = ask
@@ -277,12 +277,15 @@ class _BuildTrainer:
     def __call__(self, ties: TrainerTies) -> TrainerParts:
         pin(self.began)
         side = TrainerSide(self.config, self.given)
-        # Read again here: what was edited since the driver read it, or lies otherwise on this machine, is refused.
+        # Read again: files edited since the driver read them, or different on this machine, are an error.
         self.inputs.refuse_differences(replace(side.inputs, hooks=self.inputs.hooks))
         side.inputs = self.inputs
         everywhere = [fresh(callback) for callback in self.every_rank]
-        if ties.replicas.rank == 0:
-            self._check_folder()
+        if ties.replicas.rank == 0 and not (self.folder / "run.json").is_file():
+            raise ConfigError(
+                f"the trainer is on another machine, and {self.folder} is not there: output_dir must be a folder that "
+                f"all machines share"
+            )
         side.prepare(self.folder, ties.replicas, resumed=self.resumption is not None)
         if ties.replicas.rank:
             manager = CallbackManager(everywhere)
@@ -318,13 +321,6 @@ class _BuildTrainer:
         if self.resumption is not None:
             restore_process(self.resumption, manager, partly=True, random="trainer_random")
 
-    def _check_folder(self) -> None:
-        if not (self.folder / "run.json").is_file():
-            raise ConfigError(
-                f"the trainer is on another machine, and {self.folder} is not there: output_dir must be a folder that "
-                f"all machines share"
-            )
-
 
 @dataclass(frozen=True)
 class _BuildMaker:
@@ -352,7 +348,7 @@ class _BuildMaker:
 
 
 def _receiver(policy: Policy, store: RemoteStore, name: str, device: torch.device) -> Receiver:
-    """With a copy of the base of adapters, if they go over one, where the engine is: they are merged there."""
+    """A receiver for pushed weights; with adapters it holds a copy of their base on the engine's device."""
     if policy.published_base() is None:
         return policy.receiver()
     base = store.fetch(BASE_VERSION, owner=name)

@@ -1,4 +1,4 @@
-"""Which callback lives where: with the run's driver, with the trainers, or with each maker."""
+"""Places each callback: in the run's driver, with the trainers, or with each maker."""
 
 from __future__ import annotations
 
@@ -41,39 +41,40 @@ class TrainerListeners(Protocol):
     manager: CallbackManager
 
     def add(self, callback: BaseCallback) -> None:
-        """Have a callback listen for this run."""
+        """Register a callback for this run."""
 
     def process_state(self) -> dict[str, Any]:
-        """For checkpoints: what of them, and of this process's random streams, the run's record does not have."""
+        """For checkpoints: the state of these callbacks, and of this process's random streams, unless the driver saves
+        it."""
 
 
 @dataclass
 class Listeners:
     """The callbacks of a run by where they live: in the driver's manager, with each maker, with the trainers.
 
-    Those that live elsewhere are callbacks or factories of them, and become one's own there (`fresh`).
+    Those for other processes are callbacks or factories; `fresh` makes the instance there.
     """
 
     manager: CallbackManager
     makers: list[Any]
-    """What lives with each maker."""
+    """Those that live with each maker."""
     trainer: list[Any]
-    """What lives with trainer rank 0, where that is another process; else it is in the manager."""
+    """Those that live with trainer rank 0, if that is another process; else they are in the manager."""
     every_trainer: list[Any]
-    """What lives with every trainer, where these are other processes; else it is in the manager."""
+    """Those that live with every trainer, if these are other processes; else they are in the manager."""
     _added: list[BaseCallback | ListeningFunction]
     ctx: LogContext
-    """What loggers get to know of the run; `state.ctx` is the same object."""
+    """The run's context for loggers; `state.ctx` is the same object."""
     trainer_apart: bool = False
     """Whether the trainer is another process."""
 
     def add(self, callback: BaseCallback | ListeningFunction) -> None:
-        """Have a callback or a function listen for this run; the manager may be the user's, and outlive it."""
+        """Register a callback or a function for this run only, as the manager may be the user's and outlive it."""
         self.manager.add(callback)
         self._added.append(callback)
 
     def process_state(self) -> dict[str, Any]:
-        """Nothing: where the trainer is in the driver's process, the record has all of it."""
+        """Empty: in the driver's process the record saves it."""
         return {}
 
     def place(self, callback: BaseCallback) -> None:
@@ -86,7 +87,7 @@ class Listeners:
             self.add(callback)
 
     def return_copies(self, states: Mapping[str, Sequence[PackedState]]) -> None:
-        """Give each instance that was copied the state of its copies, by the actors' names; of trainer rank 0 it is the
+        """Return the state of copies to the instances, by the actors' names; that of trainer rank 0 becomes the
         instance's own."""
         first = [one for one in (*self.trainer, *self.every_trainer) if isinstance(one, BaseCallback)]
         others = [one for one in self.every_trainer if isinstance(one, BaseCallback)]
@@ -94,13 +95,13 @@ class Listeners:
         found: dict[int, dict[str, PackedState]] = {id(one): {} for one in (*first, *makers)}
         for actor, packed in states.items():
             theirs = first if actor == FIRST_TRAINER else others if actor.startswith("trainer_") else makers
-            for callback, state in zip(theirs, packed, strict=False):  # of an actor that died there are none
+            for callback, state in zip(theirs, packed, strict=False):  # an actor that died has none
                 found[id(callback)][actor] = state
         for callback in (*first, *makers):
             return_states(callback, found[id(callback)], own=FIRST_TRAINER)
 
     def note_shared(self, makers: Mapping[str, Sequence[BaseCallback]]) -> None:
-        """After a run in one process, `actor_copies` are the instances themselves; of a maker, those that it had."""
+        """After a run in one process, set `actor_copies` to the instances that each trainer and maker used."""
         for callback in self.manager.callbacks:
             if isinstance(callback, TrainerCallback):
                 vars(callback)["actor_copies"] = {FIRST_TRAINER: callback}
@@ -109,7 +110,7 @@ class Listeners:
                 vars(given)["actor_copies"] = {name: callbacks[place] for name, callbacks in makers.items()}
 
     def experience_hooks(self) -> dict[str, str]:
-        """Hooks that may change what makers made, by name, each with a digest of what it says."""
+        """Hooks that may change experience, by name, each with a digest of its source."""
         makers = [one if isinstance(one, BaseCallback | type) else make_callback(one) for one in self.makers]
         readers = self.manager.readers("maker.make_experience_end", "experience")
         hooks = [one for one in makers if may_change_experience(one if isinstance(one, type) else type(one))]
@@ -124,15 +125,15 @@ class Listeners:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Take out what was added for this run."""
+        """Remove what was added for this run."""
         for callback in self._added:
             self.manager.remove(callback)
         self._added.clear()
 
 
 def place_callbacks(config: RunConfig, callbacks: Callbacks, ctx: LogContext | None = None) -> Listeners:
-    """Callbacks in their places, with the record and the configured ones among them. Use it in a `with`: the manager
-    may be the user's, and is left as it was. Without the context of an experiment's run, the run is standalone."""
+    """Place all callbacks, including the configured ones and the record. Use it in a `with`, which restores a manager
+    of the user's. Without `ctx`, the context of an experiment's run, the run is standalone."""
     trainer_apart = isinstance(config, DetachedConfig) and config.runtime == "ray"
     configured = [build_callback(section.model_dump()) for section in config.callbacks]
     given, others = CallbackManager.split(callbacks)
@@ -152,7 +153,7 @@ def place_callbacks(config: RunConfig, callbacks: Callbacks, ctx: LogContext | N
         trainer_apart,
     )
     with ExitStack() as on_error:
-        on_error.enter_context(listeners)  # a callback that is refused takes those before it out again
+        on_error.enter_context(listeners)  # an error removes the callbacks added before it
         listeners.add(_SetContext(listeners.ctx))
         for callback in here:
             if given is None:
@@ -178,14 +179,14 @@ def standalone_context(config: RunConfig) -> LogContext:
 
 
 def _check_watched(metric: str, evals: Sequence[str]) -> None:
-    """Raise if it is an eval's metric and the eval's name is misspelt; which others there will be is not known yet."""
+    """Raise if it is an eval's metric and the eval's name is misspelt; other metrics are not known yet."""
     name, point, _ = metric.partition(".")
     if point and name not in (*evals, *TRAINING_PREFIXES) and (near := did_you_mean(name, evals)):
         raise CallbackConfigError(f"early stopping watches {metric!r}, and no eval is named {name!r}{near}")
 
 
 class _SetContext(Callback):
-    """Gives the state its context before anybody else looks."""
+    """Sets the state's context before other callbacks read it."""
 
     priority = Priority.METRICS + 1
     uses_asyncio = False
@@ -198,7 +199,7 @@ class _SetContext(Callback):
 
 
 class ToDriver(EveryMoment):
-    """Takes a maker's moments to functions that listen in the run's own manager."""
+    """Forwards a maker's moments to the functions in the run's own manager."""
 
     thread_safe = True  # the driver's manager locks each of its listeners
     uses_asyncio = False
@@ -216,14 +217,14 @@ class ToDriver(EveryMoment):
 
 
 def fresh(given: Any) -> BaseCallback:
-    """A callback for one actor: made by a factory, or the instance that was given. Makers in threads share an instance,
-    which is locked; an actor on Ray gets a pickled copy."""
+    """A callback for one actor: made by a factory, or the given instance. Makers in threads share the instance, under a
+    lock; an actor on Ray has a pickled copy."""
     made: BaseCallback = given if isinstance(given, BaseCallback) else given()
     return made
 
 
-def fresh_in_process(given: Any) -> BaseCallback:
-    """The same for one of several makers in one process, where an instance may ask to be copied."""
+def fresh_for_maker(given: Any) -> BaseCallback:
+    """A callback for one of several makers in one process: a copy of the instance if it is `per_maker`."""
     made = fresh(given)
     if made is not given or not isinstance(made, MakerCallback) or not made.per_maker:
         return made

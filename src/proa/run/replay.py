@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -28,14 +29,14 @@ from .run_moments import StandaloneMoments
 from .start import build_run, carry_out, template_start
 
 LEFT_OUT = ("callbacks", "eval")
-"""What a replay does without: it does not change what is learned, but for hooks that change experience, which stay."""
+"""Sections that a replay leaves out, as they do not change what is learned; hooks that change experience stay."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The weights after so many steps, as they were recorded and as they came out again.
+    """The weights after a number of steps, as recorded and as replayed.
 
-    The digests are of a checkpoint's files, and of final weights the `weights_digest` of the runs.
+    The digests are of a checkpoint's files, or the `weights_digest` of the runs for final weights.
     """
 
     step: int
@@ -50,27 +51,27 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Replay:
-    """What came of repeating a run."""
+    """The outcome of repeating a run."""
 
     folder: Path
-    """Where the repeated run lies, a run like any other."""
+    """The folder of the repeated run, a run like any other."""
     state: TrainState
     compared: list[Comparison]
     missing: list[str] = field(default_factory=list)
-    """Checkpoints of the run at whose step the repeated one has none: those that an interrupt left, say."""
+    """Checkpoints for whose step the replay has none, such as one saved at an interrupt."""
     changes: dict[str, tuple[Any, Any]] = field(default_factory=dict)
-    """What flags changed in the configuration, as {key: (before, now)}, without secrets."""
+    """Changes of the configuration by flags, as {key: (before, now)}, without secrets."""
     learns_otherwise: bool = False
-    """Whether one of the changes is to what is learned, so that a difference is to be expected."""
+    """Whether one of the changes affects what is learned, so that a difference is expected."""
     other_inputs: list[str] = field(default_factory=list)
-    """What of the data, rewards and models is not what the run worked on, in words."""
+    """Differences of data, rewards and models from those of the run, in words."""
     other_libraries: list[str] = field(default_factory=list)
-    """Which libraries are others than those that the run was made with, in words: their sums may differ in the last
-    bits, and then all digests do."""
+    """Libraries whose version differs from the run's, in words: sums may differ in their last bits, and so all
+    digests."""
 
     @property
     def same(self) -> bool | None:
-        """Whether all weights came out again, to the last bit; None if there were none to compare."""
+        """Whether all weights are the same, to the last bit; None if there were none to compare."""
         return all(one.same for one in self.compared) if self.compared else None
 
     def as_dict(self) -> dict[str, Any]:
@@ -95,14 +96,14 @@ def replay(
     flags: Sequence[str] = (),
     show: Sequence[BaseCallback] = (),
 ) -> Replay:
-    """Repeat the run in a folder, as far as its record goes or `until` so many steps, in a folder of its own.
+    """Repeat the run in a folder, to the end of its record or `until` a number of steps, in a new folder.
 
     The run's evals are left out, and its callbacks but for those that may change experience: the others do not change
     what is learned. A stop is repeated at its step.
     """
     original = Path(folder)
     if not (original / "run.json").is_file():
-        read_run(original)  # which says what is there instead
+        read_run(original)  # raises, describing the folder
     changed = load_complete_config(original, flags)
     config = _repeated(changed, original, into)
     last = _last_step(original)
@@ -115,21 +116,24 @@ def replay(
         build = partial(build_run, config, given, listeners, entries)
         state = carry_out(config, build, StandaloneMoments(listeners, config), now=template_start(original))
     compared, missing = _compared(original, config.folder, state)
-    unchanged = _written(original, changed) if flags else changed.model_dump(mode="json")
+    unchanged = _config_without_flags(original, changed) if flags else changed.model_dump(mode="json")
     return Replay(
         config.folder,
         state,
         compared,
         missing,
         _changes(unchanged, changed),
-        _learns_otherwise(unchanged, changed),
-        _other_inputs(original, config.folder),
-        _other_libraries(original),
+        _changes_learning(unchanged, changed),
+        _changed_inputs(original, config.folder),
+        _changed_libraries(original),
     )
 
 
 def _repeated(config: RunConfig, original: Path, into: Path | str | None) -> RunConfig:
-    place = Path(into) if into is not None else _free_place(original)
+    if into is None:
+        named = (original.parent / f"{original.resolve().name}-replay-{number}" for number in itertools.count(1))
+        into = next(folder for folder in named if not folder.exists())
+    place = Path(into)
     changes: dict[str, Any] = {
         "name": place.resolve().name,
         "output_dir": str(place.parent),
@@ -142,15 +146,8 @@ def _repeated(config: RunConfig, original: Path, into: Path | str | None) -> Run
     return change_run_config(config, **changes)
 
 
-def _free_place(original: Path) -> Path:
-    number = 1
-    while (place := original.parent / f"{original.resolve().name}-replay-{number}").exists():
-        number += 1
-    return place
-
-
 def _last_step(original: Path) -> int:
-    """How far the record goes: to the end that the run had, or to its last checkpoint."""
+    """The last step of the record: the run's last if it is complete, or that of its last checkpoint."""
     header = read_json(original / "run.json")
     if header.get("status") == "completed":
         return int(header["steps_run"])
@@ -163,14 +160,14 @@ def _last_step(original: Path) -> int:
     return last
 
 
-def _written(original: Path, changed: RunConfig) -> dict[str, Any]:
-    """The configuration as it is without flags, which also give secrets again that were not written down."""
+def _config_without_flags(original: Path, changed: RunConfig) -> dict[str, Any]:
+    """The configuration as saved. (Flags may also supply secrets, which are not saved.)"""
     where = {"name": changed.name, "output_dir": str(changed.output_dir)}
     return restore_run_config(saved_config(original) | where).model_dump(mode="json")
 
 
 def _changes(unchanged: dict[str, Any], config: RunConfig) -> dict[str, tuple[Any, Any]]:
-    """What flags changed, of what a replay does not leave out."""
+    """The changes by flags, except in sections that a replay leaves out."""
     before, now = (dict(_leaves(redact(content))) for content in (unchanged, config.model_dump(mode="json")))
     keys = [key for key in {**before, **now} if key.partition(".")[0] not in LEFT_OUT]
     return {key: (before.get(key), now.get(key)) for key in keys if before.get(key) != now.get(key)}
@@ -185,8 +182,8 @@ def _leaves(content: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any
             yield f"{above}{name}", value
 
 
-def _learns_otherwise(unchanged: dict[str, Any], config: RunConfig) -> bool:
-    """Whether a run of the one could not continue with the other."""
+def _changes_learning(unchanged: dict[str, Any], config: RunConfig) -> bool:
+    """Whether a run with one configuration could not continue with the other."""
     try:
         config_changes(unchanged, config)
     except ConfigError:
@@ -195,7 +192,7 @@ def _learns_otherwise(unchanged: dict[str, Any], config: RunConfig) -> bool:
 
 
 def _compared(original: Path, replayed: Path, state: TrainState) -> tuple[list[Comparison], list[str]]:
-    """The checkpoints that both have, and the names of those that the replay has not."""
+    """The checkpoints that both have, and the names of those that the replay lacks."""
     again = {row.step: row for row in CheckpointManager(replayed).history}
     finals = _final_digest(original), _final_digest(replayed)
     compared: list[Comparison] = []
@@ -211,8 +208,8 @@ def _compared(original: Path, replayed: Path, state: TrainState) -> tuple[list[C
     return compared, missing
 
 
-def _other_inputs(original: Path, replayed: Path) -> list[str]:
-    """What the repeated run worked on that the first one did not, as far as checkpoints say it."""
+def _changed_inputs(original: Path, replayed: Path) -> list[str]:
+    """How the replay's inputs differ from the original's, as far as checkpoints have them."""
     bound = []
     for folder in (original, replayed):
         row = CheckpointManager(folder).latest()
@@ -225,14 +222,14 @@ def _other_inputs(original: Path, replayed: Path) -> list[str]:
     return bound[0].differences(bound[1]) if len(bound) == 2 else []
 
 
-def _other_libraries(original: Path) -> list[str]:
+def _changed_libraries(original: Path) -> list[str]:
     before = read_json(original / "run.json").get("libraries", {})
     now = libraries()
     return [f"{name} was {before[name]} and is {now[name]}" for name in now if before.get(name, now[name]) != now[name]]
 
 
 def _final_digest(folder: Path) -> tuple[int, str]:
-    """After how many steps a run was complete, and the digest of its weights then."""
+    """The steps and the digest of the final weights of a complete run; (-1, "") of any other."""
     header = read_json(folder / "run.json")
     is_complete = header.get("status") == "completed" and "weights_digest" in header
     return (int(header["steps_run"]), str(header["weights_digest"])) if is_complete else (-1, "")
@@ -245,7 +242,7 @@ def _weights_digests(row: ManifestRow) -> str:
 
 
 class _StopAfter(Callback):
-    """Ends the repeated run where the first one ended, or where somebody wants to look."""
+    """Ends the replay where the original ended, or at the requested step."""
 
     priority = Priority.CONTROL
     uses_asyncio = False

@@ -34,7 +34,7 @@ log = logging.getLogger("proa.run")
 class RunMoments:
     """The moments around one run of an experiment: `run_start`, its benchmarks after training, `run_end`.
 
-    `run_start` fires just before training, when nothing can be refused any more, and `run_end` on every way out.
+    `run_start` fires just before training, after all checks, and `run_end` on every way out.
     """
 
     def __init__(self, listeners: Listeners, arm: ArmResult, benchmarks: Sequence[BenchmarkSection] = ()) -> None:
@@ -50,7 +50,7 @@ class RunMoments:
         listeners.add(_KeepArtifacts(self.result))
 
     def note_resumption(self, resumption: Resumption | None) -> None:
-        """Let loggers know at `run_start` whether the run continues, and after how many steps."""
+        """Tell loggers, for `run_start`, whether the run is resumed, and after how many steps."""
         row = None if resumption is None else resumption.row
         self._ctx.extras |= {
             "resumed_from": None if row is None else row.name,
@@ -64,7 +64,7 @@ class RunMoments:
 
     @contextmanager
     def around_run(self, interruption: Interruption) -> Iterator[None]:
-        """Training inside begins the run, and what raises fails it. What was refused before it began fires nothing."""
+        """Training inside begins the run, and an exception fails it. Errors of checks before it began fire nothing."""
         self._interruption = interruption
         self._manager.enclosing_run = self
         try:
@@ -78,28 +78,28 @@ class RunMoments:
 
     @contextmanager
     def around_experiment(self, folder: RunFolder) -> Iterator[None]:
-        """What is around the run and the header that says how it ended: here the experiment's own."""
+        """A context around the run and its header; here empty, as the experiment fires its own moments."""
         yield
 
     def begin(self) -> None:
-        """Fire `run_start`; a trainer that is started again is still in the same run."""
+        """Fire `run_start`, once: a restarted trainer is still in the same run."""
         if not self.begun:
             self._start()
-            self._interruption.leave_if_asked()  # asked while hooks opened their services
+            self._interruption.check()  # a stop may have been requested meanwhile
 
     def complete(self, folder: RunFolder, state: TrainState) -> None:
         """Score the final weights, then fire `run_end`; only then is the run marked completed."""
         self.result.metrics = _numbers(state.metrics)
         for section in self._benchmarks:
-            self._interruption.leave_if_asked()
+            self._interruption.check()
             self._score(section, folder, state)
-        self._interruption.leave_if_asked()
+        self._interruption.check()
         self._describe("completed")
         self._manager.fire("run_end", self._ctx, self.result, self.arm)
 
     def fail(self, error: BaseException) -> None:
-        """Record the error that ends the run, and fire `run_end` if it has not fired. The error of a hook which fails
-        after it is added as a note. A run that ended before it could begin has both its moments all the same."""
+        """Record the error that ends the run, and fire `run_end` if it has not fired. Errors of hooks are added as
+        notes. A run that ended before it began fires both its moments."""
         has_ended = self.arm.status != "running"
         if self.arm.status in ("failed", "cancelled"):
             return

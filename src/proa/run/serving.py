@@ -22,12 +22,12 @@ from .start import template_start
 from .weights import MODEL_NAME, FoundWeights, model_weights, run_of, run_weights
 
 TAKEN = ("engine", "model", "threads", "deterministic", "task.chat_template", "task.chat_template_kwargs")
-"""Settings, or sections of them, that matter where a model is only served."""
+"""Settings, or sections, that affect serving."""
 
 
 @dataclass(frozen=True)
 class OpenedModel:
-    """What can be served: the model, and who generates with it."""
+    """A model ready to be served, and the stream that generates."""
 
     model: ServedModel
     weights: FoundWeights
@@ -51,7 +51,7 @@ def opened(
         engine.load(policy.whole(), weights.version)
         embeddings: Any = policy.model.get_input_embeddings()
         model = ServedModel(
-            name or _usual_name(source, weights),
+            name or _default_name(source, weights),
             policy.tokenizer,
             end_ids=policy.end_ids,
             context_length=engine.context_length,
@@ -68,7 +68,7 @@ def opened(
 
 
 def check_flags(flags: Sequence[str], own: Sequence[str]) -> None:
-    """Raise where a flag is not one of the verb's own, and sets nothing that matters here."""
+    """Raise for a flag that is neither the verb's own nor a setting that affects serving."""
     for flag in flags:
         key = flag.removeprefix("--").partition("=")[0].replace("-", "_")
         if flag.startswith("--") and not any(key == one or key.startswith(f"{one}.") for one in TAKEN):
@@ -87,8 +87,8 @@ def _find(folder: Path, checkpoint: str | None, flags: Sequence[str]) -> FoundWe
     return run_weights(run, checkpoint, flags)
 
 
-def _usual_name(source: str, weights: FoundWeights) -> str:
-    """A run's, the name on the Hub, or that of the folder."""
+def _default_name(source: str, weights: FoundWeights) -> str:
+    """The name of the run, of the model on the Hub, or of the folder."""
     if weights.trained_by is not None:
         return weights.trained_by.resolve().name
     return Path(source).resolve().name if Path(source).exists() else source

@@ -1,4 +1,4 @@
-"""Starts a run, of any kind: its configuration, its folder, its header, where it continues from, and how it ends."""
+"""Starts a run of any kind: settles its configuration and folder, resumes or begins it, and records how it ended."""
 
 from __future__ import annotations
 
@@ -62,10 +62,10 @@ def start(
     """Run as configured (a `RunConfig`, a YAML file, or keywords alone) and return the final state.
 
     The run folder `<output_dir>/<name>` holds the record, and the final weights in `model/`. With `resume="auto"` a run
-    that is there continues from its newest checkpoint, and with a checkpoint's name from that one. With an address that
-    checkpoints were uploaded to (a URL or a path), the run is first fetched from there. It is refused if its data,
-    rewards or models have changed since, unless `allow_changes`. With `overwrite` a run that is in the folder is
-    removed, once this one is known to be able to start.
+    in that folder continues from its newest checkpoint, and with a checkpoint's name from that one. With an address
+    that checkpoints were uploaded to (a URL or a path), the run is first fetched from there. Resuming is refused if
+    data, rewards or models have changed since, unless `allow_changes`. With `overwrite` a run in the folder is removed,
+    once this one is known to be able to start.
     """
     if overwrite and resume is not None:
         raise ConfigError("overwrite removes the run that resume would continue: give one of them")
@@ -85,7 +85,7 @@ def start_configured(
     overwrite: bool = False,
     announced: str = "",
 ) -> LoopState:
-    """The same with a configuration and the objects beside it. A first line that was `announced` is not repeated."""
+    """`start` with a configuration and given objects. A first line that was `announced` is not repeated."""
     if resume is not None and is_address(resume):
         remote = RemoteRun.find(resume)
         if settled.name == AUTO:
@@ -98,7 +98,7 @@ def start_configured(
         with tolerate_lost_output():
             print_visible(first_line(settled), flush=True)
     if settled.progress:
-        show_details(logging.getLogger("proa.tasks"))  # what was recognised as data
+        show_details(logging.getLogger("proa.tasks"))  # how the data was recognised
     settled = resolve_automatic(settled, given, resumed=resume is not None)
     if resume == AUTO and (done := _complete(settled)) is not None:
         return done
@@ -116,7 +116,7 @@ def start_configured(
 
 
 def build_run(config: RunConfig, given: Given, listeners: Listeners, journal: Sequence[Mapping[str, Any]] = ()) -> Job:
-    """A run put together, for `carry_out`; `journal` is of a run that is to be repeated."""
+    """Build a run for `carry_out`; `journal` is that of a run to repeat."""
     if isinstance(config, SupervisedConfig):
         return SupervisedRun(config, given, listeners)
     assert isinstance(config, DetachedConfig), "there are two kinds"
@@ -124,7 +124,7 @@ def build_run(config: RunConfig, given: Given, listeners: Listeners, journal: Se
         return DetachedRun(config, given, listeners, journal)
     if importlib.util.find_spec("ray") is None:
         raise ConfigError("runtime ray needs the package ray: pip install 'proa[ray]'")
-    from .on_ray import RayRun  # slow to import, and not everyone has it
+    from .on_ray import RayRun  # slow to import, and optional
 
     return RayRun(config, given, listeners, journal)
 
@@ -141,14 +141,14 @@ def carry_out(
     overwrite: bool = False,
     now: datetime | None = None,
 ) -> LoopState:
-    """Put the run together, make its folder, train in it, and leave a header that says how it ended.
+    """Build the run, create its folder, train, and leave a header that says how it ended.
 
-    `resume` is `"auto"` or a checkpoint's name: a run that is there is resumed, also one that is complete, for what
-    its `moments` have after training. What can be wrong with a configuration is found before training starts; no
-    moment has fired and no folder is left then. `interruption` is that of whoever runs several; `patience` is how many
-    seconds to wait for another process to leave the folder. With `allow_changes` a run continues though its data,
-    rewards or models have changed. With `overwrite` a run that is in the folder is removed. `now` is what chat
-    templates take for now, by default when the run began.
+    `resume` is `"auto"` or a checkpoint's name: a run in the folder is resumed, even a complete one, for what its
+    `moments` do after training. Errors in a configuration are found before training starts, when no moment has fired,
+    and leave no folder. `interruption` is shared by several runs in sequence; `patience` is how many seconds to wait
+    for another process to release the folder. With `allow_changes` a run continues though its data, rewards or models
+    have changed. With `overwrite` a run in the folder is removed. `now` is the time that chat templates see, by default
+    when the run began.
     """
     is_resumed = resume is not None and (config.folder / "run.json").exists()
     interruption = interruption or Interruption()
@@ -167,34 +167,36 @@ def carry_out(
         saved = saved_config(config.folder) if is_resumed else {}
         resumption = find_checkpoint(config.folder, resume or AUTO) if is_resumed else None
         moments.note_resumption(resumption)
-        # Without a checkpoint it begins again, and may begin otherwise.
+        # Without a checkpoint it begins again, so its configuration may change.
         bound = None if resumption is None else resumption.bound_to
         changes = {} if resumption is None else config_changes(saved, config, bound[0] if bound is not None else None)
         job = build()
-        if replaces:  # not before: a mistake in the new configuration must not cost the old run
+        if replaces:  # only now, as a mistake in the new configuration must not cost the old run
             clear_run(config.folder)
             for name in ("run.json", "config.json"):
                 (config.folder / name).unlink(missing_ok=True)
         if resumption is not None:
             _compare_inputs(resumption, job.inputs, allow_changes)
-        folder = _reopened(config, resumption, changes) if is_resumed else _fresh(config, replaces=replaces)
+        folder = (
+            _reopen_folder(config, resumption, changes) if is_resumed else _create_folder(config, replaces=replaces)
+        )
         with (
             moments.around_experiment(folder),
             _ending(job, folder, moments, is_new=not is_resumed),
             moments.around_run(interruption),
         ):
-            interruption.leave_if_asked()  # while it was put together
+            interruption.check()  # a stop may have been requested meanwhile
             state = job.train(folder, resumption, interruption)
             moments.complete(folder, state)
         return state
 
 
 BEGAN = "template_time"
-"""The header's key of what chat templates take for now: local time, as templates write it."""
+"""The header's key for the time that chat templates see, which is local time."""
 
 
 def template_start(folder: Path) -> datetime:
-    """When the run in a folder began, in the local time of where that was; now, if there is none yet."""
+    """When the run in a folder began, in its local time; now, if there is no run yet."""
     try:
         header = read_json(folder / "run.json")
         if isinstance(header.get(BEGAN), str):
@@ -205,7 +207,7 @@ def template_start(folder: Path) -> datetime:
 
 
 def _compare_inputs(resumption: Resumption, now: Inputs, allow_changes: bool) -> None:
-    """Refuse to continue with other data, rewards or models than the checkpoint's, or warn where that is allowed."""
+    """Raise if data, rewards or models differ from the checkpoint's, or warn if that is allowed."""
     warn_changed_libraries(resumption)
     if resumption.bound_to is None:
         log.warning(
@@ -221,7 +223,7 @@ def _compare_inputs(resumption: Resumption, now: Inputs, allow_changes: bool) ->
 
 
 def _remove_unfinished_start(folder: Path) -> None:
-    """Remove what a run left that was killed before it had a header: `proa resume` would not know it as one."""
+    """Remove the remains of a run that was killed before it had a header, which `proa resume` would not recognise."""
     inside = [path for path in folder.iterdir() if path.name != LOCK_NAME]
     if {path.name for path in inside} <= WRITTEN_BEFORE_HEADER:
         for path in inside:
@@ -229,7 +231,7 @@ def _remove_unfinished_start(folder: Path) -> None:
 
 
 def _complete(config: RunConfig) -> LoopState | None:
-    """The final state of a run that is complete; None of any other."""
+    """The final state of a complete run; None of any other."""
     header = config.folder / "run.json"
     if not header.exists() or read_json(header).get("status") != "completed":
         return None
@@ -237,7 +239,7 @@ def _complete(config: RunConfig) -> LoopState | None:
     if resumption is None:
         return None
     bound = resumption.bound_to
-    # What was asked for may be something else than what there is, or more of it.
+    # The configuration may differ from that of the complete run, or ask for more steps.
     changes = config_changes(saved_config(config.folder), config, None if bound is None else bound[0])
     if LENGTH not in changes:
         return resumption.final_state(config.folder)
@@ -249,21 +251,21 @@ def _complete(config: RunConfig) -> LoopState | None:
     return None
 
 
-def _fresh(config: RunConfig, *, replaces: bool) -> RunFolder:
+def _create_folder(config: RunConfig, *, replaces: bool) -> RunFolder:
     began = pinned()
     assert began is not None, "carry_out pins it"
     content = config.model_dump(mode="json")
     return RunFolder.create(config.folder, content, replaces=replaces, **{BEGAN: began.isoformat()})
 
 
-def _reopened(config: RunConfig, resumption: Resumption | None, changes: dict[str, tuple[Any, Any]]) -> RunFolder:
+def _reopen_folder(config: RunConfig, resumption: Resumption | None, changes: dict[str, tuple[Any, Any]]) -> RunFolder:
     log_changes(changes)
     if LENGTH in changes and config.optimizer.schedule != "constant":
         log.warning(
             "optimizer.schedule is %s, which follows the length: from here on the learning rate is that of a run of %d "
             "steps, and may be higher than it was in the last step", config.optimizer.schedule, config.total_steps,
         )  # fmt: skip
-    if resumption is None:  # it ended before its first checkpoint: nothing is lost that is not made again
+    if resumption is None:  # it ended before its first checkpoint, so everything is made again
         clear_run(config.folder)
     else:
         truncate_record(resumption)
@@ -277,7 +279,7 @@ NOT_SUMMED_UP = "how far it came is not in its header"
 
 @contextmanager
 def _ending(job: Job, folder: RunFolder, moments: RunMoments, *, is_new: bool) -> Iterator[None]:
-    """Whatever comes of it, the header says so; but what was refused before it began leaves no folder."""
+    """Write into the header how the run ended; an error of a check before it began removes the folder instead."""
     try:
         yield
     except BaseException as error:
@@ -289,10 +291,10 @@ def _ending(job: Job, folder: RunFolder, moments: RunMoments, *, is_new: bool) -
         ending = {"status": "cancelled" if interrupted else "failed", "stop_reason": reason}
         try:
             summary = job.summary()
-        except BaseException as failure:  # the GPU's error that ended the run, say, ends this too
+        except BaseException as failure:  # a GPU error that ended the run, say, fails here too
             note_failure(error, NOT_SUMMED_UP, failure)
             summary = {}
-        counted = {"callback_errors": moments.callback_errors}  # if it ended before the job had a summary
+        counted = {"callback_errors": moments.callback_errors}  # for a run without a summary yet
         _write_ending(folder, counted | summary | ending | {"ended": round(time.time(), 3)})
         raise
     try:
@@ -304,8 +306,8 @@ def _ending(job: Job, folder: RunFolder, moments: RunMoments, *, is_new: bool) -
 
 
 def _write_ending(folder: RunFolder, entries: dict[str, Any]) -> None:
-    """Say in the header how a run ended that did not end well. Where the disk is full, what nobody needs any more makes
-    room for it; and what cannot be written must not hide why the run ended."""
+    """Write into the header how a failed run ended. If the disk is full, the live view is removed to make room; and a
+    failure to write must not hide why the run ended."""
     try:
         folder.update(**entries)
     except OSError:

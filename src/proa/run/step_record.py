@@ -1,4 +1,4 @@
-"""What is written down with a step, beside its metrics: decisions, who did what, and some of its completions."""
+"""The record of a step beside its metrics: decisions, spans of work, and some of its completions."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from ..roles.policy_trainer import PolicyTrainer
 from ..tasks.prompts import PromptStream
 
 KEPT_STEPS = 50
-"""Steps of a run whose completions are kept, where nothing else is said."""
+"""How many steps of a run have their completions kept, by default."""
 BETWEEN_STEPS = ("eval", "save", "publish")
-"""Kinds of work that come between a step and the next."""
+"""Kinds of work between one step and the next."""
 
 
 class TakeStepRecord(Callback):
-    """Takes it from the trainer and the lease book to the run's record, once a step."""
+    """Collects it from the trainer and the lease book for the run's record, once a step."""
 
     priority = Priority.RECORD
     uses_asyncio = False
@@ -66,7 +66,7 @@ class TakeStepRecord(Callback):
         self._write(StepRecord(step_idx, journal, self._spans(step_idx), rollouts))
 
     def on_eval(self, state: LoopState, step_idx: int, eval_name: str, metrics: dict[str, float]) -> None:
-        # Now, so that a checkpoint which follows knows of it: whoever resumes from there does not score again.
+        # Written now, so that a checkpoint which follows includes it: a run resumed from there does not score again.
         if state.exception is None:
             self._write(StepRecord(step_idx, [], self._spans(state.global_step, evaluated=step_idx), []))
 
@@ -81,7 +81,7 @@ class TakeStepRecord(Callback):
         return self._settings.rollouts > 0 and step_idx % self._every == 0
 
     def _spans(self, step: int, evaluated: int | None = None) -> list[Span]:
-        """What was done since this was last asked, for a step; evals, saves and publishes came after the one before."""
+        """The work since the last call, for a step; evals, saves and publishes belong to the previous step."""
         steps = dict.fromkeys(BETWEEN_STEPS, step - 1)
         if evaluated is not None:
             steps["eval"] = evaluated
@@ -97,7 +97,7 @@ class TakeStepRecord(Callback):
         if experience is None or own_BA is None or experience.advantages is None:
             return []
         samples = Trajectories(experience).rows
-        # Another group each time, so that the record shows more than the first prompt.
+        # A different group each time, so that the record shows more than the first prompt.
         first = (step_idx // self._every * self._settings.rollouts) % len(samples)
         chosen = [
             samples[(first + place) % len(samples)] for place in range(min(self._settings.rollouts, len(samples)))
@@ -107,7 +107,7 @@ class TakeStepRecord(Callback):
     def _rollout(self, experience: Experience, own_BA: torch.Tensor, row: int, step_idx: int) -> dict[str, Any]:
         actions = experience.action_log_probs.shape[1]
         real_S = attention_mask_of(experience)[row].bool()
-        mask_A = real_S[-actions:]  # all that was sampled, also where a hook took it out of what is trained
+        mask_A = real_S[-actions:]  # everything sampled, even what a hook masked out
         prompt = experience.sequences[row, :-actions][real_S[:-actions]].tolist()
         tokens = experience.sequences[row, -actions:][mask_A].tolist()
         decode: Any = self._tokenizer.decode
@@ -142,7 +142,7 @@ class TakeStepRecord(Callback):
         }
 
     def _messages(self, uid: str) -> Messages | None:
-        """The conversation that a sample's prompt was made of; None if it was text, or is not one of the run's own."""
+        """The conversation of a sample's prompt; None if it was text, or is not a prompt of the run."""
         ordinal, _, index = uid.partition("/")
         if self._prompts is None or not (ordinal.isdecimal() and index.isdecimal()):
             return None
@@ -150,7 +150,7 @@ class TakeStepRecord(Callback):
 
 
 class TakeLoopSpans(Callback):
-    """Writes down what a supervised loop does: its steps, its evals, its checkpoints."""
+    """Records the spans of a supervised loop: its steps, evals and checkpoints."""
 
     priority = Priority.RECORD
     uses_asyncio = False
@@ -169,7 +169,7 @@ class TakeLoopSpans(Callback):
         self._write(state.global_step)
 
     def _write(self, step: int) -> None:
-        """What was done since this was last asked, for a step; evals and saves came after the one before."""
+        """Write the work since the last call, for a step; evals and saves belong to the previous step."""
         loop = self._checkpoints.loop
         assert loop is not None, "a loop attaches itself before its first step"
         spans = [
@@ -181,7 +181,7 @@ class TakeLoopSpans(Callback):
 
 
 def _pieces(prompt: Sequence[int], tokens: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """The text of each token where it stands: alone, some tokenizers leave out the space that it begins with."""
+    """The text of each token in its context, as some tokenizers drop the leading space of a token alone."""
     decode: Any = tokenizer.decode
     pieces = []
     for before, token in itertools.pairwise([*prompt[-1:], *tokens]):
@@ -197,7 +197,7 @@ def _span(kind: str, start: float, seconds: float, step: int) -> Span:
 def _listed(
     values_A: torch.Tensor, mask_A: torch.Tensor, was_sampled: torch.Tensor | None = None
 ) -> list[float | None]:
-    """Numbers as JSON has them; a token that another trainer computed has none here, nor one that was not sampled."""
+    """Numbers for JSON: None for a token that another trainer computed, or that was not sampled."""
     values = values_A[mask_A].float()
     if was_sampled is not None:
         values = values.masked_fill(~was_sampled, math.nan)
@@ -205,7 +205,7 @@ def _listed(
 
 
 def _trajectory(facts: TrajectoryFacts) -> dict[str, Any]:
-    """How a conversation with an environment went, without its messages, which stand beside it."""
+    """The facts of a conversation with an environment, without its messages."""
     return {
         "ending": facts.ending, "turns": facts.turns, "turn_rewards": list(facts.turn_rewards),
         "tool_calls": facts.tool_calls, "tool_errors": facts.tool_errors,

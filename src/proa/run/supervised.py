@@ -36,11 +36,11 @@ from .step_record import TakeLoopSpans
 from .supervised_kinds import FitOptions, supervised_kind
 
 TRIED_ROWS = 256
-"""Rows that a checkpoint is bound to as tokens; the others as they are written, beside the tokenizer."""
+"""How many rows a checkpoint is bound to as tokens; others as they are written, together with the tokenizer."""
 
 
 class SupervisedRun:
-    """One run's parts. What is wrong with model, data or callbacks is found when it is built."""
+    """One run's parts. The constructor raises for unusable models, data or callbacks."""
 
     def __init__(self, config: SupervisedConfig, given: Given, listeners: Listeners) -> None:
         self.config = config
@@ -53,7 +53,7 @@ class SupervisedRun:
         self.trained = kind.trained
         if kind.rows:
             warn_of_unread_columns(kind.rows[0].prompt, kind.rows[0].columns, self.trained.tokenizer)
-        set_up_computing(self.trained.model, compute_settings(config))  # what is wrong with that is found now
+        set_up_computing(self.trained.model, compute_settings(config))  # raises now if that is impossible
         self.inputs = Inputs(
             rows=Rows.of(row_tokens(self._row_tokens, kind.rows, TRIED_ROWS), kind.rows, len(kind.rows)),
             tokenizer=tokenizer_digest(self.trained.tokenizer),
@@ -70,7 +70,7 @@ class SupervisedRun:
         config = self.config
         compute_alike(config.threads, device=config.model.device, deterministic=config.deterministic)
         begin_training(self.trained, folder.path, resumed=resumption is not None)
-        set_up_computing(self.trained.model, compute_settings(config))  # a reward model is another than it began as
+        set_up_computing(self.trained.model, compute_settings(config))  # again, as a reward model has been replaced
         self.optimizer = Optimizer(
             self.trained.parameters(), optimizer_settings(config), config.total_steps * config.train_epochs
         )
@@ -103,7 +103,7 @@ class SupervisedRun:
             self.listeners.note_shared({})
 
     def _row_tokens(self, place: int) -> Any:
-        """The tokens of the row at a place; a mistake in it is reported when it is trained on."""
+        """The tokens of the row at a place; an error in it is reported when it is trained on."""
         try:
             return self.kind.row_tokens(place)
         except TaskError as error:
@@ -172,7 +172,7 @@ class SupervisedCheckpoints(Checkpoints):
         return {"start_digest": self._start_digest}
 
     def restore(self) -> None:
-        """Weights and optimizer as they were. DPO has asked the model of the start about every pair by now."""
+        """Restore weights and optimizer. DPO has the reference's log-probabilities of every pair by now."""
         assert self._resumption is not None, "only a resumed loop restores"
         assert self._run.optimizer is not None
         trained = self._run.trained
@@ -182,7 +182,7 @@ class SupervisedCheckpoints(Checkpoints):
         self._run.optimizer.load_state_dict(self._resumption.part("optimizer"))
 
     def _checked_start(self) -> str:
-        """The digest of what the run began with; a resumed run must begin with the same."""
+        """The digest of the initial weights, which must be the same in a resumed run."""
         digest = self._run.kind.start_digest()
         if digest and self._resumption is not None:
             before = self._resumption.part("run")["start_digest"]
@@ -205,12 +205,12 @@ class _Remember(Callback):
 
 
 def _is_measured(section: EvalSection) -> bool:
-    """Whether it is a loss on data as it is, rather than of completions or by a function of the user's own."""
+    """Whether it is a loss on the data itself, without completions and without a function of the user's."""
     return section.kind != "generate" and section.evaluator is None
 
 
 def _measured_section(config: SupervisedConfig) -> EvalSection | None:
-    """The eval that measures on data as it is."""
+    """The eval of a loss on the data itself, if there is one."""
     sections = [section for section in config.eval if _is_measured(section)]
     if not sections:
         return None

@@ -36,7 +36,7 @@ Pairs = Sequence[PreferencePair]
 
 
 class FitOptions(TypedDict):
-    """What training takes, whatever the kind."""
+    """The training options that all kinds share."""
 
     steps: int
     batch_size: int
@@ -52,10 +52,11 @@ class FitOptions(TypedDict):
 
 
 class SupervisedKind(ABC, Generic[Data]):
-    """One kind of run, with what it works on. It is made with its data, which is quick; `load_model` follows."""
+    """One kind of run, with its data and its model. The constructor loads the data, which is quick; `load_model`
+    follows."""
 
     generates: ClassVar[bool] = True
-    """Whether what is trained completes prompts, so that evals may have it do so."""
+    """Whether the model can complete prompts, for evals that generate."""
     trained: Trainable
 
     def __init__(self, config: SupervisedConfig, given: Given) -> None:
@@ -68,7 +69,7 @@ class SupervisedKind(ABC, Generic[Data]):
 
     @abstractmethod
     def load_held_out(self, section: EvalSection) -> Data:
-        """The data of an eval that measures on data as it is."""
+        """The data of an eval of kind loss."""
 
     @abstractmethod
     def load_model(self) -> None:
@@ -80,10 +81,10 @@ class SupervisedKind(ABC, Generic[Data]):
 
     @abstractmethod
     def row_tokens(self, place: int) -> Any:
-        """What the model reads of the row at a place, as training will have it."""
+        """The tokens of the row at a place, as training will use them."""
 
     def start_digest(self) -> str:
-        """Of what the run began with, where it is needed again and no saved folder says it; otherwise empty."""
+        """The digest of the initial weights, if they are needed again and no saved folder has them; otherwise empty."""
         return ""
 
     @abstractmethod
@@ -115,7 +116,7 @@ class SFTKind(SupervisedKind[Task]):
 
     def row_tokens(self, place: int) -> Any:
         if self._examples is None:
-            # What is learned of a row is not part of it, nor how long it may be.
+            # Settings of what is learned, and of lengths, do not change the tokens.
             settings = replace(self._settings, train_on_prompt=False, max_length=None)
             self._examples = Examples(self.data, self.trained.tokenizer, settings)
         return [self._examples[place].sequences, self._examples[place].action_mask]
@@ -167,13 +168,13 @@ class DPOKind(PairsKind):
         self.trained = load_policy(self.config, self.given)
 
     def start_digest(self) -> str:
-        """Where the model that the run begins with is the reference. (An adapter's is its base.)"""
+        """The digest of the initial model, if that is the reference. (An adapter's reference is its base.)"""
         is_reference = self.trained.reference_is_start and not self._settings.reference_free
         return start_digest(self.trained.published()) if is_reference else ""
 
     def fit(self, options: FitOptions, held_out: HeldOut[Pairs] | None) -> LoopState:
         policy, settings = self.trained, self._settings
-        # Where the model as it is now is the reference, it is asked about every pair before the first step.
+        # If the initial model is the reference, its log-probabilities are computed before the first step.
         other = not settings.reference_free and not policy.reference_is_start
         return fit_dpo(
             policy.model,
@@ -202,7 +203,7 @@ class RewardModelKind(PairsKind):
         self.trained = load_trained_reward_model(self.config, self.given)
 
     def start_digest(self) -> str:
-        """Of what lies under an adapter, which is saved merged."""
+        """The digest of an adapter's base, as the model is saved merged."""
         return self.trained.base_digest
 
     def fit(self, options: FitOptions, held_out: HeldOut[Pairs] | None) -> LoopState:
@@ -218,5 +219,5 @@ _KINDS: dict[str, type[SupervisedKind[Any]]] = {"sft": SFTKind, "dpo": DPOKind, 
 
 
 def supervised_kind(config: SupervisedConfig, given: Given) -> SupervisedKind[Any]:
-    """The kind that a configuration names, with its data; what is wrong with the data is found here."""
+    """The kind that a configuration names, with its data; raises for unusable data."""
     return _KINDS[config.algorithm.name](config, given)

@@ -64,7 +64,7 @@ log = logging.getLogger("proa.run")
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What is around the first trainer of a run."""
+    """What the first trainer of a run works with: folder, store, callbacks, record and other trainers."""
 
     folder: Path
     store: WeightStore
@@ -74,14 +74,14 @@ class Surroundings:
     resumption: Resumption | None = None
     stop: StopRequest = field(default_factory=StopRequest)
     journal: Sequence[Mapping[str, Any]] = ()
-    """Of a run that is repeated."""
+    """In a replay, that of the original run."""
 
 
 class TrainerSide:
-    """What trains. What is wrong with model, task or evals is found when it is built.
+    """The parts of a trainer. The constructor raises for an unusable model, task or eval.
 
-    With `outline` no model is loaded, for the process that starts a trainer elsewhere. What only weights show is found
-    there then: damaged or missing ones, a model that is not causal, one that cannot share prompts.
+    With `outline` no model is loaded, for a process that starts the trainer elsewhere. Errors that only weights show
+    are then found there: damaged or missing weights, a model that is not causal, or one that cannot share prompts.
     """
 
     def __init__(self, config: DetachedConfig, given: Given, *, outline: bool = False) -> None:
@@ -92,7 +92,7 @@ class TrainerSide:
         self.prompts = _prompts(config, task, self.policy)
         self.task = self.prompts.task
         self.longest_prompt = _longest_prompt(config, self.prompts.longest, context_length(self.policy.model.config))
-        """Before anything that is sampled: of a conversation, all but its last turn."""
+        """In tokens; for conversations the longest beginning of a last turn."""
         self.inputs = Inputs(
             rows=Rows.of(
                 row_tokens(self.prompts.row_tokens, self.task.rows, KEPT_ROWS),
@@ -104,7 +104,7 @@ class TrainerSide:
             end_ids=self.policy.end_ids,
             algorithm=identity(type(self.algorithm)),
         )
-        """What checkpoints are bound to; makers have rewards to add."""
+        """The inputs that checkpoints are bound to, which makers complete with rewards."""
         self._critic_start: PreTrainedModel | None = None
         critic = config.critic.path if config.critic is not None else None
         if not outline:
@@ -126,7 +126,7 @@ class TrainerSide:
         self._start_digest = ""
 
     def _check_model(self) -> None:
-        """What only shows when the model computes something."""
+        """Raise for faults of the model that only show when it computes."""
         check_causal(self.policy.model)
         if self.config.optimizer.share_prompts is True:
             sampling = self.config.sampling
@@ -134,7 +134,7 @@ class TrainerSide:
             check_shares_prompts(self.policy.model, min(longest, 2048))  # longer rows when there are some
 
     def prepare(self, folder: Path, replicas: Replicas | None = None, *, resumed: bool = False) -> None:
-        """What comes before the first version of the weights: the supervised start, the adapter."""
+        """Prepare the first version of the weights: the supervised start, the adapter."""
         config = self.config
         compute_alike(config.threads, device=config.model.device, deterministic=config.deterministic)
         replicas = replicas or Alone()
@@ -156,7 +156,7 @@ class TrainerSide:
         replicas.copy_first_([*self.policy.model.parameters()])
 
     def assemble_first(self, around: Surroundings) -> tuple[PolicyTrainer, LeaseBook]:
-        """The trainer that publishes, evaluates, saves and has the lease book; with others beside it, or alone."""
+        """The trainer that publishes, evaluates, saves and has the lease book; the only one, or rank 0 of several."""
         config, resumption = self.config, around.resumption
         for evaluator in self._evaluators:
             evaluator.record = around.record
@@ -202,7 +202,7 @@ class TrainerSide:
             for version, tensors in versions.items():
                 around.store.publish(version, tensors)
             last = trainer.state.policy_version
-            if not trainer.within_episode and last not in versions:  # it was complete: nobody needed its last version
+            if not trainer.within_episode and last not in versions:  # a complete run, whose last version no lease named
                 around.store.publish(last, self.policy.published(), trainer.probe())
         return trainer, book
 
@@ -226,7 +226,7 @@ class TrainerSide:
         return trainer
 
     def _resume(self, trainer: PolicyTrainer, resumption: Resumption) -> None:
-        """Make everything what it was when the checkpoint was written; the reference is what it was at the start."""
+        """Restore everything from the checkpoint; the reference stays that of the start, which must be the same."""
         self._start_digest = resumption.part("run")["start_digest"]
         needs_start = self.algorithm.needs_reference and self.policy.reference_is_start
         if needs_start and start_digest(self.policy.published()) != self._start_digest:
@@ -237,11 +237,11 @@ class TrainerSide:
 
     @property
     def start_digest(self) -> str:
-        """Of what the run began with."""
+        """The digest of the initial weights."""
         return self._start_digest
 
     def summary(self, callback_errors: dict[str, int]) -> dict[str, Any]:
-        """What the run's header says of how far it came."""
+        """The header's entries about the progress of the run."""
         trainer = self.trainer
         if trainer is None:
             return {}
@@ -296,7 +296,7 @@ class TrainerSide:
 
 
 class DetachedContent:
-    """What a checkpoint of a detached run holds beside its policy and its loop."""
+    """The content of a detached run's checkpoint beside its policy and its loop."""
 
     def __init__(self, side: TrainerSide, around: Surroundings) -> None:
         self._side = side
@@ -304,7 +304,7 @@ class DetachedContent:
 
     def parts(self) -> dict[str, Mapping[str, Any]]:
         """The published versions that open leases may name."""
-        assert self._side.trainer is not None, "it is built with them"
+        assert self._side.trainer is not None, "the trainer is built with it"
         in_use = self._side.trainer.source.versions_in_use() or set()
         return {"weights": {"versions": self._around.store.recall(in_use)}}
 
@@ -313,7 +313,7 @@ class DetachedContent:
 
 
 def _prompts(config: DetachedConfig, task: Task, policy: Policy) -> PromptStream:
-    """The prompts in their order, each of which leaves room for a completion."""
+    """The prompts in their order; raises for one that leaves no room for a completion."""
     context, new_tokens = context_length(policy.model.config), config.sampling.max_new_tokens
     if context is not None and context <= new_tokens:
         raise ConfigError(

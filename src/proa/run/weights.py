@@ -1,4 +1,4 @@
-"""Finds the weights that a person names: a run's, one of its checkpoints, a model's or an adapter's folder."""
+"""Finds weights by name: those of a run or a checkpoint, or in the folder of a model or an adapter."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class FoundWeights:
     version: int = 0
     steps: int = 0
     trained_by: Path | None = None
-    """The run that made them, also where they are used like any other model."""
+    """The run that trained them, also if they are used like any other model."""
     checkpoint: str = ""
-    """Its name in the run."""
+    """The name of the checkpoint in the run."""
 
 
 def run_of(source: Path, checkpoint: str | None) -> tuple[Path, str | None] | None:
@@ -45,7 +45,7 @@ def run_of(source: Path, checkpoint: str | None) -> tuple[Path, str | None] | No
 
 
 def run_weights(run: Path, checkpoint: str | None, flags: Sequence[str] = ()) -> FoundWeights:
-    """Those of a checkpoint of a run, by default its final one, or its last."""
+    """The weights of a checkpoint of a run, by default its final one, or its last."""
     config = load_saved_config(run, flags)
     manager = CheckpointManager(run)
     row = manager.row(checkpoint) if checkpoint else manager.final() or manager.latest()
@@ -59,7 +59,7 @@ def run_weights(run: Path, checkpoint: str | None, flags: Sequence[str] = ()) ->
 def model_weights(
     source: Path, checkpoint: str | None, flags: Sequence[str] = (), *, task: str = "sort_digits"
 ) -> FoundWeights:
-    """Those in the folder of a model or an adapter."""
+    """The weights in the folder of a model or an adapter."""
     if not source.is_dir():
         raise ConfigError(f"there is no folder {source}: give the folder of a run, a model or an adapter")
     if checkpoint is not None:

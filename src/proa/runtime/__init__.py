@@ -1,1 +1,1 @@
-"""Where the roles run: in threads (`local`) or in actors (`ray`), with one supervisor of the makers for both."""
+"""Runs the roles in threads (`local`) or actors (`ray`), with the same supervisor of the makers."""

@@ -1,11 +1,11 @@
-"""What is known of each maker, and what may come next: a table, and nothing else.
+"""The states of a maker and the transitions between them, as a table.
 
     restarting ──started──▶ stale ──loaded──▶ healthy ──quiet──▶ suspect
         ▲                     ▲                                    │
         └───replaced── dead ◀─┼──── lost or failed, from anywhere  │
                               └──────────────heard─────────────────┘
 
-A maker that was silent may have missed weights. So there is one way to healthy, and it goes through fresh weights.
+A maker that was silent may have missed weights, so the only way to healthy is to load weights again.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ class Health(StrEnum):
 
 
 class Sign(StrEnum):
-    """What was observed of a maker."""
+    """An observation of a maker."""
 
     STARTED = "started"
     LOADED = "loaded"
     """It switched to the weights that its lease names."""
     HEARD = "heard"
     MADE = "made"
-    """It has made a lease, so its slot is one where work gets done."""
+    """It has made a lease, so its slot works."""
     QUIET = "quiet"
     LOST = "lost"
     FAILED = "failed"
-    """It failed on a lease, and that is the lease's fault and not the slot's."""
+    """It failed on a lease, which counts against the lease and not against the slot."""
     REPLACED = "replaced"
 
 
@@ -58,7 +58,7 @@ _NEXT: dict[tuple[Health, Sign], Health] = {
 
 
 def next_health(health: Health, sign: Sign) -> Health:
-    """The health of a maker after a sign. The dead give no signs: what arrives late from one changes nothing.
+    """The health of a maker after a sign. Late signs of a dead maker change nothing.
 
     >>> next_health(Health.SUSPECT, Sign.HEARD)
     <Health.STALE: 'stale'>
@@ -70,7 +70,7 @@ def next_health(health: Health, sign: Sign) -> Health:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """The maker in one slot of the fleet, by the signs of it and of those before it.
+    """The maker in one slot of the fleet, with the history of the slot.
 
     >>> Member("maker_0").after(Sign.LOST, "out of memory").after(Sign.REPLACED).name
     'maker_0+1'
@@ -80,13 +80,13 @@ class Member:
     health: Health = Health.RESTARTING
     restarts: int = 0
     idle_losses: int = 0
-    """How many in a row were lost here before they had made anything."""
+    """How many makers in a row were lost here before they had made anything."""
     reason: str = ""
     """Why the last one was lost."""
 
     @property
     def name(self) -> str:
-        """Each replacement has its own: a late delivery of the one before must not be taken for the new one's."""
+        """A new name for each replacement, so that a late delivery is not attributed to it."""
         return f"{self.slot}+{self.restarts}" if self.restarts else self.slot
 
     def after(self, sign: Sign, reason: str = "") -> Member:

@@ -21,7 +21,7 @@ log = logging.getLogger("proa.runtime")
 SUPERVISION_SECONDS = 0.05
 """How often the supervisor checks on everyone."""
 GOODBYE_SECONDS = 5.0
-"""How long makers may take to notice that the run is over; one that hangs is left to die with the process."""
+"""How long makers may take to notice that the run is over; one that hangs ends with the process."""
 
 
 class MakerBuilder(Protocol):
@@ -62,7 +62,8 @@ class LocalRuntime:
         self._long_waits = LongWaits(trainer.name)
 
     def run(self, total_steps: int, update_steps: int, train_epochs: int = 1) -> None:
-        """Train to the end. Whatever ends it, everyone is stopped, and what was left over is in the ledger."""
+        """Train to the end. However it ends, everyone is stopped, and remaining samples are in the ledger as
+        dropped."""
         supervision = threading.Thread(target=self._supervise, name="proa supervisor", daemon=True)
         try:
             self._supervisor.start()
@@ -74,7 +75,7 @@ class LocalRuntime:
             cause = self._failure.cause if self._failure is not None else None
             raise RunFailedError(f"the run cannot continue: {closed}") from cause
         except WaitTimeoutError as timeout:
-            others = "".join(f"; {wait}" for wait in self._store.room.waits())  # it names those at the book itself
+            others = "".join(f"; {wait}" for wait in self._store.room.waits())  # the error names waits at the book
             raise RunFailedError(f"no progress: {timeout}{others}") from timeout
         finally:
             self._over.set()
@@ -115,7 +116,7 @@ class LocalRuntime:
             waits = [*self._book.room.waits(), *self._store.room.waits()]
             lasting = [(wait.owner, wait.reason(), monotonic() - wait.since) for wait in waits]
             self._long_waits.look(lasting, self._supervisor.activities)
-        except Exception as error:  # it only informs people: no reason to end a run
+        except Exception as error:  # only for information, so no reason to end a run
             log.debug("long waits could not be checked: %s", error)
 
     def _show(self) -> None:
@@ -131,13 +132,13 @@ class LocalRuntime:
 class MakerThread:
     """A maker in a thread.
 
-    No thread can be ended from outside. One that was dismissed ends when it next asks for a lease, and one that hangs
-    dies with the process.
+    A thread cannot be ended from outside: a dismissed one ends when it next asks for a lease, and one that hangs ends
+    with the process.
     """
 
     log = ""
     has_weights = True
-    """It is never out of touch, so it cannot have missed any."""
+    """In the same process it cannot have missed any."""
     may_have_begun = True
 
     def __init__(
@@ -202,7 +203,7 @@ class MakerThreads:
         self._book = book
         self._store = store
         self.gate = threading.Event()
-        """Opened when the run begins: makers get ready before it, and do nothing that is heard."""
+        """Opened when the run begins; before it makers get ready, without firing moments."""
 
     def start(self, name: str, slot: int) -> MakerThread:
         return MakerThread(name, self._builder.make(name), self._book, self._store, self.gate)

@@ -1,7 +1,7 @@
-"""What an actor prints: kept in a file of its own, and shown elsewhere line by line, with the actor's name.
+"""The output of actors: each writes to a file of its own, which is shown elsewhere by line, with the actor's name.
 
-The file is the buffer between the two. Printing never waits for whoever shows it, nothing is lost while that one is
-busy, and what an actor printed before it died is still there.
+The file is the buffer between the two: printing never waits for the display, nothing is lost while that is busy, and
+the output of a dead actor is still there.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from ..visible import visible
 
 WINDOW_SECONDS = 5.0
 WINDOW_LINES = 100
-"""How many lines of an actor are shown in such a window; what windows without a look had room for is not lost."""
+"""How many lines of an actor are shown in a window of this length; unused room of unobserved windows carries over."""
 LAST_LINES = 20
-"""So many of the very last lines are shown in any case."""
+"""How many of the very last lines are always shown."""
 LINE_BYTES = 1 << 13
-"""Longer lines are broken."""
+"""Longer lines are split."""
 SHOWN_BYTES = 1 << 24
-"""How much is read at a time of what is shown, and of what is only counted."""
+"""The most that is read at a time, to show or only to count."""
 HIDDEN = ":proa: "
-"""The beginning of lines that are for the file alone."""
+"""The prefix of lines that stay in the file."""
 _NOT_SHOWN = (HIDDEN.encode(), b":actor_name:", b":task_name:", b":job_id:")
-"""Those, and lines that Ray writes for its own log monitor."""
+"""Prefixes of hidden lines: ours, and those of Ray for its log monitor."""
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def redirect_output(path: Path) -> None:
-    """Have everything that this process prints from now on, and every process that it starts, go to a file."""
+    """Redirect everything that this process, and every process that it starts, prints to a file."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, FILE_MODE)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
@@ -48,7 +48,7 @@ def redirect_output(path: Path) -> None:
 
 
 def print_hidden_traceback() -> None:
-    """Print the exception that is being handled into the file alone: it is reported to the driver in another way."""
+    """Print the exception being handled into the file only, as the driver gets it in another way."""
     lines = redact_values(traceback.format_exc()).splitlines()
     sys.stderr.write("".join(f"{HIDDEN}{line}\n" for line in lines))
     sys.stderr.flush()
@@ -56,22 +56,22 @@ def print_hidden_traceback() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Printed:
-    """A piece of an actor's output, in its order: lines, how many were left out after them, the very last ones."""
+    """A piece of an actor's output: lines, how many were left out after them, and the very last ones."""
 
     lines: list[str]
     lines_end: int
-    """Where in the file these end."""
+    """The place in the file where these lines end."""
     left_out: int
     last: list[str]
     position: int
-    """Where the next piece begins."""
+    """The place in the file where the next piece begins."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What to read of an actor's output: as many lines as there is room for, and the number of those that came after.
+    """A piece to read of an actor's output: as many lines as there is room for, and the number of those after them.
 
-    A line is read when it is complete. The last piece, when nothing more will come, ends with the file.
+    A line is read when it is complete. The last piece ends with the file.
     """
 
     path: str
@@ -80,7 +80,7 @@ class Piece:
     is_last: bool = False
 
     def read(self) -> Printed:
-        """Of a file that cannot be read, nothing."""
+        """Read it; empty if the file cannot be read."""
         try:
             with Path(self.path).open("rb") as file:
                 lines, lines_end = _read_lines(file, self.position, self.room)
@@ -130,7 +130,7 @@ def _read_end(file: BinaryIO, position: int) -> tuple[int, list[bytes], int]:
 
 
 def _as_text(lines: list[bytes]) -> list[str]:
-    """Lines as a terminal would show them; without secrets, of which one may be several lines long."""
+    """Lines as a terminal would show them, without secrets, which may span several lines."""
     if not lines:
         return []
     text = redact_values(b"\n".join(lines).decode("utf-8", errors="replace"))
@@ -139,12 +139,12 @@ def _as_text(lines: list[bytes]) -> list[str]:
 
 @dataclass
 class ShownOutput:
-    """How far the output of one actor was shown, and how much of it may be shown now."""
+    """The shown part of one actor's output, and the room for more."""
 
     name: str
     path: str
     where: str
-    """The file, and the machine if it is another, for people to find it."""
+    """The file, and the machine if it is another, for messages."""
     clock: Callable[[], float] = monotonic
     position: int = 0
     """Where in the file the next piece begins."""
@@ -152,24 +152,24 @@ class ShownOutput:
     _room: int = field(default=WINDOW_LINES, init=False)
     _left_out: int = field(default=0, init=False)
     _gap_begin: int = field(default=0, init=False)
-    """Where those lines begin, none of which has been mentioned yet."""
+    """The place in the file where lines begin that were left out and not mentioned yet."""
     _has_ended: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self._window = self.clock()
 
     def end(self) -> None:
-        """The actor has ended: its last lines may be shown."""
+        """Note that the actor has ended, so that its last lines are shown."""
         self._has_ended = True
 
     def next_piece(self) -> Piece:
-        """What to read now. What came while nobody looked has all the room of that time."""
+        """The next piece to read, with the room of all windows since the last one."""
         passed = int((self.clock() - self._window) // WINDOW_SECONDS)
         if passed > 0:
             self._window += passed * WINDOW_SECONDS
             self._room += passed * WINDOW_LINES
         is_last, self._has_ended = self._has_ended, False
-        if is_last:  # lines that were left out, and not mentioned yet, may be among the very last ones
+        if is_last:  # lines left out and not mentioned yet may be among the very last ones
             self.position, self._left_out = self._gap_begin, 0
         return Piece(self.path, self.position, self._room, is_last)
 
@@ -197,12 +197,12 @@ class ShownOutput:
 
 
 def write_lines(lines: list[str]) -> None:
-    """Print lines to this process's output, whatever it can take."""
+    """Print lines to this process's output, whatever its encoding."""
     stream = sys.stdout
     if not lines or stream is None:
         return
     text = "\n".join(lines) + "\n"
-    with contextlib.suppress(OSError, ValueError):  # it is closed, or its disk is full
+    with contextlib.suppress(OSError, ValueError):  # closed, or the disk is full
         try:
             stream.write(text)
         except UnicodeEncodeError:

@@ -1,14 +1,14 @@
-"""The supervisor of a run's makers: it replaces those that are lost, and says when the run cannot continue.
+"""The supervisor of a run's makers: it replaces lost makers, and decides when the run cannot continue.
 
-What may happen to a maker and what follows is the same for threads and for actors. How one is started, observed and
-ended is not: that is a `Workplace` with its `Worker`s.
+What may happen to a maker, and the consequences, are the same for threads and actors. How makers are started, observed
+and ended differs: that is a `Workplace` with its `Worker`s.
 
-    check       who has ended, who has had a lease for too long, who is silent: each of them is lost     maker.lost
+    check       makers that ended, had a lease for too long, or are silent are lost                      maker.lost
     start_due   a replacement in every slot whose maker is lost, under a new name, after a back-off      maker.recreated
 
 A loss counts against the lease that the maker failed on, or had for too long. If the maker just died, it counts against
-every lease that it had, and twice as many are allowed. And it counts against the slot, where a lease that gets made
-clears the count. A lease that too many makers were lost on ends the run, and so do too few slots (`Limits`).
+every lease that it had, and twice as many are allowed. It also counts against the slot, until a lease is made there.
+Too many losses on one lease end the run, and so do too few slots (`Limits`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ log = logging.getLogger("proa.runtime")
 START_SECONDS = 120.0
 """How long a maker may take to start."""
 QUIET_SECONDS = 10.0
-"""A maker that has not replied for so long is suspect."""
+"""A maker that has not replied for this long is suspect."""
 
 
 class RunFailedError(ProaError):
@@ -42,18 +42,17 @@ class RunFailedError(ProaError):
 
 @dataclass
 class Limits:
-    """When a maker is given up, and when the run is."""
+    """When a maker is replaced, and when the run ends."""
 
     lease_timeout: float = 300.0
     """A lease that takes longer is handed to another maker, and its maker is replaced."""
     lease_attempts: int = 3
-    """So many makers may fail on one lease; then the run fails with what they raised."""
+    """How many makers may fail on one lease before the run fails with their error."""
     min_makers: int = 1
-    """With fewer slots left the run fails; where slots do not differ (`Workplace`), as soon as one is given up."""
+    """With fewer slots left the run fails; if slots do not differ (`Workplace`), as soon as one is given up."""
     max_restarts: int = 10
-    """So many makers in a row may be lost in one slot before they made anything; then the slot is given up, and stays
-    empty. Where slots do not differ, `lease_attempts` is the number, and losses that a lease is to blame for do not
-    count."""
+    """How many makers in a row may be lost in one slot before they make anything; then the slot is given up and stays
+    empty. If slots do not differ, the number is `lease_attempts`, and losses caused by a lease do not count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,36 +73,36 @@ class MakerEnd:
 
     reason: str = ""
     lease_id: int | None = None
-    """The lease that is to blame, if one is."""
+    """The lease that caused it, if any."""
     callback_errors: Mapping[str, int] = field(default_factory=dict)
     error: BaseException | None = None
-    """What was raised, if it was raised in this process."""
+    """The exception, if it was raised in this process."""
     copies: Sequence[PackedState] = ()
     """The state of its copies of callbacks, if it was another process."""
     performance: Performance | None = None
-    """What an evaluator has measured there."""
+    """The measurements of a performance evaluator there."""
     is_independent: bool | None = None
     """Whether its engine decodes every sequence as if it were alone; None if it never had one."""
 
 
 class Worker(Protocol):
-    """A maker at work. Only `wait` waits for it, and none of these fails because the maker does."""
+    """A maker at work. Only `wait` blocks, and no method fails because the maker does."""
 
     @property
     def view(self) -> ActorView:
-        """What it last reported of itself."""
+        """Its last report."""
 
     @property
     def log(self) -> str:
-        """The file that has what it printed, if that is a file of its own."""
+        """The file of its output, if it has one of its own."""
 
     @property
     def has_weights(self) -> bool:
-        """Whether it has weights that it may be trusted with."""
+        """Whether it has weights, and they are trusted."""
 
     @property
     def may_have_begun(self) -> bool:
-        """Whether it may have done anything yet."""
+        """Whether it may have begun to work."""
 
     def has_started(self) -> bool: ...
 
@@ -114,46 +113,46 @@ class Worker(Protocol):
         """How its work ended, once it has."""
 
     def distrust_weights(self) -> bool:
-        """Have it load and check weights again before its next lease; whether it heard that."""
+        """Have it load and check weights again before its next lease; returns whether it confirmed that."""
 
     def stop(self) -> None:
-        """Have it end."""
+        """Tell it to end."""
 
     def wait(self, seconds: float) -> bool:
-        """Whether it is gone within that time."""
+        """Wait for its end, at most `seconds`; returns whether it ended."""
 
     def kill(self) -> bool:
-        """End it by force; whether that is possible."""
+        """End it by force; returns whether that is possible."""
 
     def describe_log(self) -> str:
-        """Where what it printed can be read, to be added to a message."""
+        """Where to read its output, as the end of a message."""
 
 
 class Workplace(Protocol):
-    """Where makers run, and the leases they work on."""
+    """A place where makers run, and the leases they work on."""
 
     @property
     def slots_differ(self) -> bool:
-        """Whether each slot has a machine or a GPU of its own, which may be at fault, or come back.
+        """Whether each slot has a machine or a GPU of its own, which may be at fault, or recover.
 
-        If so, every loss counts against its slot, replacements wait, and a slot that was given up leaves the others at
-        work. Otherwise a maker that fails on a lease says nothing about its slot, there is nothing to wait for, and
-        what no maker can do in one slot none can do in any.
+        If so, every loss counts against its slot, replacements wait, and the run continues without a slot that was
+        given up. Otherwise a failure on a lease does not count against the slot, replacements start at once, and a slot
+        given up ends the run.
         """
 
     def start(self, name: str, slot: int) -> Worker:
-        """A maker of that name; in each slot there is one at a time."""
+        """Start a maker of that name; each slot has one at a time."""
 
     def overdue(self, seconds: float) -> Mapping[int, str]:
-        """Leases that one maker has had for longer than that, and which maker."""
+        """Leases that have not moved on for `seconds`, each with its maker."""
 
     def dismiss(self, name: str) -> Iterable[int]:
-        """Give a maker nothing more, and the leases that it had, which are returned, to others."""
+        """Give a maker no more leases, and those that it had, which are returned, to others."""
 
 
 @dataclass
 class Slot:
-    """A place for one maker: who works there now, or was the last to."""
+    """A place for one maker, with its present or last maker."""
 
     member: Member
     worker: Worker
@@ -169,7 +168,7 @@ class Slot:
 
     @property
     def callback_errors(self) -> Mapping[str, int]:
-        """As it reported at its end; of one that was killed, as it had reported before."""
+        """The counts that it reported at its end, or last before it was killed."""
         return self.worker.view.callback_errors if self.end is None else self.end.callback_errors
 
     @property
@@ -186,7 +185,7 @@ class Slot:
 
 
 class Supervisor:
-    """Keeps so many makers at work. Not for several threads at a time, but for `close`."""
+    """Keeps a number of makers at work. Only `close` may be called from other threads."""
 
     def __init__(
         self,
@@ -198,7 +197,7 @@ class Supervisor:
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self.failure: Failure | None = None
-        """Why the run cannot continue, once it cannot."""
+        """Why the run cannot continue; None while it can."""
         self._makers = makers
         self._workplace = workplace
         self._manager = manager
@@ -216,7 +215,7 @@ class Supervisor:
             self._slots.append(Slot(member, self._workplace.start(member.name, number), self._clock()))
 
     def check(self) -> bool:
-        """Find out who is lost; whether anybody is. Those are replaced by `start_due`."""
+        """Find lost makers, which `start_due` replaces; returns whether there are any."""
         working = self._working_slots()
         for slot in working:
             self._lose_ended(slot)
@@ -227,7 +226,7 @@ class Supervisor:
         return any(slot.member.health is Health.DEAD for slot in working)
 
     def start_due(self) -> None:
-        """Start a replacement in every slot where it is time to, unless the run is over."""
+        """Start the replacements that are due, unless the run is over."""
         for number, slot in enumerate(self._slots):
             is_due = slot.member.health is Health.DEAD and not slot.is_given_up and self._clock() >= slot.start_at
             if is_due and self.failure is None and not self._is_closed:
@@ -238,11 +237,11 @@ class Supervisor:
                 self._manager.fire("maker.recreated", member.name, member.reason)
 
     def close(self) -> None:
-        """The run is over: from now on nobody is lost or replaced. From any thread."""
+        """The run is over: from now on no maker counts as lost, or is replaced. From any thread."""
         self._is_closed = True
 
     def collect_ends(self) -> None:
-        """After the run: note who has ended, and how."""
+        """After the run, note how makers have ended."""
         self.close()
         for slot in self._working_slots():
             self._listen(slot)
@@ -250,11 +249,11 @@ class Supervisor:
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether a maker that may have begun has still to end; one that was getting ready has nothing to report."""
+        """Whether a maker that may have begun to work has not ended yet."""
         return any(slot.worker.may_have_begun for slot in self._working_slots())
 
     def end(self, seconds: float) -> None:
-        """Have everyone end within that time; those who do not are killed, where that is possible."""
+        """Stop all makers; those that do not end within `seconds` are killed, if possible."""
         for slot in self._slots:
             slot.worker.stop()
         until = self._clock() + seconds
@@ -263,11 +262,11 @@ class Supervisor:
                 log.warning("%s did not end with the run and is left behind", slot.member.name)
 
     def views(self) -> list[ActorView]:
-        """Every slot: its maker, or the last one and why it was lost."""
+        """The maker of every slot, or its last one and why it was lost."""
         return [slot.view for slot in self._slots]
 
     def activities(self) -> list[str]:
-        """What every maker does, in words, and for how long where that is known."""
+        """What every maker is doing, and for how long if that is known."""
         return [
             f"{view.name}: {view.doing}" + (f", for {time.time() - view.since:.0f} s" if view.since else "")
             for view in self.views()
@@ -275,7 +274,7 @@ class Supervisor:
 
     @property
     def callback_errors(self) -> Counter[str]:
-        """How often callbacks in makers failed, the lost ones included."""
+        """How often callbacks in makers failed, including lost makers."""
         return sum((Counter(slot.callback_errors) for slot in self._slots), self._lost_callback_errors.copy())
 
     # -- observing -----------------------------------------------------------------------------------
@@ -284,7 +283,7 @@ class Supervisor:
         return [slot for slot in self._slots if slot.end is None]
 
     def _listen(self, slot: Slot) -> None:
-        """Take signs of life: that it started, that it was heard, that it has weights, that it has made something."""
+        """Note signs of life: that it started, reported, has weights, or has made a lease."""
         worker = slot.worker
         if worker.has_started() and slot.member.health is Health.RESTARTING:
             slot.note(Sign.STARTED)
@@ -296,7 +295,7 @@ class Supervisor:
             slot.note(Sign.HEARD)
             if worker.has_weights:
                 slot.note(Sign.LOADED)
-        elif worker.distrust_weights():  # it may have missed some while it was silent
+        elif worker.distrust_weights():  # it may have missed weights while it was silent
             slot.note(Sign.HEARD)
         if worker.view.leases:
             slot.note(Sign.MADE)
@@ -346,7 +345,7 @@ class Supervisor:
             slot.start_at = self._clock() + delay
 
     def _judge(self, slot: Slot, end: MakerEnd, held: list[int]) -> Failure | None:
-        """Count this loss; why the run cannot continue, if it is one too many."""
+        """Count a loss; returns why the run cannot continue if it is one too many."""
         limits, reason = self._limits, ""
         most_losses, fewest_slots = limits.lease_attempts, self._makers
         if self._workplace.slots_differ:
@@ -359,7 +358,7 @@ class Supervisor:
             count = self._lease_failures[lease_id]
             if end.lease_id is not None and count >= limits.lease_attempts:
                 reason = end.reason
-            elif count >= 2 * limits.lease_attempts:  # dying is less a lease's doing than failing on it
+            elif count >= 2 * limits.lease_attempts:  # a death is weaker evidence against a lease than a failure on it
                 reason = f"{end.reason}; lease {lease_id} was given to {count} makers"
         if not reason:
             return None
@@ -368,6 +367,6 @@ class Supervisor:
 
 
 def describe(error: BaseException) -> str:
-    """An error in a line, with the kind of its cause."""
+    """An error in one line, with the type of its cause."""
     cause = error.__cause__
     return f"{error}" if cause is None else f"{error} ({type(cause).__name__})"

@@ -1,4 +1,4 @@
-"""Views of a run while it lasts: of its trainers, of its makers, and of the whole; the same for threads and actors."""
+"""Views of a running run: its trainers, its makers, and the whole; the same for threads and actors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..roles.weights import WeightStore
 
 
 def view_trainer(name: str, trainer: DetachedTrainer, *, has_ended: bool) -> ActorView:
-    """A trainer's own account of itself."""
+    """The view of a trainer."""
     doing = trainer.activity.look()
     return ActorView(
         name,
@@ -29,7 +29,7 @@ def view_trainer(name: str, trainer: DetachedTrainer, *, has_ended: bool) -> Act
 
 
 def view_maker(name: str, maker: ExperienceMakerHolder, *, has_ended: bool) -> ActorView:
-    """A maker's own account of itself; its health is for the supervisor to say."""
+    """The view of a maker; the supervisor adds its health."""
     doing = maker.activity.look()
     return ActorView(
         name,
@@ -46,7 +46,7 @@ def view_maker(name: str, maker: ExperienceMakerHolder, *, has_ended: bool) -> A
 
 @dataclass(frozen=True, slots=True)
 class RunSnapshot:
-    """A run as it is known where its first trainer, the lease book and the weights are."""
+    """The state of a run in the process of its first trainer, with the lease book and the weights."""
 
     trainer: ActorView
     step: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from typing import Unpack
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -14,8 +14,6 @@ from ..data.experience import BufferItem, merge
 from ..data.loop import TrainingBatch
 from ..data.state import LoopState
 from ..learning.optimizer import Optimizer, OptimizerSettings
-from ..lifecycle.manager import Callbacks
-from ..loop import Evaluator, Saver
 from ..maths.preferences import dpo_sigmoid, ipo, log_ratios
 from ..policy.log_probs import action_statistics, check_causal
 from ..policy.measuring import measuring
@@ -25,6 +23,7 @@ from ..tasks.preferences import PreferencePair, TokenisedPair
 from .training import (
     BatchOrder,
     HeldOut,
+    LoopOptions,
     PairBatch,
     PairLoss,
     PairOutcome,
@@ -33,6 +32,7 @@ from .training import (
     check_context,
     fitting_pairs,
     held_out_means,
+    held_out_pairs,
     make_optimizer,
     pair_batch,
     run_loop,
@@ -55,11 +55,8 @@ def fit_dpo(
     token_budget: int = 16_384,
     overlong: Overlong = "error",
     seed: int = 0,
-    callbacks: Callbacks = None,
-    evaluators: Sequence[Evaluator] = (),
-    saver: Saver | None = None,
-    output_dir: Path | str | None = None,
     held_out: HeldOut[Sequence[PreferencePair]] | None = None,
+    **loop: Unpack[LoopOptions],
 ) -> LoopState:
     """Train `model` in place for `epochs` times `steps` steps (None: one pass over the pairs).
 
@@ -83,11 +80,11 @@ def fit_dpo(
         return dpo_loss(model, settings, known)
 
     tokenised = tokenise_pairs(pairs, order.drawn(), tokenizer, max_length, overlong)
+    evaluator = None
     if held_out is not None:
-        held = fitting_pairs(held_out.data, tokenizer, max_length, overlong, "eval pair")
-        others = tokenise_pairs(held, range(len(held)), tokenizer, max_length, overlong, "eval pair")
+        others = held_out_pairs(held_out.data, tokenizer, max_length, overlong)
         score = held_out_scores(model, pair_batch(others, list(others)), loss_over(others), token_budget)
-        evaluators = [*evaluators, held_out.evaluator(score)]
+        evaluator = held_out.evaluator(score)
     noted = {
         "beta": settings.beta,
         "label_smoothing": settings.label_smoothing,
@@ -97,15 +94,13 @@ def fit_dpo(
         PairStep(make_optimizer(model, optimizer, order), loss_over(tokenised), token_budget),
         lambda places: TrainingBatch(pair_batch(tokenised, places), _LOSS_NAMES[settings.loss], dict(noted)),
         order,
-        callbacks=callbacks,
-        evaluators=evaluators,
-        saver=saver,
-        output_dir=output_dir,
+        evaluator,
+        **loop,
     )
 
 
 class ReferenceLogProbs:
-    """What the reference says of each pair, taken once and kept as two numbers."""
+    """The reference's log-probabilities of each pair: two numbers, computed once."""
 
     def __init__(
         self,
@@ -138,7 +133,7 @@ class ReferenceLogProbs:
 
 
 def _refuse_impossible(places: Sequence[int], log_probs: Sequence[tuple[float, float]]) -> None:
-    """A completion that cannot come by the reference has no log-ratio to learn from."""
+    """Raise for a completion that is impossible under the reference: it has no log-ratio to learn from."""
     for place, sides in zip(places, log_probs, strict=True):
         for name, log_prob in zip(("chosen", "rejected"), sides, strict=True):
             if log_prob == -math.inf:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from typing import Unpack
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -12,8 +12,6 @@ from ..config.supervised_settings import RewardModelSettings
 from ..data.loop import TrainingBatch
 from ..data.state import LoopState
 from ..learning.optimizer import Optimizer, OptimizerSettings
-from ..lifecycle.manager import Callbacks
-from ..loop import Evaluator, Saver
 from ..maths.preferences import bradley_terry, brier_score, calibration_error
 from ..policy.reward_model import sequence_scores
 from ..tasks.overlong import Overlong
@@ -21,6 +19,7 @@ from ..tasks.preferences import PreferencePair
 from .training import (
     BatchOrder,
     HeldOut,
+    LoopOptions,
     PairBatch,
     PairLoss,
     PairOutcome,
@@ -29,6 +28,7 @@ from .training import (
     check_context,
     fitting_pairs,
     held_out_means,
+    held_out_pairs,
     make_optimizer,
     pair_batch,
     run_loop,
@@ -50,11 +50,8 @@ def fit_reward_model(
     token_budget: int = 16_384,
     overlong: Overlong = "error",
     seed: int = 0,
-    callbacks: Callbacks = None,
-    evaluators: Sequence[Evaluator] = (),
-    saver: Saver | None = None,
-    output_dir: Path | str | None = None,
     held_out: HeldOut[Sequence[PreferencePair]] | None = None,
+    **loop: Unpack[LoopOptions],
 ) -> LoopState:
     """Train a reward model (`build_reward_model`) in place for `epochs` times `steps` steps (None: one pass).
 
@@ -69,19 +66,17 @@ def fit_reward_model(
     order = BatchOrder(len(pairs), batch_size, steps, epochs, seed)
     tokenised = tokenise_pairs(pairs, order.drawn(), tokenizer, max_length, overlong)
     loss_of = reward_loss(model)
+    evaluator = None
     if held_out is not None:
-        held = fitting_pairs(held_out.data, tokenizer, max_length, overlong, "eval pair")
-        others = tokenise_pairs(held, range(len(held)), tokenizer, max_length, overlong, "eval pair")
+        others = held_out_pairs(held_out.data, tokenizer, max_length, overlong)
         score = held_out_scores(model, pair_batch(others, list(others)), token_budget)
-        evaluators = [*evaluators, held_out.evaluator(score)]
+        evaluator = held_out.evaluator(score)
     return run_loop(
         PairStep(make_optimizer(model, optimizer, order), loss_of, token_budget),
         lambda places: TrainingBatch(pair_batch(tokenised, places), "bradley_terry"),
         order,
-        callbacks=callbacks,
-        evaluators=evaluators,
-        saver=saver,
-        output_dir=output_dir,
+        evaluator,
+        **loop,
     )
 
 

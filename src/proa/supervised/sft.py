@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import cast
+from typing import Unpack, cast
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -16,8 +15,6 @@ from ..data.loop import TrainingBatch
 from ..data.messages import Messages, is_conversation, is_message
 from ..data.state import LoopState
 from ..learning.optimizer import Optimizer, OptimizerSettings
-from ..lifecycle.manager import Callbacks
-from ..loop import Evaluator, Saver
 from ..policy.log_probs import action_statistics, check_causal
 from ..policy.measuring import measuring
 from ..policy.micro_batches import plan_micro_batches, take_rows
@@ -27,7 +24,7 @@ from ..tasks.completions import check_fits, completion_tokens, conversation_toke
 from ..tasks.overlong import Overlong, cut_prompt, leave_out_overlong, say_cut
 from ..tasks.prompts import template_values
 from ..tasks.task import Task, TaskError, TaskRow
-from .training import BatchOrder, HeldOut, SupervisedStep, check_context, make_optimizer, run_loop
+from .training import BatchOrder, HeldOut, LoopOptions, SupervisedStep, check_context, make_optimizer, run_loop
 
 _COMPLETION = "completion"
 """What TRL calls the column of answers."""
@@ -46,11 +43,8 @@ def fit_sft(
     token_budget: int = 16_384,
     overlong: Overlong = "error",
     seed: int = 0,
-    callbacks: Callbacks = None,
-    evaluators: Sequence[Evaluator] = (),
-    saver: Saver | None = None,
-    output_dir: Path | str | None = None,
     held_out: HeldOut[Task] | None = None,
+    **loop: Unpack[LoopOptions],
 ) -> LoopState:
     """Train `model` in place for `epochs` times `steps` steps (None: one pass over the rows).
 
@@ -64,35 +58,34 @@ def fit_sft(
     examples = Examples(task, tokenizer, settings, overlong).fitting()
     order = BatchOrder(len(examples), batch_size, steps, epochs, seed)
     for row in order.drawn():
-        examples[row]  # what cannot be learned from is refused before the first step
+        examples[row]  # an unusable row raises before the first step
     say_cut(examples.cut, len(examples), f"task {task.name!r}")
     check_causal(model)
     if settings.packing:
         check_packing(model, max(len(examples[row].sequences) for row in order.drawn()))
+    evaluator = None
     if held_out is not None:
         score = held_out_loss(model, examples.of(held_out.data).fitting(), token_budget)
-        evaluators = [*evaluators, held_out.evaluator(score)]
+        evaluator = held_out.evaluator(score)
     return run_loop(
         SFTStep(model, make_optimizer(model, optimizer, order), token_budget, packing=settings.packing),
         lambda rows: TrainingBatch(merge([examples[row] for row in rows]), "cross_entropy"),
         order,
-        callbacks=callbacks,
-        evaluators=evaluators,
-        saver=saver,
-        output_dir=output_dir,
+        evaluator,
+        **loop,
     )
 
 
 @dataclass
 class Examples:
-    """The rows of a task as tokens of which some are learned, made when they are first asked for."""
+    """The rows of a task as tokens, some of which are learned; each is made at its first use."""
 
     task: Task
     tokenizer: PreTrainedTokenizerBase
     settings: SFTSettings = field(default_factory=SFTSettings)
     overlong: Overlong = "error"
     cut: int = field(default=0, init=False)
-    """How many of the rows that were made lost the beginning of their prompt."""
+    """How many rows lost the beginning of their prompt so far."""
     _made: dict[int, BufferItem] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -108,11 +101,11 @@ class Examples:
         return self._made[row]
 
     def of(self, task: Task) -> Examples:
-        """The rows of another task, made in the same way."""
+        """The rows of another task, with the same settings."""
         return replace(self, task=task)
 
     def fitting(self) -> Examples:
-        """The same without rows that are too long, if they are to be left out."""
+        """The same, without rows that are too long if `overlong` is `drop`."""
         if self.overlong != "drop":
             return self
         kept = leave_out_overlong(self.task.rows, self.__getitem__, f"task {self.task.name!r}")
@@ -168,7 +161,7 @@ class Examples:
         )
 
     def _column(self, row: TaskRow) -> str | None:
-        """Where the answer stands: in the column that is named, else in `completion`, as TRL's datasets have it."""
+        """The column of the answer: the configured one, or by default also `completion`, as in TRL's datasets."""
         named = self.settings.answer_column
         names = (named, *((_COMPLETION,) if named == SFTSettings.answer_column else ()))
         return next((name for name in names if name in row.columns), None)
@@ -226,7 +219,7 @@ def held_out_loss(model: PreTrainedModel, examples: Examples, token_budget: int)
             for rows in plan:
                 total -= float(_masked_log_probs(model, merge([items[row] for row in rows])).sum())
         loss = torch.tensor(total / tokens, dtype=torch.float64)
-        return {"eval_loss": float(loss), "perplexity": float(loss.exp())}  # a tensor's goes to inf, not to an error
+        return {"eval_loss": float(loss), "perplexity": float(loss.exp())}  # inf, where math.exp would raise
 
     return score
 
@@ -248,15 +241,14 @@ def _masked_log_probs(model: PreTrainedModel, micro: Experience) -> torch.Tensor
 
 
 def _packed_parts(model: PreTrainedModel, experience: Experience, token_budget: int) -> Iterator[torch.Tensor]:
-    """Rows as long as the longest sample, so that packing takes padding away and adds no attention."""
+    """Samples packed into rows as long as the longest, so that packing saves padding and adds no attention."""
     items = split(experience)
     lengths = [len(item.sequences) for item in items]
     plan = pack_lengths(lengths, max(lengths))
-    packed = pack([item.sequences for item in items], [_learned(item) for item in items], plan)
+    learned = []
+    for item in items:
+        assert item.action_mask is not None
+        learned.append(torch.cat([torch.zeros(item.prompt_length, dtype=torch.bool), item.action_mask]))
+    packed = pack([item.sequences for item in items], learned, plan)
     for rows in plan_micro_batches([sum(lengths[sample] for sample in row) for row in plan], token_budget):
         yield packed_log_probs(model, packed.take(rows).to(model.device))
-
-
-def _learned(item: BufferItem) -> torch.Tensor:
-    assert item.action_mask is not None
-    return torch.cat([torch.zeros(item.prompt_length, dtype=torch.bool), item.action_mask])

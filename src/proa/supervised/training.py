@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Generic, TypeAlias, TypeVar
+from typing import Generic, TypeAlias, TypedDict, TypeVar, Unpack
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -37,7 +37,7 @@ class SupervisedError(SettingError):
 
 @dataclass(frozen=True, slots=True)
 class BatchOrder:
-    """Which rows make up each batch: it follows from the seed and the epoch alone.
+    """Which rows make up each batch, determined by the seed and the epoch alone.
 
     An epoch is `steps` batches; each pass over the rows within it is a new permutation, and the rows that one pass
     leaves over begin the next batch. So with `steps` None, which is one pass, each row is drawn at least once.
@@ -70,7 +70,7 @@ class BatchOrder:
 
     def epoch(self, epoch: int) -> Iterator[list[int]]:
         """The rows of each batch of an epoch."""
-        generator = torch.Generator().manual_seed(_seed_of(self.seed, epoch))
+        generator = torch.Generator().manual_seed(_epoch_seed(self.seed, epoch))
         order: list[int] = []
         for _ in range(self.steps_per_epoch):
             while len(order) < self.batch_size:
@@ -79,14 +79,14 @@ class BatchOrder:
             order = order[self.batch_size :]
 
     def drawn(self) -> list[int]:
-        """Every row that some batch has, in order of their numbers."""
+        """All rows that occur in some batch, in ascending order."""
         if self.steps_per_epoch * self.batch_size >= self.rows:
             return list(range(self.rows))
         return sorted({row for epoch in range(self.epochs) for rows in self.epoch(epoch) for row in rows})
 
 
 def check_context(model: PreTrainedModel, max_length: int | None) -> int | None:
-    """How many tokens a sequence may have: as the user says, within what the model was made for."""
+    """The most tokens of a sequence: `max_length`, or the model's context, which it must not exceed."""
     context = context_length(model.config)
     if max_length is None or context is None:
         return max_length if context is None else context
@@ -96,7 +96,7 @@ def check_context(model: PreTrainedModel, max_length: int | None) -> int | None:
 
 
 def make_optimizer(model: PreTrainedModel, given: OptimizerSettings | Optimizer | None, order: BatchOrder) -> Optimizer:
-    """An optimizer of what requires a gradient, or the given one: whoever made it can save its state."""
+    """An optimizer of the parameters that require gradients, or the one that was given."""
     if isinstance(given, Optimizer):
         return given
     return Optimizer(model.named_parameters(), given or OptimizerSettings(), order.total_steps)
@@ -108,7 +108,7 @@ class SupervisedStep(ABC):
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
         self.loop: SupervisedLoop | None = None
-        """The loop that it is a step of."""
+        """The loop that takes the step."""
 
     @abstractmethod
     def find_gradients(self, batch: TrainingBatch) -> dict[str, float]:
@@ -125,14 +125,14 @@ class SupervisedStep(ABC):
 
 
 ReportScores: TypeAlias = Callable[[str, dict[str, float], float], None]
-"""Takes what came of an eval: its name, its scores, and how many seconds it took."""
+"""Called with the name of an eval, its scores, and how many seconds it took."""
 
 Data = TypeVar("Data")
 
 
 @dataclass(frozen=True, slots=True)
 class HeldOut(Generic[Data]):
-    """Data that is measured on and not learned: before the first step, every `run_every` steps and at the end."""
+    """Data to evaluate on: before the first step, every `run_every` steps and at the end."""
 
     data: Data
     name: str = "held_out"
@@ -145,7 +145,7 @@ class HeldOut(Generic[Data]):
 
 
 class HeldOutEvaluator(Evaluator):
-    """Scores of held-out data as it is."""
+    """Scores held-out data without generating."""
 
     def __init__(
         self,
@@ -183,21 +183,31 @@ class HeldOutScoring(Scoring):
             self._evaluator.report(self._evaluator.name, dict(self._scores), self._seconds)
 
 
+class LoopOptions(TypedDict, total=False):
+    """Options of the loop that every recipe passes on, as documented by `SupervisedLoop`."""
+
+    callbacks: Callbacks
+    evaluators: Sequence[Evaluator]
+    saver: Saver | None
+    output_dir: Path | str | None
+
+
 def run_loop(
     step: SupervisedStep,
     batch: Callable[[list[int]], TrainingBatch],
     order: BatchOrder,
-    *,
-    callbacks: Callbacks,
-    evaluators: Sequence[Evaluator],
-    saver: Saver | None,
-    output_dir: Path | str | None,
+    evaluator: Evaluator | None,
+    **options: Unpack[LoopOptions],
 ) -> LoopState:
-    """Train in the given order, with the whole lifecycle around it; `batch` makes one of the rows it is of."""
-    loop = SupervisedLoop(
-        _guard_numerics(step), callbacks=callbacks, evaluators=evaluators, saver=saver, output_dir=output_dir
-    )
+    """Train in the given order, with the whole lifecycle around it; `batch` makes a batch from the numbers of its rows.
+
+    `evaluator` comes after those in the options.
+    """
+    if evaluator is not None:
+        options["evaluators"] = [*options.get("evaluators", ()), evaluator]
+    loop = SupervisedLoop(_guard_numerics(step), **options)
     step.loop = loop
+    saver = loop.saver
     if saver is not None and saver.resumed is not None:
         saver.restore()
         loop.load_state_dict(saver.resumed.state, saver.resumed.row)
@@ -205,14 +215,14 @@ def run_loop(
 
 
 def _guard_numerics(step: TrainingStep) -> TrainingStep:
-    """The same step, on torch's settings as the step before left them, whatever callbacks did since."""
-    after_the_last: list[Numerics] = []
+    """A step that runs with torch's settings as the previous step left them, whatever callbacks changed since."""
+    after_step: list[Numerics] = []
 
     def kept(batch: TrainingBatch) -> dict[str, float]:
-        for numerics in after_the_last:  # none before the first: what on_train_start sets is meant
+        for numerics in after_step:  # none before the first step: settings of on_train_start are intended
             numerics.restore("a callback or an evaluator")
         metrics = step(batch)
-        after_the_last[:] = [Numerics()]
+        after_step[:] = [Numerics()]
         return metrics
 
     return kept
@@ -239,7 +249,7 @@ class PairBatch:
 
 @dataclass(frozen=True, slots=True)
 class PairOutcome:
-    """What a model makes of some pairs: their losses, and more numbers of each to report."""
+    """The losses of some pairs, and further numbers of each pair to report."""
 
     preference: PreferenceLoss
     more: Mapping[str, torch.Tensor]
@@ -256,7 +266,7 @@ def tokenise_pairs(
     overlong: Overlong = "error",
     what: str = "preference pair",
 ) -> dict[int, TokenisedPair]:
-    """The pairs at some places, by place: one that cannot be used is refused before the first step."""
+    """The pairs at these places, by place; raises for one that cannot be used."""
     tokenised, cut = {}, 0
     for place in places:
         pair = tokenise_pair(
@@ -275,7 +285,7 @@ def fitting_pairs(
     overlong: Overlong,
     what: str = "preference pair",
 ) -> Sequence[PreferencePair]:
-    """The pairs without those that are too long, if they are to be left out."""
+    """The pairs, without those that are too long if `overlong` is `drop`."""
     if overlong != "drop":
         return pairs
     return leave_out_overlong(
@@ -283,6 +293,14 @@ def fitting_pairs(
         lambda place: tokenise_pair(pairs[place], tokenizer, max_length=max_length, where=f"{what} {place}"),
         f"{what}s",
     )
+
+
+def held_out_pairs(
+    pairs: Sequence[PreferencePair], tokenizer: PreTrainedTokenizerBase, max_length: int | None, overlong: Overlong
+) -> dict[int, TokenisedPair]:
+    """All pairs of an eval, by place."""
+    fitting = fitting_pairs(pairs, tokenizer, max_length, overlong, "eval pair")
+    return tokenise_pairs(fitting, range(len(fitting)), tokenizer, max_length, overlong, "eval pair")
 
 
 def pair_batch(tokenised: Mapping[int, TokenisedPair], places: Sequence[int]) -> PairBatch:
@@ -303,7 +321,7 @@ class PairStep(SupervisedStep):
         for micro in whole.micro_batches(self._token_budget):
             outcome = self._loss_of(micro)
             self.optimizer.backward(outcome.preference.loss_N.sum() / len(whole.pairs))
-            for name, values_N in _described(outcome).items():
+            for name, values_N in _pair_numbers(outcome).items():
                 sums[name] = sums.get(name, 0.0) + float(values_N.sum())
         return {name: total / len(whole.pairs) for name, total in sums.items()}
 
@@ -311,9 +329,9 @@ class PairStep(SupervisedStep):
 def score_pairs(
     model: PreTrainedModel, batch: PairBatch, loss_of: PairLoss, token_budget: int
 ) -> dict[str, torch.Tensor]:
-    """Every number of every pair, without a gradient; the pairs in any order."""
+    """All numbers of all pairs, in any order, computed without gradients."""
     with measuring(model):
-        parts = [_described(loss_of(micro)) for micro in batch.micro_batches(token_budget)]
+        parts = [_pair_numbers(loss_of(micro)) for micro in batch.micro_batches(token_budget)]
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
@@ -325,7 +343,7 @@ def held_out_means(numbers: Mapping[str, torch.Tensor], names: Sequence[str]) ->
     return means | ({"nan_pairs": float(missing)} if missing else {})
 
 
-def _described(outcome: PairOutcome) -> dict[str, torch.Tensor]:
+def _pair_numbers(outcome: PairOutcome) -> dict[str, torch.Tensor]:
     preference = outcome.preference
     return {
         "loss": preference.loss_N.detach(),
@@ -337,7 +355,7 @@ def _described(outcome: PairOutcome) -> dict[str, torch.Tensor]:
     }
 
 
-def _seed_of(seed: int, epoch: int) -> int:
+def _epoch_seed(seed: int, epoch: int) -> int:
     if epoch == 0:
         return seed
     digest = hashlib.blake2b(f"{seed}/epoch/{epoch}".encode(), digest_size=8).digest()

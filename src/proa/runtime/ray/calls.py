@@ -1,4 +1,4 @@
-"""Calls to actors. Ray runs a lost call twice or not at all, so only calls that may be repeated are made here."""
+"""Calls to actors. Ray runs a lost call twice or not at all, so all calls here must be safe to repeat."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ import ray
 from ...errors import ProaError
 
 CALL_SECONDS = 30.0
-"""After so long without a reply, a call counts as lost and is repeated."""
+"""After this long without a reply, a call counts as lost and is repeated."""
 LOST = (ray.exceptions.ActorUnavailableError, ray.exceptions.GetTimeoutError)
-"""What Ray raises for calls that may have run, and for those that did not."""
+"""Ray's errors for lost calls, which may or may not have run."""
 
 Value = TypeVar("Value")
 
@@ -28,7 +28,7 @@ class UnreachableError(ProaError):
 
 
 def request(method: Any, *arguments: Any, who: str, seconds: float) -> Any:
-    """The reply of an actor; a call that was lost is repeated for so many seconds."""
+    """The reply of an actor; lost calls are repeated for `seconds`."""
     until = monotonic() + seconds
     while True:
         try:
@@ -40,7 +40,7 @@ def request(method: Any, *arguments: Any, who: str, seconds: float) -> Any:
 
 
 class LongCall(Generic[Value]):
-    """A call that may take as long as the run: checked, never waited for, and repeated where it was lost."""
+    """A call that may take as long as the run: polled, never waited for, and repeated if it was lost."""
 
     value: Value
     """The reply, once the call has ended."""
@@ -54,7 +54,7 @@ class LongCall(Generic[Value]):
         self._has_ended = False
 
     def ended(self) -> bool:
-        """Whether it has ended, with `value` set then. Raises what Ray raises for an actor that died."""
+        """Whether it has ended, which sets `value`. Raises Ray's error for a dead actor."""
         if self._has_ended:
             return True
         ready, _ = ray.wait([self._reference], timeout=0)
@@ -74,7 +74,7 @@ class LongCall(Generic[Value]):
 
 
 class Watched(Generic[Value]):
-    """An actor's reports of itself: requested again and again, and never waited for."""
+    """Reports of an actor about itself, requested again and again without waiting."""
 
     def __init__(self, who: str, seconds: float, method: Any) -> None:
         self.latest: Value | None = None
@@ -82,7 +82,7 @@ class Watched(Generic[Value]):
         self._request: LongCall[Value] | None = None
 
     def look(self) -> bool:
-        """Whether there is a report since the last look."""
+        """Whether there is a new report since the last call."""
         self._request = self._request or LongCall(self._who, self._seconds, self._method)
         if not self._request.ended():
             return False
@@ -91,7 +91,7 @@ class Watched(Generic[Value]):
 
 
 class Once(Generic[Value]):
-    """At the actor: what is called several times is done once, and every call gets the result."""
+    """In an actor: runs a function once, however often it is called, and gives every call the result."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -108,7 +108,7 @@ class Once(Generic[Value]):
 
 
 def summarize(error: BaseException) -> str:
-    """Ray explains a death at length: what happened is in the first line, and why in the detail's first sentence."""
+    """The gist of Ray's long errors: the first line, and the first sentence of the detail about a worker's exit."""
     if isinstance(error, ray.exceptions.RayTaskError) and error.cause is not None:
         return f"{type(error.cause).__name__}: {error.cause}"
     first, _, rest = str(error).partition("\n")
@@ -117,9 +117,9 @@ def summarize(error: BaseException) -> str:
 
 
 def portable(error: BaseException) -> BaseException:
-    """The error itself if it can be pickled and made again, else its text."""
+    """The error itself if it can be pickled and restored, else its text."""
     try:
-        copy.copy(error)  # some cannot be made again from what they keep
+        copy.copy(error)  # some cannot be restored from their arguments
         pickle.dumps(error)
     except Exception:
         return RuntimeError(f"{type(error).__name__}: {error}")

@@ -1,4 +1,4 @@
-"""A Ray cluster for one run: the one at an address, or one that is started here and ended with it."""
+"""A Ray cluster for one run: the one at an address, or one that is started here and ends with the run."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from .probe import ClusterError, check_cluster, check_connected_cluster, no_clus
 __all__ = ["ClusterError", "cluster", "pickled"]
 
 pickled = cloudpickle.dumps
-"""How objects are sent to actors; it accepts more than pickle does."""
+"""Pickles objects for actors; it accepts more than pickle does."""
 
 
 @contextlib.contextmanager
 def cluster(address: str | None, namespace: str) -> Iterator[None]:
-    """Connect to a cluster, or start one that ends with the block. A connection that is there is used as it is."""
+    """Connect to a cluster, or start one that ends with the block. An existing connection is used as it is."""
     if ray.is_initialized():
         check_connected_cluster()
         yield
         return
     if address is not None:
         check_cluster(address)
-    # Actors import what the driver can: rewards and tasks beside the configuration too.
+    # Actors can import what the driver can, including rewards and tasks beside the configuration.
     paths = os.pathsep.join(dict.fromkeys([path or str(Path.cwd()) for path in sys.path]))
     try:
         with _hangup_blocked():
             ray.init(
-                address=address or "local",  # not one that happens to run here
+                address=address or "local",  # not another cluster on this machine
                 namespace=namespace,
                 include_dashboard=None if address else False,
                 log_to_driver=False,
@@ -57,8 +57,8 @@ def cluster(address: str | None, namespace: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _hangup_blocked() -> Iterator[None]:
-    """Processes that are started inside ignore a terminal that closes, as Ray has them ignore Ctrl-C: the kernel
-    signals the whole group, and a cluster that is gone could not save the run."""
+    """Processes started inside ignore SIGHUP, as Ray has them ignore Ctrl-C: the kernel signals the whole group when a
+    terminal closes, and the cluster is needed to save the run."""
     if not hasattr(signal, "SIGHUP"):
         yield
         return

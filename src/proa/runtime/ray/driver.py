@@ -1,4 +1,4 @@
-"""`RayRuntime`: starts the actors, calls the run's callbacks, has makers supervised, and ends everything."""
+"""`RayRuntime`: starts the actors, calls the run's callbacks, supervises makers, and ends everything."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ INTERRUPT_SECONDS = 20.0
 END_SECONDS = 5.0
 """How long makers may take to end with the run."""
 KILL_SECONDS = 2.0
-"""How long a maker's process may take to go when Ray has it end."""
+"""How long a maker's process may take to end when Ray stops it."""
 RAYLET_SECONDS = 5.0
-"""How often the cluster is checked while an actor is waited for."""
+"""How often the cluster is checked during a wait for an actor."""
 CHECK_SECONDS = 0.5
 """How often the driver checks on everyone."""
 
@@ -59,7 +59,7 @@ class TrainerDiedError(RunFailedError):
 class RayRuntime:
     """Runs trainers and makers as named actors, replacing makers that die or hang.
 
-    `build_trainer` and `build_maker` run in the actors; they are pickled, and so is all that they hold.
+    `build_trainer` and `build_maker` run in the actors; they are pickled with everything that they hold.
     """
 
     def __init__(
@@ -104,13 +104,13 @@ class RayRuntime:
         self._checked_at = 0.0
         self._long_waits = LongWaits("the trainer" if trainers == 1 else "trainer_0")
         self.summary: dict[str, Any] = {}
-        """How far the run came, for its header."""
+        """Entries about the run's progress, for its header."""
         self.copies: dict[str, Sequence[PackedState]] = {}
         """At the end, the state of callbacks' copies in each actor, as far as it is known."""
         self.performance: dict[str, Performance] = {}
+        """At the end, the measurements of evaluators in each actor."""
         self.independent_engines: list[bool | None] = []
-        """Of each maker, whether its engine is independent of company."""
-        """At the end, what evaluators measured in each actor."""
+        """For each maker, whether its engine decodes every sequence as if it were alone."""
         self._trainer_errors: Counter[str] = Counter()
 
     @property
@@ -120,12 +120,12 @@ class RayRuntime:
 
     @property
     def callback_errors(self) -> dict[str, int]:
-        """How often callbacks failed that live in actors, as far as these could report it."""
+        """How often callbacks in actors failed, as far as that was reported."""
         makers = self._supervisor.callback_errors if self._supervisor is not None else Counter[str]()
         return dict(self._trainer_errors + makers)
 
     def run(self, total_steps: int, update_steps: int, train_epochs: int = 1) -> None:
-        """Train to the end. Whatever happens, every moment that began has ended, and no actor is left."""
+        """Train to the end. On every way out, open moments are ended and all actors are stopped."""
         with self._interruption.listening(), self._interruption.polling(), self._listening.attached():
             places = Places(self._settings, **self._counts)
             try:
@@ -153,7 +153,7 @@ class RayRuntime:
     # -- starting ------------------------------------------------------------------------------------
 
     def _start(self, places: Places) -> None:
-        """Start everyone at once: makers get ready while trainers do."""
+        """Start trainers and makers at once, to get ready in parallel."""
         reserved = places.reserve()
         if reserved is not None:
             self._wait_for(
@@ -196,7 +196,7 @@ class RayRuntime:
         ]
 
     def _call_trainers(self, method: str, seconds: float | None, *arguments: Any) -> list[Any]:
-        """Every trainer's reply. Without a deadline it is work, not a wait, and only a death ends it early."""
+        """Every trainer's reply. Calls that do work have no deadline (None), and only a death ends them early."""
         calls: list[LongCall[Any]] = [
             LongCall(f"trainer_{rank}", self._patience, getattr(trainer, method), *arguments)
             for rank, trainer in enumerate(self._trainers)
@@ -211,7 +211,7 @@ class RayRuntime:
         while not ready():
             self._raise_interrupt()
             if monotonic() > look_at:
-                check_connected_cluster()  # with a dead raylet nothing ever starts
+                check_connected_cluster()  # with a dead raylet nothing starts
                 look_at = monotonic() + RAYLET_SECONDS
             if until is not None and monotonic() > until:
                 raise RunFailedError(f"{who()} did not start within {seconds:g} s: are there resources for it?")
@@ -230,11 +230,11 @@ class RayRuntime:
             try:
                 if not anything_asked and self._training[0].ended():
                     return self._training[0].value
-                if self._interruption.reason and forwarding is None:  # the others hear it from rank 0
+                if self._interruption.reason and forwarding is None:  # rank 0 tells the others
                     first, reason = self._trainers[0], self._interruption.reason
                     forwarding = LongCall("trainer_0", self._patience, first.interrupt, reason)
                 if forwarding is not None:
-                    forwarding.ended()  # until then it is sent again whenever it is lost
+                    forwarding.ended()  # repeats it if it was lost
             except UnreachableError as error:
                 raise RunFailedError(str(error)) from error
             except ray.exceptions.RayError as error:
@@ -249,7 +249,7 @@ class RayRuntime:
                 self._raise_interrupt()
 
     def _exchange(self, seconds: float) -> bool:
-        """Send the last answers, and answer what is asked meanwhile; whether anything was."""
+        """Send the last answers and answer new questions; returns whether there were any."""
         try:
             first, answers = self._trainers[0], self._listening.answers
             questions = request(first.exchange, answers, seconds, who="trainer_0", seconds=seconds + self._patience)
@@ -263,7 +263,7 @@ class RayRuntime:
         return bool(questions)
 
     def _check(self) -> None:
-        """Check on everyone: the other trainers, the makers, and who waits for what."""
+        """Check on the other trainers, the makers and all waits."""
         self._checked_at = monotonic()
         supervisor, anybody_lost = self._started_supervisor, False
         try:
@@ -294,7 +294,7 @@ class RayRuntime:
         return self._supervisor
 
     def _check_other_trainers(self) -> None:
-        """One that is gone ends the run: each of them has a part of every batch."""
+        """End the run if another trainer is gone, as each computes a share of every batch."""
         with contextlib.suppress(ray.exceptions.RayError):
             for watched in self._watched:
                 watched.look()
@@ -306,7 +306,7 @@ class RayRuntime:
                 self._give_up(self._trainer_death(rank, error))
 
     def _give_up(self, error: Exception) -> None:
-        if self._fatal is not None or isinstance(error, ReplicaError):  # which follows from another trainer's failure
+        if self._fatal is not None or isinstance(error, ReplicaError):  # a consequence of another trainer's failure
             return
         self._fatal = error
         with contextlib.suppress(UnreachableError, ray.exceptions.RayError):
@@ -320,7 +320,7 @@ class RayRuntime:
     # -- ending --------------------------------------------------------------------------------------
 
     def _finish(self, outcome: Outcome) -> None:
-        """Wait for everyone else to end; then the run ends as rank 0 did."""
+        """Wait for all other actors to end; then the run ends as rank 0 did."""
         self._listening.mirror(outcome.state)
         self.summary = outcome.summary
         self._await_ends()
@@ -346,7 +346,7 @@ class RayRuntime:
                 self._live.look(lambda: self._view(snapshot))
 
     def _collect_copies(self) -> None:
-        """Note what actors reported at their end, or before it, of what became of callbacks there."""
+        """Collect the state and measurements of callbacks that actors have reported."""
         for call in self._training:
             with contextlib.suppress(ray.exceptions.RayError, UnreachableError):
                 if call.ended():
@@ -388,7 +388,7 @@ class RayRuntime:
 
 
 class _Replies:
-    """What all trainers reply to one call, before the run begins. What one raised is raised as if it were here."""
+    """The replies of all trainers to one call before the run begins. Their errors are raised here."""
 
     def __init__(self, calls: Sequence[LongCall[Any]]) -> None:
         self._unfinished = list(calls)
@@ -397,7 +397,7 @@ class _Replies:
 
     @property
     def awaited(self) -> str:
-        """Who has not replied; the first of them."""
+        """The first trainer that has not replied."""
         return self._unfinished[0].who
 
     def are_complete(self) -> bool:
@@ -405,7 +405,7 @@ class _Replies:
             try:
                 if self._has_ended(call):
                     self._unfinished.remove(call)
-            except ReplicaError as error:  # which follows from another trainer's failure, and that is known in a moment
+            except ReplicaError as error:  # a consequence of another trainer's failure, whose own error follows
                 self._unfinished.remove(call)
                 if self._follow_up is None:
                     self._follow_up, self._give_up_at = error, monotonic() + END_SECONDS

@@ -1,8 +1,9 @@
-"""Moments that the driver listens to: actors ask, the driver answers, and nobody waits without a deadline.
+"""Sends moments from actors to the driver's listeners: actors ask, the driver answers, and every wait has a deadline.
 
 Callbacks of the run live in the driver, which is not an actor and cannot be called. So it fetches the open questions,
-calls its listeners, and brings the answers when it fetches the next ones (`exchange`), while whoever fired the moment
-waits (`ask`). A question stays until it is answered, and an answer until the next question: a lost call loses nothing.
+calls its listeners, and brings the answers when it fetches the next ones (`exchange`), while the actor that fired the
+moment waits (`ask`). A question is kept until it is answered, and an answer until the next question, so that lost calls
+lose nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from ...lifecycle.policy import Priority
 from .calls import portable
 
 Key: TypeAlias = tuple[str, int]
-"""Who asks, and the number of the question."""
+"""The asking actor, and the number of the question."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class Question:
 
 
 class Changes(NamedTuple):
-    """What hooks in the driver may have changed in a maker's experience."""
+    """Values of a maker's experience that hooks in the driver may have changed."""
 
     reward: torch.Tensor
     action_mask: torch.Tensor
@@ -52,29 +53,29 @@ class Answer:
     stop_reason: str | None = None
     stopped_by: str | None = None
     metrics: dict[str, Any] = field(default_factory=dict)
-    """Entries of `state.metrics` that they changed."""
+    """Entries of `state.metrics` that listeners changed."""
     step_metrics: dict[str, Any] = field(default_factory=dict)
-    """Entries of the step's own metrics that they changed."""
+    """Entries of the step's own metrics that listeners changed."""
     logged: dict[str, Any] = field(default_factory=dict)
-    """What they logged: of a trainer, which is written already; or of a maker, to go with its next delivery."""
+    """Metrics that listeners logged: for a trainer already written, for a maker to go with its next delivery."""
     error: BaseException | None = None
     value: Any = None
-    """What the service returned; or `Changes`."""
+    """The result of the service; or `Changes`."""
 
 
 class Mailbox:
-    """Questions to the driver, and its answers; lives with trainer rank 0. Everyone asks one question at a time."""
+    """Questions to the driver, and its answers; lives with trainer rank 0. Each actor asks one question at a time."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
         self._open: dict[Key, Question] = {}
-        self._answered: dict[str, tuple[int, Answer]] = {}  # the last of each who asks
+        self._answered: dict[str, tuple[int, Answer]] = {}  # the last answer to each asker
         self._dismissed: set[str] = set()
 
     def ask(self, question: Question, seconds: float) -> Answer | None:
-        """The driver's answer, if it comes in that time. Asking twice with the same key is asking once.
+        """The driver's answer, or None after `seconds`. Repeating a question changes nothing.
 
-        A call may be repeated so late that the answer was received and the next question asked: that asks nothing.
+        A call that is repeated after its answer was received and the next question asked is ignored.
         """
         asker, ticket = question.key
         with self._condition:
@@ -85,11 +86,11 @@ class Mailbox:
                 lambda: ticket <= self._last_answered(asker) or asker in self._dismissed, seconds
             )  # fmt: skip
             if asker in self._dismissed:
-                return Answer()  # nobody listens to it any more
+                return Answer()
             return self._answered[asker][1] if ticket == self._last_answered(asker) else None
 
     def exchange(self, answers: Mapping[Key, Answer], seconds: float) -> list[Question]:
-        """Take the driver's answers and return the open questions, waiting that long for the first."""
+        """Take the driver's answers and return the open questions, waiting up to `seconds` for the first."""
         with self._condition:
             for (asker, ticket), answer in answers.items():
                 if self._open.pop((asker, ticket), None) is not None and ticket > self._last_answered(asker):
@@ -99,7 +100,7 @@ class Mailbox:
             return list(self._open.values())
 
     def dismiss(self, asker: str) -> None:
-        """It is gone: drop what it asked, and what it was answered, which may hold a batch."""
+        """Forget an actor that is gone, with its questions and answers, which may hold a batch."""
         with self._condition:
             self._dismissed.add(asker)
             self._answered.pop(asker, None)
@@ -107,23 +108,23 @@ class Mailbox:
             self._condition.notify_all()
 
     def _last_answered(self, asker: str) -> int:
-        """The number of the last question that it was given an answer to."""
+        """The number of the asker's last answered question."""
         return self._answered[asker][0] if asker in self._answered else 0
 
 
 @dataclass(frozen=True, slots=True)
 class Interests:
-    """Which moments the driver's listeners want, and which items of them that are costly to send."""
+    """The moments that the driver's listeners want, and the costly items among those that they read."""
 
     events: frozenset[str]
     costly: frozenset[tuple[str, str]]
 
     def within(self, scope: Scope) -> Interests:
-        """Those in the moments of one kind of actor."""
+        """The interests in moments of one scope."""
         return Interests(frozenset(event for event in self.events if MOMENTS[event].scope is scope), self.costly)
 
     def lighten(self, event: str, payload: Mapping[str, Any]) -> dict[str, Any]:
-        """The payload as it is sent: the state as plain values, and nothing large that nobody reads."""
+        """The payload to send: the state as plain values, without costly items that are not read."""
         sent = dict(payload)
         moved: dict[int, Experience] = {}  # batch and experience share one, which is sent once
         for name, value in payload.items():
@@ -144,7 +145,7 @@ COSTLY = ("experience", "batch")
 
 
 class DriverLink(EveryMoment):
-    """Sends the moments of one actor to the driver, if somebody listens there."""
+    """Sends the moments of one actor to the driver, if listeners there want them."""
 
     priority = Priority.RECORD  # the run's record is at its other end
     uses_asyncio = False

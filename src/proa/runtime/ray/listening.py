@@ -1,4 +1,4 @@
-"""The run's callbacks, in the driver: they hear the moments of actors as if these were here."""
+"""The run's callbacks in the driver, called for moments of actors as if these were local."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .calls import portable
 from .link import COSTLY, Answer, Changes, Interests, Key, Question
 
 FOLLOWED = ("step_end", "eval_end", "checkpoint_saved", "update_end", "epoch_end", "episode_end", "train_end")
-"""Moments after which what was logged follows as a further row; what is logged at others is in the next step's row."""
+"""Moments after which logged metrics are written as a further row; others go into the next step's row."""
 
 
 class Listening:
-    """Calls the driver's listeners for moments of actors, and knows which moments have begun and not ended."""
+    """Calls the driver's listeners for moments of actors, and tracks moments that have begun and not ended."""
 
     def __init__(
         self, manager: CallbackManager, state: LoopState, services: Mapping[str, Callable[..., Any]] | None = None
@@ -28,9 +28,9 @@ class Listening:
         self.state = state
         self._services = services or {}
         self.answers: dict[Key, Answer] = {}
-        """To the last questions: sent when the driver fetches the next ones."""
+        """Answers to the last questions, sent when the driver fetches the next ones."""
         self.raised: BaseException | None = None
-        """What a listener raised, so that the caller gets that very exception."""
+        """The exception of a listener, so that the caller gets the same object."""
         self._has_begun = False
         self._manager = manager
         self._logged = LoggedMetrics(manager, state)
@@ -39,11 +39,11 @@ class Listening:
         self._interrupts: list[str] = []
 
     def attached(self) -> AbstractContextManager[None]:
-        """While inside, what hooks log reaches the record and loggers."""
+        """Inside, metrics that hooks log reach the record and loggers."""
         return self._logged.attached()
 
     def interests(self) -> Interests:
-        """What actors need to send to the driver. That training began and ended is always sent."""
+        """The moments that actors must send to the driver; always the beginning and the end of training."""
         events = cast("list[EventName]", list(MOMENTS))
         wanted = {event for event in events if self._manager.wants(event)}
         costly = {
@@ -55,12 +55,12 @@ class Listening:
         return Interests(frozenset[str](wanted | {"train_start", "train_end"}), frozenset[tuple[str, str]](costly))
 
     def interrupts(self) -> list[str]:
-        """Interrupts that came while a listener ran, since the last call."""
+        """Interrupts of listeners since the last call."""
         taken, self._interrupts = self._interrupts, []
         return taken
 
     def answer(self, question: Question) -> Answer:
-        """Call the listeners of a moment, or the service that is asked for."""
+        """Call the listeners of a moment, or a service of the driver."""
         if question.event in self._services:
             return self._serve(question)
         state = self.state
@@ -116,7 +116,7 @@ class Listening:
         _mirror(values, self.state)
 
     def end_open_moments(self, error: BaseException) -> None:
-        """For a trainer that can no longer do it: end every moment that it began, innermost first."""
+        """End every moment that a lost trainer began, innermost first."""
         state = self.state
         if not self._open_moments:
             return
@@ -139,7 +139,7 @@ class Listening:
             note_failure(error, "while it was ending the run", late)
 
     def _track(self, event: str, payload: dict[str, Any]) -> None:
-        """Note that a moment has begun; or that one has ended, and with it all that began after it."""
+        """Track the beginning of a moment, or its end, which also ends all that began after it."""
         name, _, side = event.rpartition("_")
         if MOMENTS[event].scope is not Scope.TRAINER:
             return

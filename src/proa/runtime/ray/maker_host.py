@@ -1,4 +1,4 @@
-"""A maker as an actor: it has the trainer's handle, and repeats every call that is lost."""
+"""A maker as an actor, which calls the trainer and repeats lost calls."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ log = logging.getLogger("proa.maker")
 
 
 class RemoteBook:
-    """The lease book as a maker sees it.
+    """The lease book, for a maker in another process.
 
-    A delivery is in flight while the maker makes the next lease, and no longer: it has arrived before that one is
-    delivered. So delivering costs the maker no time, and a full buffer still holds it back.
+    A delivery is in flight while the maker makes the next lease, and has arrived before that one is delivered. So
+    delivering takes no time from the maker, and a full buffer still holds it back.
     """
 
     def __init__(self, trainer: ActorHandle[TrainerHost], store: RemoteStore, patience: float) -> None:
@@ -71,7 +71,7 @@ class RemoteBook:
 
     def _ask(self, maker: str, *, waits: bool) -> Lease | None:
         if self._in_flight is not None and self._in_flight.done():
-            self._in_flight.result()  # it may have been refused
+            self._in_flight.result()  # raises if it was refused
         arguments = (maker, self._ticket, self._store.last_fetched, waits, self._store.gpu)
         reply = _request(self._trainer.next_lease, *arguments, patience=self._patience)
         lease: Lease | None = reply.value
@@ -99,7 +99,7 @@ class RemoteBook:
             lease_id = delivery.lease_id
             raise LeaseFailedError(f"{maker} failed on lease {lease_id}: {error}", lease_id) from error
 
-    # These two wait for their reply: the order in which they come decides.
+    # These two wait for their replies, as their order matters.
 
     def note_made(self, lease_ids: Sequence[int], maker: str) -> None:
         _request(self._trainer.note_made, list(lease_ids), maker, patience=self._patience)
@@ -115,19 +115,19 @@ class RemoteBook:
 
 
 class RemoteStore:
-    """The weights by version, as a maker sees them."""
+    """The weights by version, for a maker in another process."""
 
     def __init__(self, trainer: ActorHandle[TrainerHost], patience: float) -> None:
         self._trainer = trainer
         self._patience = patience
         self.last_fetched = NO_VERSION
         self.at_hand: tuple[int, Any] = (NO_VERSION, None)
-        """A version and where its weights are, which came with a lease."""
+        """A version and a reference to its weights, which came with a lease."""
         self.gpu = ""
-        """Where the engine is, if it is on a GPU: weights that the trainer has on the same one are read there."""
+        """The engine's GPU, if it has one: weights that the trainer has on the same GPU are read there."""
 
     def wait_for_trainer(self) -> None:
-        """Until it is prepared, which is work and has no deadline."""
+        """Wait until the trainer is prepared, which has no deadline."""
         while not _value(self._trainer.prepared, patience=self._patience):
             pass
 
@@ -178,18 +178,18 @@ def _request(method: Any, *arguments: Any, patience: float) -> Reply:
 
 @dataclass(frozen=True)
 class MakerParts:
-    """What a maker's actor is built of."""
+    """The parts of a maker's actor."""
 
     maker: ExperienceMakerHolder
     copies: Sequence[BaseCallback] = ()
-    """Copies of callbacks of which the driver has the originals, in its order."""
+    """Copies of the driver's callbacks, in its order."""
 
 
 BuildMaker = Callable[[str, RemoteStore, BaseCallback | None], AbstractContextManager[MakerParts]]
 
 
 class SnapshotOfCopies(MakerCallback):
-    """Packs the copies of callbacks between two batches, where nobody changes them, if that was asked for since."""
+    """Packs the copies of callbacks between two batches, when no hook changes them, if that was requested."""
 
     priority = Priority.LOGGING - 1
     uses_asyncio = False
@@ -266,7 +266,7 @@ class MakerHost:
     def _ask(self, question: Question, seconds: float) -> Answer | None:
         until = monotonic() + seconds
         answer: Answer | None = None
-        with contextlib.suppress(ClosedError):  # the driver listens no more
+        with contextlib.suppress(ClosedError):  # the driver no longer listens
             while answer is None and monotonic() < until:
                 answer = _value(self.trainer.ask_driver, question, patience=seconds)
             return answer
@@ -284,7 +284,7 @@ class MakerHost:
 
     @concurrency_group("look")
     def copies(self) -> Sequence[PackedState]:
-        """The state of its copies of callbacks as it was packed last; it is packed again after the next batch."""
+        """The last packed state of its copies of callbacks; they are packed again after the next batch."""
         if self.snapshot is None:
             return ()
         self.snapshot.is_wanted = True
@@ -292,6 +292,6 @@ class MakerHost:
 
     @concurrency_group("look")
     def distrust_weights(self) -> None:
-        """It was silent, and may have missed weights: load and check them again before the next lease."""
+        """Load and check weights again before the next lease, as a silent maker may have missed some."""
         if self.maker is not None:
             self.maker.distrust_weights()

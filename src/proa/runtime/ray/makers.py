@@ -1,4 +1,4 @@
-"""Makers as actors, as the driver sees them: how one is started, observed and ended."""
+"""Makers as actors, in the driver: starts, observes and ends them."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from .replies import Location, this_node
 from .trainer_host import TrainerHost
 
 COPY_SECONDS = 5.0
-"""How often the state of a maker's copies of callbacks is fetched, for the case that it dies."""
+"""How often the state of a maker's copies of callbacks is fetched, in case it dies."""
 
 
 class MakerActor:
-    """A maker in an actor. Calls to it may be lost, and it may die at any time: that ends its work, and is no error."""
+    """A maker in an actor. Calls to it may be lost, and its death ends its work without an exception here."""
 
     def __init__(
         self,
@@ -57,19 +57,19 @@ class MakerActor:
 
     @property
     def copies(self) -> Sequence[PackedState]:
-        """The state of its copies of callbacks: at its end, or else as it was known last."""
+        """The state of its copies of callbacks: at its end, or else the last known."""
         if self._end is not None and self._end.copies:
             return self._end.copies
         return (self._copies and self._copies.latest) or ()
 
     @property
     def performance(self) -> Performance | None:
-        """What an evaluator has measured there, if it came to its end."""
+        """The measurements of an evaluator there, if it ended regularly."""
         return self._end.performance if self._end is not None else None
 
     @property
     def is_independent(self) -> bool | None:
-        """Whether its engine is independent of company, once it has ended."""
+        """Whether its engine decodes every sequence as if it were alone; None before its end."""
         return self._end.is_independent if self._end is not None else None
 
     @property
@@ -87,11 +87,11 @@ class MakerActor:
 
     @property
     def may_have_begun(self) -> bool:
-        """As it reported; one that has not reported anything since it started, in a short run, may have."""
+        """By its report; one that has started without a report yet may have begun."""
         return self.view.since > 0 if self._watched.latest is not None else self.has_started()
 
     def has_started(self) -> bool:
-        with contextlib.suppress(Exception):  # one that died is noticed by its work
+        with contextlib.suppress(Exception):  # a death is noticed by `ended`
             if self._location is None and self._starting.ended():
                 self._location = self._starting.value
                 if self._outputs is not None:
@@ -110,7 +110,7 @@ class MakerActor:
             try:
                 if self._working.ended():
                     self._end = self._working.value
-            except Exception as error:  # it died; of memory, say, which Ray does not call an actor's error
+            except Exception as error:  # it died; not all deaths are actor errors to Ray, such as lack of memory
                 self._end = MakerEnd(f"{self.name}: {summarize(error)}", callback_errors=self.view.callback_errors)
         return self._end
 
@@ -133,7 +133,7 @@ class MakerActor:
         return not self._is_running()
 
     def kill(self) -> bool:
-        """Ray asks a process to end; one that is stopped, or hangs in foreign code, does not hear it."""
+        """Kill the process, as one that is stopped or hangs in native code ignores Ray."""
         if self._location is not None and self._is_running():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._location.pid, signal.SIGKILL)
@@ -145,7 +145,7 @@ class MakerActor:
         return f" (what it printed is in {self._location.log} on {self._location.node})"
 
     def _is_running(self) -> bool:
-        """Whether its process is there, as far as can be seen from this machine."""
+        """Whether its process exists, as far as this machine can tell."""
         if self._location is None or self._location.node != this_node():
             return False
         try:
@@ -181,7 +181,7 @@ class MakerActors:
         self._outputs = outputs
         self._has_copies = has_copies
         self.started: list[MakerActor] = []
-        """Every maker that there was, the replaced ones too."""
+        """All makers, including replaced ones."""
 
     def start(self, name: str, slot: int) -> MakerActor:
         actor = self._host.options(**self._places.maker_options(name, slot)).remote(

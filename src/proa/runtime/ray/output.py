@@ -1,4 +1,4 @@
-"""What the actors of a run print, in the driver's output: read from their files, here or on the machine they are on."""
+"""Shows the output of a run's actors in the driver's: read from their files, here or on their machine."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ log = logging.getLogger("proa.runtime")
 SHOW_SECONDS = 0.25
 """How often the driver looks for new lines."""
 LAST_SECONDS = 5.0
-"""How long the last lines may take to come from another machine."""
+"""How long the last lines may take to arrive from another machine."""
 
 
 def keep_output(name: str) -> None:
-    """In an actor: have all that it prints go to one file, beside the two that Ray has for it."""
+    """In an actor: redirect its output to one file, beside Ray's two files."""
     folder = Path(tempfile.gettempdir())
     with contextlib.suppress(OSError):
         present = Path("/proc/self/fd/2").readlink()
         folder = present.parent if present.is_absolute() else folder  # not if it is a pipe
     run = ray.get_runtime_context().namespace.removeprefix("proa-")[-80:]
-    with contextlib.suppress(OSError):  # then Ray's files have it
+    with contextlib.suppress(OSError):  # then it stays in Ray's files
         redirect_output(folder / f"proa-{run}-{name}-{os.getpid()}.log")
 
 
 class ActorOutputs:
-    """Shows what actors print while the run lasts, those that have died included."""
+    """Shows the output of all actors, including dead ones."""
 
     def __init__(self, *, is_shown: bool) -> None:
         self.is_shown = is_shown
@@ -46,7 +46,7 @@ class ActorOutputs:
         self._due_at = 0.0
 
     def follow(self, name: str, location: Location) -> None:
-        """Show what an actor has printed, and what it will."""
+        """Show the output of an actor from now on, and what it has printed so far."""
         if not self.is_shown or not location.log:
             return
         if location.node_id == this_node_id() and os.access(location.log, os.R_OK):
@@ -56,7 +56,7 @@ class ActorOutputs:
         machine.outputs.append(ShownOutput(name, location.log, f"{location.log} on {location.node}"))
 
     def show(self) -> None:
-        """Show what is new, from time to time; never waits."""
+        """Show new lines, at most every `SHOW_SECONDS`; never waits."""
         if monotonic() < self._due_at:
             return
         self._due_at = monotonic() + SHOW_SECONDS
@@ -74,7 +74,7 @@ class ActorOutputs:
                 output.end()
 
     def finish(self) -> None:
-        """Show everything that is left, when all actors have ended."""
+        """Show the remaining lines after all actors have ended."""
         until = monotonic() + LAST_SECONDS
         for machine in self._elsewhere.values():
             write_lines(machine.answer(until - monotonic()))
@@ -92,7 +92,7 @@ class ActorOutputs:
 
 
 class _Elsewhere:
-    """Output in files of another machine, or of another user: read there, in tasks."""
+    """Output in files of another machine or another user, read there by tasks."""
 
     def __init__(self, location: Location) -> None:
         self.outputs: list[ShownOutput] = []
@@ -105,13 +105,13 @@ class _Elsewhere:
         self._is_gone = False
 
     def ask(self) -> None:
-        """Have new lines read, unless an earlier question is open."""
+        """Request new lines, unless a request is open."""
         if self._reading is None and not self._is_gone:
             self._asked = list(self.outputs)
             self._reading = self._read.remote([output.next_piece() for output in self._asked])
 
     def answer(self, seconds: float) -> list[str]:
-        """The lines that were read, if they come within that time."""
+        """The lines of the open request, if they arrive within `seconds`."""
         if self._reading is None or not ray.wait([self._reading], timeout=max(0.0, seconds))[0]:
             return []
         reading, self._reading = self._reading, None

@@ -1,4 +1,4 @@
-"""Where actors run: which resources each takes, and whether they run together or apart."""
+"""The placement of actors: the resources of each, and whether they run together or apart."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from ...errors import SettingError
 
 MIN_CPUS = 0.001
-"""Of a bundle in a placement group, which must hold something."""
+"""The CPUs of a bundle in a placement group without other resources, as none may be empty."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RaySettings:
-    """Where actors run, and which resources each of them takes."""
+    """The namespace, resources and placement of actors."""
 
     namespace: str
     trainer_resources: Mapping[str, Any] = field(default_factory=dict)
@@ -32,7 +32,7 @@ RESERVED_OPTIONS = ("name", "namespace", "max_restarts")
 
 
 def check_options(options: Mapping[str, Any]) -> None:
-    """Raise `SettingError` for options of an actor that Ray does not know, or that are not the user's to set."""
+    """Raise `SettingError` for options of an actor that Ray does not know, or that the run sets itself."""
     if taken := [name for name in RESERVED_OPTIONS if name in options]:
         raise SettingError(f"{taken[0]} is set by the run itself: leave it out")
     try:
@@ -42,7 +42,7 @@ def check_options(options: Mapping[str, Any]) -> None:
 
 
 class _Actor:
-    """Never started: Ray checks the options of a class."""
+    """Never started; Ray checks options against a class."""
 
 
 class Places:
@@ -55,7 +55,7 @@ class Places:
         self._group: PlacementGroup | None = None
 
     def reserve(self) -> Any:
-        """Reserve room for everyone: a reference to wait for, or None without a placement."""
+        """Reserve room for all actors; returns a reference to wait for, or None without a placement."""
         settings = self._settings
         if settings.placement is None:
             return None

@@ -22,21 +22,21 @@ REPLY_SECONDS = 10.0
 
 
 class ClusterError(ProaError):
-    """The cluster that was named cannot be used."""
+    """The named cluster cannot be used."""
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A machine of a cluster, as the cluster's head knows it, and where its raylet listens."""
+    """A machine of a cluster, according to its head, and the address of its raylet."""
 
     host: str
     port: int
     is_alive: bool
-    """As far as the head knows, which notices a death after half a minute."""
+    """According to the head, which notices a death after half a minute."""
 
 
 def check_cluster(address: str) -> None:
-    """Raise `ClusterError` if the cluster at `host:port` cannot be used. Other forms of an address are Ray's to try."""
+    """Raise `ClusterError` if the cluster at `host:port` cannot be used. Other forms of an address are left to Ray."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or "://" in host:
         return
@@ -77,7 +77,7 @@ def no_cluster_error(address: str | None) -> ClusterError:
 
 
 def token_error(address: str | None, environment: Mapping[str, str] = os.environ) -> ClusterError:
-    """What is wrong with the token that was given, or that none was."""
+    """The error for a wrong or missing token."""
     if environment.get("RAY_AUTH_MODE", "token").lower() == "disabled":
         what = "RAY_AUTH_MODE is disabled here, and the cluster asks for a token"
     elif (given := _find_token(environment)) is None:
@@ -91,7 +91,7 @@ def token_error(address: str | None, environment: Mapping[str, str] = os.environ
 
 
 def _find_token(environment: Mapping[str, str]) -> tuple[str, str] | None:
-    """Where Ray reads a token from, and the token."""
+    """The token that Ray uses, after the place where it was found."""
     if token := environment.get("RAY_AUTH_TOKEN"):
         return "RAY_AUTH_TOKEN", token.strip()
     path = Path(environment.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
@@ -105,7 +105,7 @@ _RAY_MODULES = ("grpc", "ray.core.generated.gcs_service_pb2", "ray.core.generate
 
 
 def _fetch_nodes(address: str) -> list[Node] | None:
-    """The nodes that the head of a cluster lists; None where it cannot be asked. A refused token is an error."""
+    """The nodes that the head of a cluster lists; None if it cannot be queried. Raises for a refused token."""
     try:  # internals of Ray, which may differ in another version: then Ray is left to try
         grpc, messages, services = map(import_module, _RAY_MODULES)
     except ImportError:
@@ -136,7 +136,7 @@ def _raylet_fault(host: str, port: int) -> str | None:
     except ConnectionRefusedError:
         return "does not answer"
     except (OSError, OverflowError, UnicodeError):
-        return None  # perhaps it cannot be reached from here: that proves nothing
+        return None  # it may just be unreachable from here
     try:
         grpc = import_module("grpc")
     except ImportError:

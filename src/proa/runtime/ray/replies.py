@@ -1,4 +1,4 @@
-"""What actors reply to one another, and where they run."""
+"""Replies between actors, and the location of an actor."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import ray
 
 POLL_SECONDS = 2.0
-"""How long the trainer holds a request that has to wait; then it is repeated."""
+"""How long the trainer holds a request that has to wait, before it is repeated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Reply:
     value: Any = None
     closed: str = ""
     weights: Any = None
-    """With a lease whose weights the maker does not have: a reference to them and their digest, which saves a call."""
+    """With a lease whose weights the maker lacks: a reference to them and their digest, to save a call."""
 
 
 def this_node() -> str:
@@ -29,14 +29,14 @@ def this_node() -> str:
 
 
 def this_node_id() -> str:
-    """Unlike its address, never that of two nodes on one machine."""
+    """The id of this node, unique even if several nodes run on one machine."""
     node_id: str = ray.get_runtime_context().get_node_id()
     return node_id
 
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """Where an actor runs, and the file that has what it prints."""
+    """The process of an actor, and the file of its output."""
 
     pid: int
     node: str

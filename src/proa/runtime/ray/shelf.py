@@ -1,12 +1,12 @@
 """The weights of a run on Ray: in the object store for makers anywhere, on the trainer's GPU for those that share it.
 
-What is published from a GPU stays there, in one piece of memory for each version, of which makers on the same GPU are
-told the handle (CUDA IPC): they copy from it into their engine, and the host sees nothing of it. Only where a maker
-elsewhere asks for a version is it copied to the object store, once.
+Weights published from a GPU stay there, in one piece of memory for each version. Makers on the same GPU get its handle
+(CUDA IPC) and copy from it into their engine without the host. If a maker elsewhere needs a version, it is copied to
+the object store, once.
 
-The pieces are used again for later versions, and not given back while the run lasts: there is no counting of who has
-opened them, which a maker that is killed would spoil. A version is kept as long as a lease names it; a maker that comes
-later than that finds another version there, which the digest tells it.
+The pieces are reused for later versions, and not freed during the run: there is no count of the makers that have opened
+them, which a killed maker would leave wrong. A version is kept as long as a lease names it; a maker that reads it later
+finds another version there, which the digest shows.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from ...roles.weights import PUBLISHING_THREADS, transport_digest
 log = logging.getLogger("proa.runtime")
 
 ALIGNMENT = 256
-"""Where tensors begin: what the fastest kernels want."""
+"""Alignment of tensors in bytes, for the fastest kernels."""
 
 
 class Place(NamedTuple):
-    """Where one tensor lies in a piece of memory."""
+    """The place of one tensor in a piece of memory."""
 
     name: str
     dtype: torch.dtype
@@ -42,31 +42,31 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class SharedMemory:
-    """What another process needs to read tensors in the memory of a GPU that both use."""
+    """A handle for another process to read tensors in the memory of the same GPU."""
 
     opening: tuple[Any, ...]
     places: tuple[Place, ...]
 
     def open(self) -> dict[str, torch.Tensor]:
-        """The tensors. They belong to the other process, and must not be changed."""
+        """The tensors, which belong to the other process and must not be changed."""
         rebuild, arguments = self.opening
         return _views(rebuild(*arguments), self.places)
 
 
 Offer: TypeAlias = "tuple[SharedMemory | ray.ObjectRef[Parcel], str]"
-"""Where weights are found, and their digest there."""
+"""A reference to weights, and their digest."""
 
 
 class Kept(Protocol):
     """One version on the shelf."""
 
     def offer(self, gpu: str) -> Offer:
-        """Where a maker on that GPU finds it."""
+        """A reference for a maker on that GPU."""
 
 
 @dataclass(frozen=True)
 class InObjectStore:
-    """A version in Ray's object store, once for any number of makers."""
+    """A version in Ray's object store, shared by any number of makers."""
 
     parcel: ray.ObjectRef[Parcel]
     digest: str
@@ -90,7 +90,7 @@ class OnGPU:
     digest: str
     gpu: str
     opening: tuple[Any, ...] | None
-    """How others open the memory; None where this machine does not allow it."""
+    """The handle for other processes; None if this machine does not allow sharing."""
     _elsewhere: InObjectStore | None = None
     _copying: threading.Lock = field(default_factory=threading.Lock)
 
@@ -159,7 +159,7 @@ def _views(memory: torch.Tensor, places: tuple[Place, ...]) -> dict[str, torch.T
 
 
 def gpu_of(device: torch.device | None) -> str:
-    """The name that a GPU has in every process; empty for everything else."""
+    """The UUID of a GPU, the same in every process; empty for other devices."""
     if device is None or device.type != "cuda":
         return ""
     return str(torch.cuda.get_device_properties(device).uuid)

@@ -1,4 +1,4 @@
-"""Pieces of work as tasks of a Ray cluster, one process each."""
+"""Tasks of a Ray cluster, one process each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Task", "TaskFailed", "most_of", "summarize", "tasks_of"]
 
 
 class Task:
-    """One piece of work, somewhere in the cluster. `resources` are what Ray sets aside for it, e.g. `num_gpus`."""
+    """A function call in the cluster. `resources` are reserved for it by Ray, e.g. `num_gpus`."""
 
     def __init__(self, function: Callable[[Any], Any], work: Any, **resources: Any) -> None:
         remote: Any = ray.remote(max_retries=0, **resources)(function)
@@ -26,23 +26,23 @@ class Task:
         return bool(ready)
 
     def interrupt(self) -> None:
-        """Ctrl-C, in the task's main thread."""
+        """Raise `KeyboardInterrupt` in the task's main thread."""
         ray.cancel(self._reference, force=False)
 
     def value(self) -> Any:
-        """Its result; raises what Ray raises for a task whose process is gone."""
+        """Its result; raises Ray's error if its process is gone."""
         return ray.get(self._reference)
 
 
 def most_of(resource: str) -> float:
-    """The most that one machine of the cluster has, of `CPU` or `GPU`: a task that asks for more waits for ever."""
+    """The most `CPU` or `GPU` that one machine of the cluster has; a task that requests more waits forever."""
     nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
     return max((float(node["Resources"].get(resource, 0.0)) for node in nodes if node["Alive"]), default=0.0)
 
 
 @contextmanager
 def tasks_of(address: str | None, name: str) -> Iterator[Callable[..., Task]]:
-    """Inside, tasks can be started on that cluster, or on one that is started here."""
+    """A context in which tasks can be started, on the cluster at the address or one that is started here."""
     with cluster(address, name):
         yield Task
 

@@ -1,8 +1,8 @@
-"""The trainers as actors, the first of them with the lease book, the weights and the driver's mailbox beside it.
+"""The trainers as actors; the first also has the lease book, the weights and the driver's mailbox.
 
 Ray runs a lost call twice, or not at all, and raises `ActorUnavailableError` for calls that did run. So every call here
-may be repeated: asking for a lease again returns the same lease, delivering twice changes nothing, and `prepare` and
-`fit` do their work once however often they are called.
+is safe to repeat: a repeated request for a lease returns the same lease, a repeated delivery changes nothing, and
+`prepare` and `fit` do their work once.
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ from .transport import pack_states, unwrap_delivery
 
 @dataclass
 class TrainerParts:
-    """What a trainer's actor is built of; book and store are rank 0's."""
+    """The parts of a trainer's actor; only rank 0 has a book and a store."""
 
     trainer: DetachedTrainer
     book: LeaseBook | None
     store: WeightStore | None
     summary: Callable[[], dict[str, Any]]
-    """What the run's header says of how far it came."""
+    """Returns the header's entries about the run's progress."""
     copies: Sequence[BaseCallback] = ()
-    """Copies of callbacks of which the driver has the originals, in its order."""
+    """Copies of the driver's callbacks, in its order."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerTies:
-    """What ties a trainer to the others of its run; what leads to the driver is rank 0's."""
+    """A trainer's connections to the others of its run; only rank 0 has those to the driver."""
 
     replicas: Replicas
     shelf: Shelf
@@ -79,7 +79,7 @@ class Outcome:
     copies: Sequence[PackedState] = ()
     """The state of its copies of callbacks."""
     performance: Performance | None = None
-    """What an evaluator has measured there."""
+    """The measurements of a performance evaluator there."""
 
 
 class RankHost:
@@ -116,14 +116,14 @@ class RankHost:
 
     @concurrency_group("look")
     def address(self) -> tuple[str, int]:
-        """Where the other trainers find this one."""
+        """The address of the store that the other trainers connect to."""
         host = this_node()
         self._store = self._store or serve_store(host)
         return host, self._store.port
 
     @concurrency_group("compute")
     def prepare(self, address: tuple[str, int] | None) -> None:
-        """Build everything; with several trainers, together with the others."""
+        """Build all parts, together with the other trainers."""
         self._prepared(lambda: self._prepare(address))
 
     def _prepare(self, address: tuple[str, int] | None) -> None:
@@ -139,7 +139,7 @@ class RankHost:
 
     @concurrency_group("compute")
     def fit(self, total_steps: int, update_steps: int, train_epochs: int) -> Outcome:
-        """Train to the end, whatever that is."""
+        """Train to the end."""
         return self._trained(lambda: self._fit(total_steps, update_steps, train_epochs))
 
     def _fit(self, *counts: int) -> Outcome:
@@ -159,7 +159,7 @@ class RankHost:
                 parts.book.close("the run is over")
         try:
             summary = parts.summary()
-        except Exception:  # the GPU's error that ended the training, say, ends this too: it must not hide that one
+        except Exception:  # a GPU error that ended training, say, also fails here, and must not hide the first
             print_hidden_traceback()
         sys.stdout.flush()  # a last line without an end
         return Outcome(
@@ -173,13 +173,13 @@ class RankHost:
 
     @concurrency_group("look")
     def interrupt(self, reason: str) -> None:
-        """Have training end at the next boundary between steps, with a checkpoint."""
+        """End training at the next boundary between steps, with a checkpoint."""
         if self._parts is not None:
             self._parts.trainer.interrupt(reason)
 
     @concurrency_group("look")
     def interrupt_now(self, reason: str) -> None:
-        """End training as Ctrl-C ends it where the trainer is in the foreground: in the middle of whatever it does."""
+        """End training at once, as a second Ctrl-C does for a trainer in the foreground."""
         self.close(reason)
         thread = self._thread
         if thread is not None and thread.ident is not None:
@@ -189,7 +189,7 @@ class RankHost:
 
     @concurrency_group("look")
     def close(self, reason: str) -> None:
-        """The run cannot continue: end every wait here, with the reason."""
+        """End every wait here with the reason, as the run cannot continue."""
         self._replicas.abandon(reason)
         if self._parts is not None and self._parts.book is not None:
             self._parts.book.close(reason, step_continues=True)
@@ -209,7 +209,7 @@ class RankHost:
 class TrainerHost(RankHost):
     """Trainer rank 0 with the lease book, the weights and the driver's mailbox."""
 
-    # Idle makers, each of which holds a thread while it waits for a lease, leave room for those that deliver.
+    # Idle makers hold a thread each while they wait for a lease, so deliveries have their own.
     GROUPS: ClassVar = {
         "compute": 1, "leases": 64, "deliveries": 64, "weights": 64, "driver": 4, "moments": 64, "look": 4,
     }  # fmt: skip
@@ -234,17 +234,16 @@ class TrainerHost(RankHost):
 
     @concurrency_group("leases")
     def prepared(self) -> Reply:
-        """Whether there are leases and weights yet; makers get ready while the trainer does."""
+        """Whether there are leases and weights yet; makers get ready in parallel."""
         return Reply(self._is_prepared.wait(POLL_SECONDS))
 
     @concurrency_group("leases")
     def next_lease(self, maker: str, ticket: int, has_version: int, waits: bool = True, gpu: str = "") -> Reply:
-        """Work for a maker, whose engine is on that GPU: if it does not wait, because it has some, no more than its
-        share.
+        """A lease for a maker whose engine is on that GPU. A maker that has leases does not wait, and gets no more than
+        its share.
 
-        Repeated with the same ticket, because the reply was lost, it is the same lease.
-
-        A call may also be repeated so late that the maker has asked for the next one since: that gets nothing.
+        A repeated call with the same ticket, because the reply was lost, returns the same lease. One repeated after the
+        next request returns nothing.
         """
         with self._asking[maker]:
             last, reply = self._given.get(maker, (0, Reply()))
@@ -292,8 +291,8 @@ class TrainerHost(RankHost):
 
     @concurrency_group("weights")
     def weights(self, version: int, gpu: str = "") -> Reply:
-        """Where a maker on that GPU finds the weights of that version, with their digest and their probe; in a list, so
-        that Ray does not resolve a reference."""
+        """A reference to the weights of a version for a maker on that GPU, with their digest and probe; in a list, so
+        that Ray does not resolve the reference."""
         try:
             kept = self._weights.fetch(version, owner="a maker", seconds=POLL_SECONDS)
         except WaitTimeoutError:
@@ -313,10 +312,10 @@ class TrainerHost(RankHost):
 
     @concurrency_group("look")
     def dismiss(self, maker: str) -> list[int]:
-        """Asked again, because the answer was lost, it says that the maker had nothing: that blames no lease."""
+        """Dismiss a maker. A repeated call, because the reply was lost, returns no leases, which blames none."""
         held = self._book.dismiss(maker)
         self._mailbox.dismiss(maker)
-        with self._asking[maker]:  # one that asks at this moment is refused by the book, and then there is no more
+        with self._asking[maker]:  # a request under way is refused by the book, and is the last
             self._given.pop(maker, None)  # it holds weights
         self._asking.pop(maker, None)
         return held
@@ -327,7 +326,7 @@ class TrainerHost(RankHost):
 
     @concurrency_group("look")
     def snapshot(self) -> RunSnapshot:
-        """Who waits for what, and where everything is."""
+        """A snapshot of the run, with all waits."""
         trainer = self._built.trainer
         return RunSnapshot.take("trainer_0", trainer, self._book, self._weights, has_ended=self._has_ended)
 

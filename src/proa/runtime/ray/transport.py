@@ -1,5 +1,5 @@
-"""A delivery on its way to the trainer, as flat arrays, which Ray carries for a fraction of what tensors cost; and the
-state of callbacks, back to the driver."""
+"""Packs deliveries for the trainer as flat arrays, which Ray sends for a fraction of the cost of tensors, and the state
+of callbacks for the driver."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ...lifecycle.hooks import BaseCallback
 
 
 def wrap_delivery(delivery: Delivery) -> tuple[PackedItems, Delivery]:
-    """Its items as a few flat arrays, and the rest of it."""
+    """The items as a few flat arrays, and the rest of the delivery."""
     return pack_items(delivery.items), replace(delivery, items=())
 
 
@@ -28,7 +28,7 @@ def unwrap_delivery(packed: PackedItems, rest: Delivery) -> Delivery:
 
 
 def pack_states(callbacks: Sequence[BaseCallback]) -> tuple[PackedState, ...]:
-    """The state of callbacks, for the driver, which may have no GPU: tensors arrive on the CPU."""
+    """The state of callbacks for the driver, with tensors on the CPU, as it may have no GPU."""
     return tuple(PackedState.of(callback, _dumps) for callback in callbacks)
 
 
