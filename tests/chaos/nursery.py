@@ -177,6 +177,7 @@ def main():
             if pid == 0:
                 become(**asked)
                 leave(call(asked["function"], asked["arguments"]))
+            ended.pop(pid, None)  # an earlier run had the same id
             tell(pid)
         else:
             gather(ended)

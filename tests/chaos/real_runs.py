@@ -33,7 +33,7 @@ def go_on(nursery, folder):
     """To the end, with `proa resume`, or from the beginning if the run was cut off before it had a folder."""
     there = (folder / "run" / "run.json").exists()
     code, printed = nursery.run(folder, *(("resume", "run") if there else ("train", "run.yaml")))
-    assert code == 0, printed
+    assert code == 0, f"exit code {code}: {printed}"
 
 
 def held_up(nursery, folder, settings, moment, step=0, **changes):
