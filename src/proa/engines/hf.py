@@ -95,7 +95,9 @@ class HFEngine:
         if all(sequence.finish_reason is not None for sequence in self._batch) and not self._begin():
             return []
         assert self._follow is not None
-        logits_BV = self._follow(self._inputs())
+        is_first = not any(sequence.sampled for sequence in self._batch)
+        inputs = [one.segments[0].tokens if is_first else (one.next_token,) for one in self._batch]
+        logits_BV = self._follow(torch.tensor(inputs, device=self._model.device))
         running = [row for row, sequence in enumerate(self._batch) if sequence.finish_reason is None]
         for _, rows in groupby(running, key=lambda row: self._batch[row].settings):
             self._sample(list(rows), logits_BV)
@@ -116,11 +118,6 @@ class HFEngine:
         longest = max(sequence.longest for sequence in self._batch)
         self._follow = Steps(self._model, cached=self._trials.is_cache_right(longest))
         return True
-
-    def _inputs(self) -> torch.Tensor:
-        is_first = not any(sequence.sampled for sequence in self._batch)
-        inputs = [one.segments[0].tokens if is_first else (one.next_token,) for one in self._batch]
-        return torch.tensor(inputs, device=self._model.device)
 
     def _sample(self, rows: list[int], logits_BV: torch.Tensor) -> None:
         sequences = [self._batch[row] for row in rows]

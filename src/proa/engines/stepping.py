@@ -82,9 +82,11 @@ class Trials:
             return True
         if self._are_right(tokens_BT, steps, wanted, cached=False):
             return False
+        is_encoder = getattr(self._model.config.get_text_config(), "is_decoder", None) is False
+        remedy = ". Set is_decoder to true in its configuration" if is_encoder else ""
         raise SettingError(
             f"the engine 'hf' cannot run {name}: it is not causal, for what it says after a text depends on what "
-            f"follows{self._remedy()}"
+            f"follows{remedy}"
         )
 
     def _full_pass(self, tokens_BT: torch.Tensor, steps: int) -> torch.Tensor:
@@ -102,10 +104,6 @@ class Trials:
         except _FAILURES:
             return False
         return vectors_agree(_centred(torch.stack(logits, dim=1)), _centred(wanted_BTV))
-
-    def _remedy(self) -> str:
-        is_encoder = getattr(self._model.config.get_text_config(), "is_decoder", None) is False
-        return ". Set is_decoder to true in its configuration" if is_encoder else ""
 
 
 def _centred(logits_BTV: torch.Tensor) -> torch.Tensor:
