@@ -182,7 +182,7 @@ def digests_of(run: Path) -> dict[str, str]:
 
 def timeless(row: Mapping[str, Any]) -> dict[str, Any]:
     """A row of the record without what depends on the clock, or on which maker was faster."""
-    timed = ("time", "seconds", "per_second", "makers", "ended", "started")
+    timed = ("time", "seconds", "per_second", "makers", "probe_gap", "ended", "started")
     return {key: value for key, value in row.items() if not key.endswith(timed)}
 
 

@@ -1,4 +1,4 @@
-"""Engines: a stream of requests in, sampled tokens out, over weights that can be replaced at any time."""
+"""Engines: a stream of requests in, sampled tokens out, with weights that can be replaced at any time."""
 
 from .build import ENGINES, EngineFactory, build_engine, check_engine, make_engine
 from .description import ModelDescription

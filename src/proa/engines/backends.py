@@ -1,4 +1,4 @@
-"""What the native engine decodes with: torch on any device, kernels of its own on an NVIDIA GPU."""
+"""The backends of the native engine: torch on any device, its own kernels on an NVIDIA GPU."""
 
 from __future__ import annotations
 
@@ -22,26 +22,27 @@ log = logging.getLogger("proa.engines")
 
 
 class DecodingBackend(Protocol):
-    """Makes the rows that an engine decodes in, and says how many sequences they take."""
+    """Makes the rows that an engine decodes in, and limits how many sequences they hold."""
 
     @property
     def is_independent(self) -> bool:
-        """Whether the bits of a sequence depend on no other: tried on this machine."""
+        """Whether the bits of a sequence depend on no other, as found by trials on this machine."""
         ...
 
     @property
     def most_tokens(self) -> float:
-        """What the cache may take, of all versions together."""
+        """The most tokens in the cache, over all versions."""
         ...
 
     @property
     def ahead(self) -> int:
-        """So many sequences beyond the slots are taken in: their prompts are computed while they wait for a row."""
+        """How many sequences beyond the slots are admitted, so that their prompts are computed before they have a
+        row."""
         ...
 
     @property
     def fewest_entering(self) -> int:
-        """So many sequences enter together, if so many wait: their prompts share passes."""
+        """How many sequences enter together, if as many wait, so that their prompts share passes."""
         ...
 
     def rows(self, decoder: Decoder) -> DecodingRows:
@@ -49,12 +50,12 @@ class DecodingBackend(Protocol):
         ...
 
     def taken(self, rows: Sequence[DecodingRows]) -> int:
-        """How many tokens of the cache these take."""
+        """The tokens of the cache that these rows take."""
         ...
 
 
 class TorchBackend:
-    """Torch's products, in shapes in which this machine computes every sequence as if it were alone."""
+    """Torch's products, in shapes for which this machine computes every sequence as if it were alone."""
 
     def __init__(self, decoder: Decoder, slots: int, end_ids: frozenset[int], cache_tokens: int) -> None:
         self._end_ids = end_ids
@@ -73,7 +74,7 @@ class TorchBackend:
 
 
 class KernelBackend:
-    """Kernels of our own in recorded graphs; the versions share the blocks of one cache."""
+    """Our own kernels in recorded graphs; all versions share the blocks of one cache."""
 
     def __init__(self, decoder: Decoder, slots: int, end_ids: frozenset[int], cache_tokens: int, context: int) -> None:
         from .cuda.pool import BlockPool, default_tokens
@@ -103,7 +104,7 @@ class KernelBackend:
 def choose_backend(
     decoder: Decoder, slots: int, end_ids: frozenset[int], cache_tokens: int, context: int
 ) -> DecodingBackend:
-    """The fastest one that device and model allow; if that is not the kernels on a GPU, a warning says why."""
+    """The fastest backend for the device and the model; on a GPU a warning says why it is not the kernels."""
     if decoder.device.type == "cuda":
         obstacle = _obstacle(decoder)
         if not obstacle:

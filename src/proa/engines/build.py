@@ -1,7 +1,7 @@
 """Engines by their names in the configuration, and your own.
 
 An engine of your own is a class, or a function, that takes a `ModelDescription` and, by keyword, its settings, and
-gives an `Engine`. A run takes it as an object (`recipes.grpo(engine=MyEngine)`), by dotted path
+returns an `Engine`. A run takes it as an object (`recipes.grpo(engine=MyEngine)`), by dotted path
 (`engine: my_module:MyEngine`), or by a name that a package adds:
 
     [project.entry-points."proa.engines"]
@@ -28,7 +28,7 @@ from .description import ModelDescription
 from .protocol import Engine
 
 EngineFactory: TypeAlias = Callable[..., Engine]
-"""Makes an engine of a `ModelDescription`, and of its settings by keyword."""
+"""Makes an engine from a `ModelDescription` and its settings by keyword."""
 ENGINES = Registry(
     "engine",
     "proa.engines",
@@ -42,7 +42,7 @@ ENGINES = Registry(
 
 
 def find_engine(kind: str | EngineFactory) -> EngineFactory:
-    """What makes the engine that a configuration names; its module is imported."""
+    """The factory of the engine that a configuration names, after importing its module."""
     factory: Any = ENGINES.find(kind) if isinstance(kind, str) else kind
     if not callable(factory):
         raise SettingError(
@@ -53,8 +53,8 @@ def find_engine(kind: str | EngineFactory) -> EngineFactory:
 
 
 def check_engine(kind: str | EngineFactory, model: PreTrainedModel, settings: Mapping[str, Any]) -> None:
-    """Raise if there is no such engine, it has not these settings, or says itself, by the methods `check` and
-    `check_settings`, that it cannot run a model of this configuration or work so. The weights are not looked at."""
+    """Raise if there is no such engine, if it lacks one of these settings, or if its own methods `check` and
+    `check_settings` reject the model's configuration or the settings. The weights are not read."""
     factory = find_engine(kind)
     _check_settings(kind, factory, settings)
     check = getattr(factory, "check", None)
@@ -66,7 +66,7 @@ def check_engine(kind: str | EngineFactory, model: PreTrainedModel, settings: Ma
 
 
 def make_engine(kind: str | EngineFactory, description: ModelDescription, settings: Mapping[str, Any]) -> Engine:
-    """An engine without weights; `settings` are those that were set, by name."""
+    """An engine without weights; `settings` are the ones that were set, by name."""
     factory = find_engine(kind)
     _check_settings(kind, factory, settings)
     try:
@@ -109,11 +109,11 @@ def build_engine(
 ) -> Engine:
     """An engine with the weights of a Hugging Face folder, or with a copy of a model's, as version 0.
 
-    Of a configuration (`{"model_type": …}`) it has no weights before the first `load`. Of a model with a LoRA adapter
-    it has the base's: the adapter comes merged, by `load`. `end_ids` are the tokens that end a completion. `dtype` and
-    `device` are the model's own unless given, float32 on the CPU of one that is not loaded yet. The settings are the
-    engine's own: `slots`, the most sequences decoded at once, for `native`, `hf` and `vllm`; `cache_tokens`, what its
-    cache has room for, for `native` and `vllm`; `options`, vLLM's own arguments, for `vllm`.
+    From a configuration (`{"model_type": …}`) it has no weights before the first `load`. From a model with a LoRA
+    adapter it has the base's, and `load` brings the merged adapter. `end_ids` are the tokens that end a completion.
+    `dtype` and `device` are by default the model's own, or float32 on the CPU for one that is loaded here. The settings
+    are the engine's own: `slots`, the most sequences decoded at once, for `native`, `hf` and `vllm`; `cache_tokens`,
+    the size of its cache, for `native` and `vllm`; `options`, vLLM's own arguments, for `vllm`.
     """
     if isinstance(model, Mapping):
         outlined = outline_model(model)

@@ -1,4 +1,4 @@
-"""The keys and values of all sequences under decoding, in blocks of a fixed number of tokens."""
+"""The keys and values of all sequences being decoded, in blocks of a fixed number of tokens."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 
 BLOCK = 32
-"""Tokens of a block. Every product of attention has a block's size, so that its bits do not depend on how long the
-longest sequence is; what is masked adds exact zeros."""
+"""Tokens of a block. Every product of attention has a block's size, so that its bits do not depend on the longest
+sequence; masked tokens add exact zeros."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class CacheShape:
 
 
 class BlockCache:
-    """Rows of keys and values, each from its own first token on.
+    """Rows of keys and values, each starting with its own first token.
 
     Block `b` holds tokens `b * BLOCK` to `b * BLOCK + BLOCK - 1` of every row, in one piece of memory:
 
@@ -41,21 +41,21 @@ class BlockCache:
         self.clear()
 
     def clear(self) -> None:
-        """Give the memory back; there must be no rows."""
+        """Free the memory; there must be no rows."""
         self._rows = self._blocks = 0
         self._allocate(0, 0)
 
     @property
     def tokens(self) -> int:
-        """How many tokens there is memory for."""
+        """The number of tokens that the memory holds."""
         return self._rows * self._blocks * BLOCK
 
     def tokens_with(self, rows: int, columns: int) -> int:
-        """For how many tokens there is memory once there is room for that many rows of that many."""
+        """The number of tokens that the memory would hold with room for these rows and columns."""
         return max(rows, self._rows) * max(blocks_for(columns), self._blocks) * BLOCK
 
     def reserve(self, rows: int, columns: int) -> None:
-        """Have room for that many rows of that many tokens."""
+        """Make room for this many rows of this many tokens."""
         blocks = blocks_for(columns)
         if rows <= self._rows and blocks <= self._blocks:
             return
@@ -79,7 +79,7 @@ class BlockCache:
         self._mask = torch.full((rows, blocks * BLOCK), float("-inf"), dtype=dtype, device=device)
 
     def put(self, row: int, keys_LHTW: torch.Tensor, values_LHTW: torch.Tensor, start: int = 0) -> None:
-        """Write tokens of a row from `start` on; if that is 0, whatever the row had is gone."""
+        """Write tokens of a row from `start` on; 0 replaces the row."""
         end = start + keys_LHTW.shape[2]
         if start == 0:
             self._mask[row] = float("-inf")
@@ -91,7 +91,7 @@ class BlockCache:
             self._values[:, block, row, :, inside] = values_LHTW[:, :, outside]
 
     def take(self, row: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """A copy of a row's first tokens, as `put` takes them."""
+        """A copy of a row's first tokens, in the form of `put`."""
         blocks = blocks_for(length)
         keys_LbHKW, values_LbHKW = self._keys[:, :blocks, row], self._values[:, :blocks, row]
         keys_LHTW, values_LHTW = (
@@ -101,14 +101,14 @@ class BlockCache:
         return keys_LHTW, values_LHTW
 
     def move(self, source: int, target: int, length: int) -> None:
-        """Let a row go on in another's place."""
+        """Move a row to another's place."""
         blocks = blocks_for(length)
         self._keys[:, :blocks, target] = self._keys[:, :blocks, source]
         self._values[:, :blocks, target] = self._values[:, :blocks, source]
         self._mask[target] = self._mask[source]
 
     def open(self, lengths: Sequence[int], rows: int) -> Columns:
-        """Where the next token of every row goes; rows after the live ones are padding."""
+        """The places of the next token of every row; rows after the live ones are padding."""
         padded_B = torch.tensor([*lengths, *[0] * (rows - len(lengths))], device=self._shape.device)
         rows_B = torch.arange(rows, device=self._shape.device)
         self._mask[rows_B, padded_B] = 0.0
@@ -125,9 +125,9 @@ class BlockCache:
         keys_BHW: torch.Tensor,
         values_BHW: torch.Tensor,
     ) -> torch.Tensor:
-        """Write one token's keys and values of every row, and attend to all of the row's so far.
+        """Write one token's keys and values of every row, and attend to all of the row's tokens so far.
 
-        `Q` is the number of query heads that share a key head; queries are scaled already. Returns `(B, H * Q * W)`.
+        `Q` is the number of query heads that share a key head; queries are already scaled. Returns `(B, H * Q * W)`.
         """
         rows, heads, shared, width = queries_BHQW.shape
         self._keys[layer].view(-1, width).index_copy_(0, columns.places, keys_BHW.reshape(-1, width))
@@ -146,15 +146,15 @@ class BlockCache:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Where one token of every row is written, and how many blocks are in use."""
+    """The places where one token of every row is written, and the number of used blocks."""
 
     places: torch.Tensor
-    """Of every row and head, among all tokens that a layer has room for."""
+    """For every row and head, among all places for tokens of a layer."""
     used: int
 
 
 def blocks_for(tokens: int) -> int:
-    """How many blocks hold that many tokens.
+    """The number of blocks that hold this many tokens.
 
     >>> blocks_for(1), blocks_for(32), blocks_for(33)
     (1, 1, 2)

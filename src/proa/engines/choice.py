@@ -23,20 +23,20 @@ def choose(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The next token of each row, and its log-probability over the whole vocabulary.
 
-    Each row inverts its cumulative distribution at its own uniform number: no row depends on another. `seen` has the
-    tokens of each row's sequence, which a repetition penalty lowers; rows beyond it are padding.
+    Each row inverts its cumulative distribution at its own uniform number, independent of other rows. `seen` holds the
+    tokens of each row's sequence, for the repetition penalty; rows beyond it are padding.
     """
     logits_BV = logits_BV.float()
     if sampling.repetition_penalty != 1:
         tokens_B1, _ = _sample(_penalised(logits_BV, seen, sampling.repetition_penalty), uniforms_B, sampling)
-        log_probs_BV = _scaled(logits_BV, sampling).log_softmax(-1)  # of the policy, which may call them impossible
+        log_probs_BV = _scaled(logits_BV, sampling).log_softmax(-1)  # without the penalty, so they may be -inf
         return tokens_B1.squeeze(-1), log_probs_BV.gather(-1, tokens_B1).squeeze(-1)
     tokens_B1, probs_BV = _sample(logits_BV, uniforms_B, sampling)
     return tokens_B1.squeeze(-1), probs_BV.gather(-1, tokens_B1).log_().squeeze(-1)
 
 
 def _sample(logits_BV: torch.Tensor, uniforms_B: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor, torch.Tensor]:
-    """The next token of each row, `(B, 1)`, and the probabilities of all tokens before some were left out."""
+    """The next token of each row, `(B, 1)`, and the probabilities of all tokens before top-k and the like."""
     logits_BV = _scaled(logits_BV, sampling)
     probs_BV = logits_BV.softmax(-1)
     if sampling.temperature == 0:
@@ -49,7 +49,7 @@ def _scaled(logits_BV: torch.Tensor, sampling: Sampling) -> torch.Tensor:
 
 
 def _penalised(logits_BV: torch.Tensor, seen: Sequence[Collection[int]], penalty: float) -> torch.Tensor:
-    """The logits, lower where a row has the token already: divided by the penalty, or multiplied if negative."""
+    """The logits, with those of tokens in the row's sequence divided by the penalty, or multiplied if negative."""
     lengths = torch.tensor([len(tokens) for tokens in seen])
     rows_N = torch.arange(len(seen)).repeat_interleave(lengths).to(logits_BV.device)
     tokens_N = torch.tensor([token for tokens in seen for token in tokens], device=logits_BV.device)
@@ -69,7 +69,7 @@ def _invert(weights_BV: torch.Tensor, uniforms_B1: torch.Tensor) -> torch.Tensor
 
 
 def _invert_by_blocks(weights_BV: torch.Tensor, uniforms_B1: torch.Tensor) -> torch.Tensor:
-    """The same in two steps, a block of tokens and a token in it: sums are several times faster than running sums."""
+    """The same in two steps, a block and a token in it, as sums are several times faster than running sums."""
     missing = -weights_BV.shape[-1] % _BLOCK
     padded_BV = functional.pad(weights_BV, (0, missing)) if missing else weights_BV
     blocks_BNK = padded_BV.view(len(weights_BV), -1, _BLOCK)
@@ -86,7 +86,7 @@ def _invert_by_blocks(weights_BV: torch.Tensor, uniforms_B1: torch.Tensor) -> to
 
 
 def _supported(weights_BV: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    """The weights with 0 outside of top-k and, among what that leaves, outside of top-p and of min-p."""
+    """The weights with 0 outside of top-k and, among the remaining tokens, outside of top-p and min-p."""
     if sampling.top_k or sampling.top_p < 1:
         weights_BV = _likeliest(weights_BV, sampling)
     if sampling.min_p > 0:
@@ -97,7 +97,7 @@ def _supported(weights_BV: torch.Tensor, sampling: Sampling) -> torch.Tensor:
 def _likeliest(weights_BV: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     """The weights with 0 outside of top-k and top-p.
 
-    Top-p keeps the likeliest tokens until their probabilities reach `top_p`: the one that crosses it is in.
+    Top-p keeps the most likely tokens until their probabilities reach `top_p`, including the one that crosses it.
     """
     vocabulary = weights_BV.shape[-1]
     sorted_BK, tokens_BK = weights_BV.topk(min(sampling.top_k, vocabulary) or vocabulary)

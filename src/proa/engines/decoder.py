@@ -54,7 +54,7 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One block. `qkv` computes queries, keys and values at once, `mlp_in` the gate (if any) and what it gates."""
+    """One block. `qkv` computes queries, keys and values at once, `mlp_in` the gate (if any) and its input."""
 
     attention_norm: Norm
     qkv: Linear
@@ -85,15 +85,15 @@ class Rotation:
 
 @dataclass(frozen=True, slots=True)
 class Prefilled:
-    """What is kept of tokens that were computed in one pass: keys and values `(layers, heads, tokens, width)`, and the
-    logits after the last of them."""
+    """The result of a pass over tokens: keys and values `(layers, heads, tokens, width)`, and the logits after the last
+    token."""
 
     keys: torch.Tensor
     values: torch.Tensor
     logits: torch.Tensor
 
     def after(self, earlier: Prefilled | None) -> Prefilled:
-        """These tokens with those before them."""
+        """The result with that of the tokens before."""
         if earlier is None:
             return self
         keys, values = torch.cat((earlier.keys, self.keys), 2), torch.cat((earlier.values, self.values), 2)
@@ -104,8 +104,7 @@ class Prefilled:
 class Decoder:
     """The weights and the shape of a model, and its two passes.
 
-    `inverse_frequencies` are those of a rotary model, `position_embeddings` those of a model that learnt
-    a vector for each position; a model has one of them.
+    A rotary model has `inverse_frequencies`, a model with a learned vector for each position `position_embeddings`.
     """
 
     embeddings: torch.Tensor
@@ -126,7 +125,7 @@ class Decoder:
         return self.embeddings.device
 
     def weights_changed(self) -> None:
-        """Has to be said whenever weights were written: some lie in memory a second time."""
+        """Must be called after weights were written, as some have a second copy in memory."""
         linears = [self.head]
         for layer in self.layers:
             linears += [layer.qkv, layer.attention_out, layer.mlp_in, layer.mlp_out]
@@ -150,8 +149,8 @@ class Decoder:
     def prefill(
         self, prompts: Sequence[Sequence[int]], rotation: Rotation | None, shapes: ProductShapes
     ) -> list[Prefilled]:
-        """One pass over prompts that are as long as each other once padded. Padding is on the right, where no real
-        token looks; a prompt's bits depend on its own length alone."""
+        """One pass over prompts of the same padded length. Padding is on the right, where no real token attends; a
+        prompt's bits depend on its own length alone."""
         padded = shapes.tokens_for(max(map(len, prompts)))
         tokens_PT = torch.tensor([[*prompt, *[0] * (padded - len(prompt))] for prompt in prompts], device=self.device)
         keys_LPHTW, values_LPHTW, hidden_PTD = self._pass(tokens_PT, 0, rotation, None)
@@ -226,7 +225,7 @@ class Decoder:
         return self._logits(hidden_BD)
 
     def _logits_of(self, hidden_PD: torch.Tensor, shapes: ProductShapes) -> torch.Tensor:
-        """The logits of some rows, computed with as many rows as a step has."""
+        """The logits of some rows, computed with the number of rows of a step."""
         count = len(hidden_PD)
         padded_PD = functional.pad(hidden_PD, (0, 0, 0, shapes.rows_for(count) - count))
         return self._logits(padded_PD)[:count]

@@ -1,4 +1,4 @@
-"""What an engine is built from: a model without its weights. The weights come by `load`, from whoever has them."""
+"""The description that an engine is built from: a model without its weights, which come by `load`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ModelDescription:
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> ModelDescription:
-        """That of a model, of which nothing is kept; `dtype` and `device` are its own unless given."""
+        """The description of a model, by default with its own `dtype` and `device`. The model is not kept."""
         return cls(
             type(model),
             copy.deepcopy(model.config),
@@ -48,7 +48,7 @@ class ModelDescription:
             return cast(PreTrainedModel, self._model())
 
     def empty_model(self) -> PreTrainedModel:
-        """A model for inference, with weights that mean nothing yet."""
+        """A model for inference, with meaningless weights."""
         with seeded_torch(0):
             model = self._model()
         return cast(PreTrainedModel, model.to(self.device).eval().requires_grad_(False))

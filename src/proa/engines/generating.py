@@ -12,8 +12,8 @@ from .stop_strings import StopStrings, StopWatch
 
 
 def generate(engine: Engine, requests: Sequence[Request]) -> list[Completion]:
-    """What comes of these requests, in their order, with the engine to oneself. Where one of them cannot be had, none
-    is left in the engine."""
+    """The completions of these requests, in their order, on an engine without other callers. If one fails, all are
+    cancelled."""
     open_ = {request.id: Collected(request.stop_strings) for request in requests}
     completions: dict[str, Completion] = {}
     try:
@@ -22,7 +22,7 @@ def generate(engine: Engine, requests: Sequence[Request]) -> list[Completion]:
         while len(completions) < len(requests):
             for progress in engine.step():
                 if progress.id in completions:
-                    continue  # it was cancelled while this was under way
+                    continue  # it has been cancelled
                 if (completion := open_[progress.id].add(progress)) is not None:
                     completions[progress.id] = completion
                     if progress.finish_reason is None:
@@ -43,8 +43,8 @@ class Collected:
         self._watch = None if stop_strings is None else StopWatch(stop_strings)
 
     def add(self, progress: Progress) -> Completion | None:
-        """Take in what a step added; the completion, if that was the last of it. Where the engine has not ended it
-        itself, it is to be cancelled then."""
+        """Take in a step's progress; returns the completion if this was the last. If the engine has not ended the
+        request itself, the caller must cancel it."""
         if self._watch is None:
             self._tokens += progress.tokens
             self._log_probs += progress.log_probs
@@ -53,7 +53,7 @@ class Collected:
                 self._tokens.append(token)
                 self._log_probs.append(log_prob)
                 if self._watch.is_ended_by(token):
-                    return self._completion("stop")  # an engine that says late what it sampled may have gone on
+                    return self._completion("stop")  # an engine that reports late may have sampled more
         return None if progress.finish_reason is None else self._completion(progress.finish_reason)
 
     def _completion(self, finish_reason: FinishReason) -> Completion:

@@ -21,12 +21,11 @@ from .weights import places_of
 
 
 class HFEngine:
-    """Works for every Hugging Face causal LM that predicts tokens from tokens. Made to be right rather than fast.
+    """Works for every Hugging Face causal LM that predicts tokens from tokens. Simple rather than fast.
 
-    Only sequences of one length are computed together, until the last of them ends: no padding, no mask, nothing to get
-    wrong. What is computed together changes the last bits, so a caller that wants the same bits again submits the same
-    requests together. Steps through the model's cache are compared with a full pass before they are relied on; a model
-    that is wrong in both is refused.
+    Only sequences of one length are computed together, until the last of them ends, without padding or masks. Sequences
+    computed together affect each other's last bits, so reproducing bits requires submitting the same requests together.
+    Steps through the model's cache are first compared with a full pass; a model that is wrong in both raises an error.
     """
 
     is_independent = False
@@ -40,8 +39,8 @@ class HFEngine:
         self._slots = slots or sys.maxsize
         self._vocabulary = int(model.get_input_embeddings().weight.shape[0])
         self._trials = Trials(model, self._vocabulary)
-        self._trials.is_cache_right(1)  # what cannot be run at all is refused now
-        self._names: set[str] = set()  # of what waits or is decoded
+        self._trials.is_cache_right(1)  # raises for a model that cannot run at all
+        self._names: set[str] = set()  # of requests that wait or are decoded
         self._waiting: list[DecodedSequence] = []
         self._batch: list[DecodedSequence] = []
         self._follow: Steps | None = None
@@ -57,13 +56,13 @@ class HFEngine:
 
     @property
     def dtype(self) -> torch.dtype:
-        """In which it computes."""
+        """The dtype of its computation."""
         dtype: torch.dtype = self._model.dtype
         return dtype
 
     @property
     def device(self) -> torch.device:
-        """On which it computes."""
+        """The device of its computation."""
         device: torch.device = self._model.device
         return device
 
@@ -89,14 +88,16 @@ class HFEngine:
         self._waiting = [sequence for sequence in self._waiting if sequence.request.id != request_id]
         for sequence in self._batch:
             if sequence.request.id == request_id:
-                sequence.finish_reason = sequence.finish_reason or "length"  # nobody waits for it
+                sequence.finish_reason = sequence.finish_reason or "length"  # it is no longer needed
 
     @torch.inference_mode()
     def step(self) -> list[Progress]:
         if all(sequence.finish_reason is not None for sequence in self._batch) and not self._begin():
             return []
         assert self._follow is not None
-        logits_BV = self._follow(self._inputs())
+        is_first = not any(sequence.sampled for sequence in self._batch)
+        inputs = [one.segments[0].tokens if is_first else (one.next_token,) for one in self._batch]
+        logits_BV = self._follow(torch.tensor(inputs, device=self._model.device))
         running = [row for row, sequence in enumerate(self._batch) if sequence.finish_reason is None]
         for _, rows in groupby(running, key=lambda row: self._batch[row].settings):
             self._sample(list(rows), logits_BV)
@@ -106,7 +107,7 @@ class HFEngine:
         return [one for one in progress if one is not None]
 
     def _begin(self) -> bool:
-        """Take the next sequences of one length; whether there are any."""
+        """Take the next sequences of one length; returns whether there are any."""
         self._batch, self._follow = [], None
         if not self._waiting:
             return False
@@ -117,11 +118,6 @@ class HFEngine:
         longest = max(sequence.longest for sequence in self._batch)
         self._follow = Steps(self._model, cached=self._trials.is_cache_right(longest))
         return True
-
-    def _inputs(self) -> torch.Tensor:
-        is_first = not any(sequence.sampled for sequence in self._batch)
-        inputs = [one.segments[0].tokens if is_first else (one.next_token,) for one in self._batch]
-        return torch.tensor(inputs, device=self._model.device)
 
     def _sample(self, rows: list[int], logits_BV: torch.Tensor) -> None:
         sequences = [self._batch[row] for row in rows]

@@ -1,4 +1,4 @@
-"""Whether a sequence's bits depend on what is decoded beside it: tried on the machine that decodes."""
+"""Trials, on the machine that decodes, whether a sequence's bits depend on what is decoded beside it."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from .protocol import Progress
 
 LENGTHS = (30, 1, 9, 70, 33, 64, 17, 5, 100, 31, 2, 47)
-"""Of the prompts that are tried together. The first is the one whose bits are compared: its steps cross the end of a
-block, and its neighbours are shorter and longer."""
+"""Lengths of the prompts in a trial. The bits of the first are compared: its steps cross the end of a block, and its
+neighbours are shorter and longer."""
 STEPS = 5
 
 
 _found: dict[Hashable, bool] = {}
-"""What was tried in this process, by all that products depend on but the numbers in them."""
+"""Results of trials in this process, by everything that affects products except the numbers in them."""
 
 
 def is_independent(decoder: Decoder, shapes: ProductShapes) -> bool:
@@ -61,7 +61,7 @@ def _prompt(decoder: Decoder, place: int, length: int) -> tuple[int, ...]:
 
 
 def _logits(rows: Rows, prompts: list[tuple[int, ...]], watched: tuple[int, ...]) -> torch.Tensor:
-    """Of the watched prompt and of some tokens after it, one row for each, with all prompts in the cache."""
+    """The logits after the watched prompt and after some more tokens, a row each, with all prompts in the cache."""
     start = rows.prefill(prompts)
     sampling = Sampling(max_new_tokens=STEPS)
     for prompt, prefilled in zip(prompts, start, strict=True):
@@ -78,13 +78,13 @@ def _logits(rows: Rows, prompts: list[tuple[int, ...]], watched: tuple[int, ...]
 
 @torch.inference_mode()
 def rows_are_independent(rows: DecodingRows, slots: int, context: int, cache_tokens: int) -> bool:
-    """Whether these rows, which are empty, give a sequence the same bits alone and among others."""
+    """Whether these rows, which must be empty, give a sequence the same bits alone and among others."""
     prompts = [_prompt(rows.decoder, place, min(length, context - STEPS)) for place, length in enumerate(LENGTHS)]
     together = prompts[:slots]
     while len(together) > 1 and rows.tokens_needed([_sequence(prompt) for prompt in together]) > cache_tokens:
         together.pop()
     if rows.tokens_needed([_sequence(together[0])]) > cache_tokens:
-        return True  # there is never a second one beside it
+        return True  # there is never a second sequence
     first, *others = together
     alone = _decoded(rows, [first])[first]
     return all(_decoded(rows, order)[first] == alone for order in (together, [*others, first]))
@@ -96,7 +96,7 @@ def _sequence(prompt: tuple[int, ...]) -> DecodedSequence:
 
 
 def _decoded(rows: DecodingRows, prompts: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], Progress | None]:
-    """What comes of each prompt."""
+    """The tokens decoded after each prompt."""
     sequences = {prompt: _sequence(prompt) for prompt in prompts}
     rows.enter(list(sequences.values()))
     while rows.live:

@@ -24,12 +24,12 @@ from .shapes import build_decoder, check_known
 from .weights import WeightPlaces
 
 SLOTS = {"cpu": 64, "cuda": 256}
-"""How many sequences are decoded at once on each kind of device, unless it is set."""
+"""The default number of sequences decoded at once on each kind of device."""
 
 
 @dataclass
 class _Version:
-    """One version of the weights, and what is decoded with it."""
+    """One version of the weights, with its rows."""
 
     rows: DecodingRows
     places: WeightPlaces
@@ -37,7 +37,7 @@ class _Version:
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """A request that ended and may be continued: what it consists of, and its cache until the room is needed."""
+    """An ended request that may be continued: its segments, and its cache until the room is needed."""
 
     version: int
     segments: tuple[Segment, ...]
@@ -51,8 +51,8 @@ class _Kept:
 class NativeEngine:
     """Decodes Llama, SmolLM, Mistral, Qwen2, Qwen3 and GPT-2 shapes, as a stream.
 
-    A group's prompt is computed once. As sequences end, those that wait take their rows. A sequence is taken in only if
-    the cache has room for the longest that it may become, so none is put off once it has begun.
+    A group's prompt is computed once. As sequences end, waiting ones take their rows. A sequence enters only if the
+    cache has room for its longest possible length, so none is preempted.
     """
 
     def __init__(
@@ -71,9 +71,9 @@ class NativeEngine:
         self.backend = choose_backend(decoder, self._slots, description.end_ids, cache_tokens, self._context_length)
         self._most_versions = versions
         self._versions = {NO_VERSION: _Version(self.backend.rows(decoder), places)}
-        self._names: set[str] = set()  # of what waits or is decoded
+        self._names: set[str] = set()  # of requests that wait or are decoded
         self._waiting: deque[DecodedSequence] = deque()
-        self._awaited: Counter[tuple[int, Group]] = Counter()  # by version and group, how many of them wait
+        self._awaited: Counter[tuple[int, Group]] = Counter()  # the number of waiting requests by version and group
         self._kept: dict[str, _Kept] = {}
 
     @property
@@ -90,12 +90,12 @@ class NativeEngine:
 
     @property
     def dtype(self) -> torch.dtype:
-        """In which it computes."""
+        """The dtype of its computation."""
         return next(iter(self._versions.values())).rows.decoder.embeddings.dtype
 
     @property
     def device(self) -> torch.device:
-        """On which it computes."""
+        """The device of its computation."""
         return next(iter(self._versions.values())).rows.decoder.device
 
     @property
@@ -104,7 +104,7 @@ class NativeEngine:
 
     @property
     def cache_tokens(self) -> int:
-        """How many tokens its cache has memory for now; on a GPU, how many of it are taken."""
+        """The number of tokens that its cache has memory for now; on a GPU, the number of taken ones."""
         return self.backend.taken([version.rows for version in self._versions.values()])
 
     @property
@@ -113,7 +113,7 @@ class NativeEngine:
 
     @staticmethod
     def check(config: Any) -> None:
-        """Raise unless it knows models of this configuration."""
+        """Raise unless it supports models of this configuration."""
         check_known(config)
 
     # -- requests ------------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ class NativeEngine:
         refuse_second(request, self._names)
         if request.version not in self.versions:
             raise SettingError(f"request {request.id} wants weights of version {request.version}, which are not loaded")
-        kept = self._kept_for(request)
+        kept = self._find_kept(request)
         before = () if kept is None else kept.segments
         check_request(
             request,
@@ -140,8 +140,8 @@ class NativeEngine:
         self._awaited[request.version, sequence.group] += 1
         self._kept.pop(request.continues, None)
 
-    def _kept_for(self, request: Request) -> _Kept | None:
-        """What it continues, if it continues something."""
+    def _find_kept(self, request: Request) -> _Kept | None:
+        """The kept request that it continues, if any."""
         if not request.continues:
             return None
         kept = self._kept.get(request.continues)
@@ -189,8 +189,7 @@ class NativeEngine:
         return [progress for sequence in touched if (progress := sequence.take_progress()) is not None]
 
     def _enter(self) -> list[DecodedSequence]:
-        """Give rows to those that wait and have room, in the order in which they came: one that has no room holds back
-        those after it."""
+        """Give rows to waiting sequences that have room, in their order: one without room holds back those after it."""
         if not self._waiting:
             return []
         room = self._slots + self.backend.ahead - self._decoded
@@ -198,7 +197,7 @@ class NativeEngine:
             return []
         for version in self._versions.values():
             version.rows.compact()
-        entering = [self._waiting.popleft() for _ in range(self._entering(room))]
+        entering = [self._waiting.popleft() for _ in range(self._count_fitting(room))]
         for sequence in entering:
             self._count_out(sequence)
         for number, version in self._versions.items():
@@ -207,8 +206,9 @@ class NativeEngine:
             self._forget_prompts()
         return entering
 
-    def _entering(self, rows: int) -> int:
-        """How many of those that wait the cache has room for, after dropping what can be made again, if need be."""
+    def _count_fitting(self, rows: int) -> int:
+        """How many waiting sequences the cache has room for, after dropping caches that can be rebuilt, if
+        necessary."""
         first = [self._waiting[place] for place in range(min(rows, len(self._waiting)))]
         if self.backend.most_tokens == math.inf:
             return len(first)
@@ -221,7 +221,7 @@ class NativeEngine:
         return self.cache_tokens + self._needed(entering) <= self.backend.most_tokens
 
     def _needed(self, entering: Sequence[DecodedSequence]) -> int:
-        """How many tokens of the cache these take beyond what is taken."""
+        """The tokens of the cache that these take in addition."""
         return sum(
             version.rows.tokens_needed([one for one in entering if one.request.version == number])
             for number, version in self._versions.items()
@@ -241,7 +241,7 @@ class NativeEngine:
         return (version, group) in self._awaited
 
     def _retire(self) -> None:
-        """Free the rows of those that have ended; keep what may be continued."""
+        """Free the rows of ended sequences, and keep those that may be continued."""
         for number, version in self._versions.items():
             ended = [row for row, sequence in enumerate(version.rows.live) if sequence.finish_reason is not None]
             for row in ended:
@@ -256,7 +256,7 @@ class NativeEngine:
         self._drop_kept(0)
 
     def _drop_kept(self, needed: int) -> None:
-        """As long as that much room is missing, the caches of what is kept, the oldest first."""
+        """Drop the caches of kept requests, the oldest first, until there is this much room."""
         for name, kept in self._kept.items():
             if self.cache_tokens + needed <= self.backend.most_tokens:
                 return
@@ -264,7 +264,7 @@ class NativeEngine:
             self._kept[name] = replace(kept, cache=None)
 
     def _drop_waiting(self) -> None:
-        """Caches of those that wait, the last one's first, until the one that waits longest has room."""
+        """Drop the caches of waiting sequences, the last one's first, until the first has room."""
         for sequence in reversed(list(self._waiting)[1:]):
             if self._fits([self._waiting[0]]):
                 return
@@ -291,7 +291,7 @@ class NativeEngine:
                     "decoded or kept"
                 )
             if not idle:
-                self._versions[version] = self._another(weights)
+                self._versions[version] = self._add_version(weights)
                 return
             self._replace(min(idle), weights)
             self._versions[version] = self._versions.pop(min(idle))
@@ -301,21 +301,21 @@ class NativeEngine:
             self._replace(version, weights)
 
     def _uses(self, version: int) -> bool:
-        """Whether something is decoded with it, or waits for it, or may be continued with it."""
+        """Whether sequences of this version are decoded, waiting, or kept."""
         waits = any(sequence.request.version == version for sequence in self._waiting)
         keeps = any(kept.version == version for kept in self._kept.values())
         return waits or keeps or bool(self._versions[version].rows.live)
 
     def _replace(self, version: int, weights: Mapping[str, torch.Tensor]) -> None:
-        """Other weights in the place of these, whose caches are worth nothing then."""
+        """Replace the weights of a version, whose caches become invalid."""
         held = self._versions[version]
         with held.rows.changing():
             held.places.fill(weights)
             held.rows.decoder.weights_changed()
         held.rows.forget_prompts(lambda _: False)
 
-    def _another(self, weights: Mapping[str, torch.Tensor]) -> _Version:
-        """Memory for one more version, with these weights."""
+    def _add_version(self, weights: Mapping[str, torch.Tensor]) -> _Version:
+        """Allocate one more version with these weights."""
         first = next(iter(self._versions.values()))
         decoder, places = copy.deepcopy((first.rows.decoder, first.places))
         places.fill(weights)

@@ -1,4 +1,4 @@
-"""A GPU's stream for one thread: what it launches waits neither for what other threads launch, nor they for it."""
+"""A CUDA stream for one thread, whose launches and those of other threads do not wait for one another."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import torch
 
 
 class OwnStream:
-    """For one user at a time. It is kept, because memory that was taken on a stream is only used again on that one."""
+    """For one user at a time. It is reused, as memory allocated on a stream is only reused on that stream."""
 
     def __init__(self, device: torch.device | None) -> None:
-        """Without a GPU it is nothing."""
+        """Without a GPU it has no effect."""
         is_gpu = device is not None and device.type == "cuda"
         self._stream = torch.cuda.Stream(device) if is_gpu else None  # type: ignore[no-untyped-call]
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        """Inside, launches go to it; what they read must be complete. In the end they are done."""
+        """Inside, launches go to the stream; their inputs must be complete. At the end it waits for them."""
         if self._stream is None:
             yield
             return

@@ -1,7 +1,7 @@
-"""A weight laid out as oneDNN reads it fastest: large products on a CPU take 10 to 50 % less time so.
+"""A weight in oneDNN's fastest layout, with which large products on a CPU take 10 to 50 % less time.
 
 torch has these products for its compiler, under `torch.ops.mkldnn`. A call costs some 15 microseconds more than a plain
-product, so small weights stay as they are; and it is a second copy, so those of large models do too.
+product, so small weights are not packed; and packing makes a second copy, so those of large models are not either.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import Any
 import torch
 
 SMALLEST = 2**17
-"""Numbers in a weight that is worth it."""
+"""The fewest elements of a weight that is packed."""
 LARGEST_MODEL = 2**28
-"""Numbers in a model whose weights may lie in memory twice: 1 GiB more in float32."""
+"""The most elements of a model whose weights are packed: 1 GiB more memory in float32."""
 
 
 class PackedWeight:
-    """Computes `inputs @ weight + bias` from a copy of the weight, made when it is first needed after `forget`.
+    """Computes `inputs @ weight + bias` from a copy of the weight, made at its first use after `forget`.
 
-    Whoever writes to the weight says so: its own count of changes does not know what is written through other views of
-    the same memory.
+    Code that writes to the weight must call `forget`, as the tensor's version counter misses writes through other views
+    of the same memory.
     """
 
     def __init__(self, weight: torch.Tensor) -> None:
@@ -30,7 +30,7 @@ class PackedWeight:
 
     @staticmethod
     def of(weight: torch.Tensor) -> PackedWeight | None:
-        """None where the plain product is as good."""
+        """A packed weight; None if the plain product is as good."""
         fits = weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.numel() >= SMALLEST
         return PackedWeight(weight) if fits and is_available() else None
 
@@ -38,7 +38,7 @@ class PackedWeight:
         return PackedWeight(copy.deepcopy(self._weight, memo))
 
     def forget(self) -> None:
-        """The weight is another now."""
+        """Note that the weight has changed."""
         self._packed = None
 
     def product(self, inputs: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -49,7 +49,7 @@ class PackedWeight:
 
 
 def is_available() -> bool:
-    """Whether this torch has the products, and is allowed to use them."""
+    """Whether this torch has these products and they are enabled."""
     backend: Any = torch.backends.mkldnn
     has_both = hasattr(_ops(), "_reorder_linear_weight") and hasattr(_ops(), "_linear_pointwise")
     return bool(has_both and backend.is_available() and backend.enabled)

@@ -1,4 +1,4 @@
-"""What an engine is: a stream of requests that share every step. What it is asked, what it answers, what it refuses."""
+"""The interface of engines: requests, progress, and checks of requests. All requests share every step."""
 
 from __future__ import annotations
 
@@ -18,57 +18,57 @@ if TYPE_CHECKING:
 
 
 class EngineBusyError(ProaError):
-    """Weights that an engine cannot take while it decodes."""
+    """An engine cannot load weights while it decodes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One sequence that is wanted: what to continue, and how."""
+    """One sequence to generate: its prompt, and how to sample."""
 
     id: str
-    """Its name in progress, for cancelling it, and for a request that continues it."""
+    """Identifies it in progress, for `cancel`, and for a request that continues it."""
     tokens: tuple[int, ...]
-    """The prompt; of a request that continues another, what comes after that one's last sampled token."""
+    """The prompt; for a request that continues another, the tokens after that one's last sampled token."""
     seed: int
     sampling: Sampling
     version: int = 0
-    """Of the weights that sample it."""
+    """The version of the weights that sample it."""
     group: str = ""
     """Requests of one group have the same prompt, which is computed once for all that wait at the same time."""
     stops: frozenset[int] = frozenset()
     """Tokens that end it besides the engine's own."""
     stop_strings: StopStrings | None = None
-    """Texts that end it, those of its sampling. Engines need not look for them: whoever collects progress does, and
-    cancels the request."""
+    """Strings that end it, those of its sampling. Engines need not look for them: the code that collects progress does,
+    and cancels the request."""
     continues: str = ""
-    """The id of an ended request of the same version that was kept, and that this one goes on from."""
+    """The id of a kept request of the same version that this one continues."""
     keep: bool = False
-    """Whether another request may continue this one. It is kept until that comes, or until it is cancelled, and the
-    weights that sampled it are kept with it."""
+    """Whether another request may continue this one. It is kept, with its weights, until that request comes or it is
+    cancelled."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What one step added to a request."""
+    """The tokens that one step added to a request."""
 
     id: str
     tokens: tuple[int, ...]
     log_probs: tuple[float, ...]
-    """Of these tokens, in float32 at the sampling temperature (at 1 if greedy), over the whole vocabulary; without the
-    repetition penalty."""
+    """Log-probabilities of these tokens, in float32 at the sampling temperature (at 1 if greedy), over the whole
+    vocabulary, without the repetition penalty."""
     version: int
-    """Of the weights that sampled them."""
+    """The version of the weights that sampled them."""
     finish_reason: FinishReason | None
-    """None while it goes on."""
+    """None while the request continues."""
 
 
 class Engine(Protocol):
     """Decodes a stream of requests over its own copy of a model's weights.
 
-    What comes of a request follows from the weights, its tokens, its seed, its sampling, the chain of requests that it
-    continues, and the settings of the engine. Where `is_independent`, not one bit depends on anything else: not on what
-    else is decoded, on the order in which it came, or on when it got a row. Where not, that holds for the tokens and
-    ends of requests that are submitted together, up to rounding.
+    The result of a request is determined by the weights, its tokens, its seed, its sampling, the chain of requests that
+    it continues, and the settings of the engine. If `is_independent`, no bit depends on anything else: not on what else
+    is decoded, on the order of requests, or on when it got a row. Otherwise this holds up to rounding, for requests
+    that are submitted together.
     """
 
     @property
@@ -78,62 +78,62 @@ class Engine(Protocol):
 
     @property
     def free(self) -> int:
-        """How many more sequences can be taken in without one having to wait."""
+        """How many more sequences can be submitted without waiting for a row."""
         ...
 
     @property
     def is_independent(self) -> bool:
-        """Whether the bits of a request depend on no other; tried when the engine was built."""
+        """Whether the bits of a request depend on no other, as found by trials when the engine was built."""
         ...
 
     @property
     def versions(self) -> Collection[int]:
-        """Of the weights that it has now."""
+        """The versions of the weights that it has now."""
         ...
 
     def submit(self, request: Request) -> None:
-        """Take a request in. Refused at once, with a SettingError, is what can never be decoded."""
+        """Add a request. Raises SettingError for one that can never be decoded."""
         ...
 
     def step(self) -> list[Progress]:
-        """One more token of every sequence that is decoded; nothing if there is none."""
+        """Decode one more token of every sequence; empty if there is none."""
         ...
 
     def cancel(self, request_id: str) -> None:
-        """Drop a request, whether it waits, runs or is kept; harmless if there is none."""
+        """Drop a request that waits, runs or is kept; does nothing if there is none."""
         ...
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[torch.Tensor]:
-        """Of each sequence's tokens but the first: the log-probability at temperature 1, computed as in decoding."""
+        """The log-probabilities of each sequence's tokens but the first, at temperature 1, computed as in decoding."""
         ...
 
     def load(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
-        """Take these weights, all of them or none: a ValueError says what is missing, unexpected or of another shape.
+        """Load all of these weights, or none: ValueError names those that are missing, unexpected or of another shape.
 
-        The names are those of the Hugging Face model; a tensor that is tied under several names may be given under any
-        of them. The only cast is to the engine's own dtype. With an EngineBusyError it refuses what it has no room for
-        while it decodes with other weights, or keeps what they sampled.
+        The names are those of the Hugging Face model; a tied tensor may be given under any of its names. The only cast
+        is to the engine's own dtype. Raises EngineBusyError if there is no room beside other weights whose sequences
+        are decoded or kept.
         """
         ...
 
     def sleep(self) -> None:
-        """Where nothing is decoded: give memory back until the next request."""
+        """Free memory until the next request, if nothing is decoded."""
         ...
 
 
 def is_engine(thing: object) -> TypeIs[Engine]:
-    """Whether it is an engine, and not what makes one, or a name."""
+    """Whether it is an engine, and not a factory or a name."""
     return not isinstance(thing, str) and not callable(thing)
 
 
 def refuse_second(request: Request, under_way: Collection[str]) -> None:
-    """Two requests of one name could not be told apart."""
+    """Raise if a request with this id is under way."""
     if request.id in under_way:
         raise SettingError(f"there is a request {request.id!r} already: give each request that is under way its own id")
 
 
 def check_request(request: Request, *, context_length: int, vocabulary: int, continued: int = 0) -> None:
-    """Refuse what cannot be generated as asked; `continued` is the length of what it continues."""
+    """Raise if a request cannot be generated; `continued` is the length of the request that it continues."""
     sampling, length = request.sampling, len(request.tokens) + continued
     if sampling.max_new_tokens < 1:
         raise SettingError(f"sampling.max_new_tokens is {sampling.max_new_tokens}: at least 1 token is sampled")

@@ -16,9 +16,9 @@ from .protocol import Request
 from .sequences import DecodedSequence, Given, Group, Sampled, SamplingRule
 
 PREFILL_TOKENS = 8192
-"""The most prompt tokens, with padding, of one pass: it bounds the memory of activations."""
+"""The most prompt tokens, with padding, of one pass, to bound the memory of activations."""
 CHUNK = 1024
-"""The most tokens of one sequence in a pass. Longer ones are cut there, wherever they are."""
+"""The most tokens of one sequence in a pass; longer sequences are split."""
 _SCORED = 64
 """Sequences that are scored together."""
 
@@ -34,22 +34,22 @@ class Rows:
         self._cache = BlockCache(decoder.cache_shape)
         self._prompts: dict[Group, Prefilled] = {}
         self._rotation: Rotation | None = None
-        self._turns = 0
+        self._rotated = 0
         self._kept_tokens = 0
 
     # -- room ----------------------------------------------------------------------------------------
 
     @property
     def cache_tokens(self) -> int:
-        """How many tokens there is memory for, with those that are kept."""
+        """The number of tokens that there is memory for, including kept ones."""
         return self._cache.tokens + self._kept_tokens
 
     def tokens_alone(self, sequence: DecodedSequence) -> int:
-        """How many tokens of an empty cache it takes."""
+        """The tokens of an empty cache that a sequence takes."""
         return self.shapes.rows_for(1) * blocks_for(sequence.longest) * BLOCK
 
     def tokens_needed(self, entering: Sequence[DecodedSequence]) -> int:
-        """For how many tokens more there is memory when these have entered."""
+        """The tokens of memory that are added when these enter."""
         if not entering:
             return 0
         longest = max(sequence.longest for sequence in entering)
@@ -57,23 +57,23 @@ class Rows:
         return self._cache.tokens_with(rows, longest) - self._cache.tokens
 
     def compact(self) -> None:
-        """Give the memory of rows back where there are none, for it may be cut for longer or fewer ones."""
+        """Free the memory if there are no rows, as its shape may not suit the next ones."""
         if not self.live:
             self._cache.clear()
 
     def release(self) -> None:
-        """Give back all memory that is not needed now."""
+        """Free all memory that is not needed now."""
         self.compact()
 
     def changing(self) -> AbstractContextManager[None]:
-        """Weights may be written while nothing is decoded."""
+        """A context for writing weights, while nothing is decoded."""
         return nullcontext()
 
     # -- beginning -----------------------------------------------------------------------------------
 
     def enter(self, sequences: Sequence[DecodedSequence]) -> None:
-        """Give rows to these. New ones have their prompts computed, once for a group, and choose their first token;
-        those that continue another go on from its cache."""
+        """Give rows to these sequences. For new ones compute prompts, once for a group, and choose the first token;
+        those that continue another start from its cache."""
         if not sequences:
             return
         longest = max(sequence.longest for sequence in sequences)
@@ -98,19 +98,19 @@ class Rows:
         self._advance(self._stacked([self._prompts[sequence.group].logits for sequence in new]), first)
 
     def place(self, sequence: DecodedSequence, start: Prefilled) -> None:
-        """Give a row to a sequence that begins like this."""
+        """Give a row to a sequence with these first tokens."""
         self._cache.reserve(self.shapes.rows_for(len(self.live) + 1), sequence.longest)
         self._cache.put(len(self.live), start.keys, start.values)
         sequence.length = start.keys.shape[2]
         self.live.append(sequence)
 
     def forget_prompts(self, is_awaited: Callable[[Group], bool]) -> None:
-        """Of groups of which nobody waits any more."""
+        """Forget the prompts of groups without waiting sequences."""
         self._prompts = {group: prompt for group, prompt in self._prompts.items() if is_awaited(group)}
 
     def prefill(self, prompts: Sequence[tuple[int, ...]]) -> list[Prefilled]:
-        """Passes over prompts, those of one padded length together."""
-        self._turn_to(max(map(len, prompts)) + self.shapes.tokens_for(1))
+        """Compute prompts, those of one padded length together."""
+        self._extend_rotation(max(map(len, prompts)) + self.shapes.tokens_for(1))
         found: dict[tuple[int, ...], Prefilled] = {}
         for batch in self._batches(dict.fromkeys(prompts)):
             first = [prompt[:CHUNK] for prompt in batch]
@@ -121,7 +121,7 @@ class Rows:
         return [found[prompt] for prompt in prompts]
 
     def _batches(self, prompts: Iterable[tuple[int, ...]]) -> Iterable[list[tuple[int, ...]]]:
-        """Prompts whose first chunks are as long as each other once padded, within the budget of tokens."""
+        """Batches of prompts whose first chunks have the same padded length, within the budget of tokens."""
         by_length: dict[int, list[tuple[int, ...]]] = {}
         for prompt in prompts:
             by_length.setdefault(self.shapes.tokens_for(min(len(prompt), CHUNK)), []).append(prompt)
@@ -135,7 +135,7 @@ class Rows:
     # -- stepping ------------------------------------------------------------------------------------
 
     def step(self) -> None:
-        """One more token of every sequence."""
+        """Decode one more token of every sequence."""
         self._advance(self.follow(), 0)
 
     def _advance(self, logits_BV: torch.Tensor, first: int) -> None:
@@ -154,7 +154,7 @@ class Rows:
             self._sample(sequences, logits_BV if is_all else self._stacked(list(logits_BV[places])))
 
     def _stacked(self, logits: list[torch.Tensor]) -> torch.Tensor:
-        """Rows of logits as a step has them, with padding."""
+        """Rows of logits with a step's padding."""
         return torch.stack(logits + [logits[0]] * (self.shapes.rows_for(len(logits)) - len(logits)))
 
     def _sample(self, sequences: Sequence[DecodedSequence], logits_BV: torch.Tensor) -> None:
@@ -167,7 +167,8 @@ class Rows:
             sequence.choose(token, log_prob, is_end=token in self._end_ids)
 
     def _pass_segments(self, row: int, logits_V: torch.Tensor) -> torch.Tensor | None:
-        """What this row samples from, after the logits that it has; None where its next token is given."""
+        """The logits that this row samples from, after passing its remaining segments; None if its next token is
+        given."""
         sequence = self.live[row]
         while not sequence.forced:
             if not sequence.todo:
@@ -184,7 +185,7 @@ class Rows:
         sequence = self.live[row]
         past = Prefilled(*self._cache.take(row, sequence.length), torch.empty(0))
         start = sequence.length
-        self._turn_to(start + len(segment.tokens) + self.shapes.tokens_for(1))
+        self._extend_rotation(start + len(segment.tokens) + self.shapes.tokens_for(1))
         for first in range(0, len(segment.tokens), CHUNK):
             past = self._pass_after(past, segment.tokens[first : first + CHUNK])
         self._cache.put(row, past.keys[:, :, start:], past.values[:, :, start:], start)
@@ -192,10 +193,10 @@ class Rows:
         return past.logits
 
     def follow(self) -> torch.Tensor:
-        """The logits of every live row, after its next token; then those of padding."""
+        """The logits of every live row after its next token, then those of padding."""
         count, rows = len(self.live), self.shapes.rows_for(len(self.live))
         lengths = [sequence.length for sequence in self.live]
-        self._turn_to(max(lengths) + 1)
+        self._extend_rotation(max(lengths) + 1)
         columns = self._cache.open(lengths, rows)
         tokens = [sequence.next_token for sequence in self.live] + [0] * (rows - count)
         tokens_B = torch.tensor(tokens, device=self.decoder.device)
@@ -208,13 +209,13 @@ class Rows:
     # -- ending --------------------------------------------------------------------------------------
 
     def kept(self, row: int) -> Prefilled:
-        """A copy of what the cache has of a row."""
+        """A copy of a row's cache."""
         length = self.live[row].length
         self._kept_tokens += length
         return Prefilled(*self._cache.take(row, length), torch.empty(0))
 
     def drop(self, kept: object) -> None:
-        """A copy that was kept is not needed any more."""
+        """Release a kept copy."""
         assert isinstance(kept, Prefilled)
         self._kept_tokens -= kept.keys.shape[2]
 
@@ -226,16 +227,16 @@ class Rows:
                 self._cache.move(len(self.live), row, last.length)
                 self.live[row] = last
 
-    def _turn_to(self, length: int) -> None:
-        """Have the rotation of that many positions."""
-        if length > self._turns:
-            self._turns = max(128, 1 << (length - 1).bit_length())
-            self._rotation = self.decoder.rotation(self._turns)
+    def _extend_rotation(self, length: int) -> None:
+        """Extend the table of rotations to this many positions."""
+        if length > self._rotated:
+            self._rotated = max(128, 1 << (length - 1).bit_length())
+            self._rotation = self.decoder.rotation(self._rotated)
 
     # -- scoring -------------------------------------------------------------------------------------
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[torch.Tensor]:
-        """Of each sequence's tokens but the first: the log-probability at temperature 1, by steps as in decoding."""
+        """The log-probabilities of each sequence's tokens but the first, at temperature 1, by steps as in decoding."""
         scored = []
         together = self.shapes.decoded_rows or _SCORED
         for first in range(0, len(sequences), together):

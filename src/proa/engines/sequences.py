@@ -1,4 +1,4 @@
-"""A sequence on its way through an engine."""
+"""A sequence being decoded."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from .protocol import Progress, Request
 from .streams import uniforms
 
 _DRAWN = 64
-"""So many random numbers are drawn together."""
+"""How many random numbers are drawn together."""
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """Tokens that were not sampled: their cache comes from a pass over all of them."""
+    """Tokens that were not sampled; their cache comes from one pass."""
 
     tokens: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """Tokens that were sampled: their cache comes from decode steps, one by one, whenever it is made."""
+    """Sampled tokens; their cache always comes from single decode steps."""
 
     tokens: tuple[int, ...]
 
@@ -37,37 +37,37 @@ SamplingRule: TypeAlias = tuple[float, float, int, float, float]
 
 @dataclass(eq=False, slots=True)
 class DecodedSequence:
-    """What an engine knows of a request: what is in the cache, what is still to be put there, and what came of it."""
+    """The state of a request in an engine: its cached tokens, those still to be computed, and its samples."""
 
     request: Request
     segments: Sequence[Segment]
-    """All that it consists of before its own samples."""
+    """The segments before its own samples."""
     todo: deque[Segment] = field(default_factory=deque)
-    """Segments that are not in the cache yet. It samples when there are none."""
+    """Segments that are not in the cache yet; it samples when there are none."""
     forced: deque[int] = field(default_factory=deque)
-    """What is left of a sampled segment that is put into the cache again."""
+    """The remaining tokens of a sampled segment whose cache is being rebuilt."""
     cached: object | None = None
-    """The cache that it begins with, until it has a row."""
+    """The cache that it starts with, until it has a row."""
     length: int = 0
-    """Tokens whose keys and values are in the cache."""
+    """The number of tokens in the cache."""
     next_token: int = 0
-    """Chosen, and not in the cache yet."""
+    """The last chosen token, which is not in the cache yet."""
     sampled: list[int] = field(default_factory=list)
     seen: set[int] = field(default_factory=set)
-    """The tokens that a repetition penalty counts, those of the requests that it continues too; empty without one."""
+    """The tokens for a repetition penalty, including those of continued requests; empty without a penalty."""
     finish_reason: FinishReason | None = None
     settings: SamplingRule = field(init=False)
-    """What decides how its next token is chosen from logits."""
+    """The settings for choosing its next token from logits."""
     is_penalised: bool = field(init=False)
-    """Whether tokens that it has already are less likely to come again."""
+    """Whether it has a repetition penalty."""
     _draws: list[float] = field(default_factory=list)
-    """Some numbers of its random stream."""
+    """Drawn numbers of its random stream."""
     _reported: int = 0
     _log_probs: list[float] = field(default_factory=list)
-    """Of what was sampled since progress was last taken."""
+    """Log-probabilities of tokens sampled since the last progress."""
 
     def __post_init__(self) -> None:
-        # Asked for at every token, so they are not computed then.
+        # Computed once, as they are read at every token.
         sampling = self.request.sampling
         self.settings = (
             sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p, sampling.repetition_penalty,
@@ -78,29 +78,29 @@ class DecodedSequence:
 
     @property
     def longest(self) -> int:
-        """The most tokens that it may come to have in the cache."""
+        """The most tokens that it may have in the cache."""
         given = sum(len(segment.tokens) for segment in self.segments)
         return given + self.request.sampling.max_new_tokens
 
     @property
     def group(self) -> Group:
-        """Whose prompt it shares: those of a group that begin alike; one without a group shares with nobody."""
+        """The key for sharing prompts: group and first tokens; a request without a group shares with none."""
         return self.request.group or f"alone {self.request.id}", self.segments[0].tokens
 
     @property
     def samples_next(self) -> bool:
-        """Whether the next token is its own."""
+        """Whether its next token is sampled, not given."""
         return not self.todo and not self.forced
 
     def draw(self) -> float:
-        """The random number that its next token follows from."""
+        """The random number for its next token."""
         place = len(self.sampled)
         if place % _DRAWN == 0 or not self._draws:
             self._draws = uniforms([self.request.seed], _DRAWN, place - place % _DRAWN)[0].tolist()
         return self._draws[place % _DRAWN]
 
     def choose(self, token: int, log_prob: float, *, is_end: bool) -> None:
-        """Take its next token."""
+        """Append its next token."""
         if not math.isfinite(log_prob):
             raise FloatingPointError("the engine's logits are not finite: the weights it was given are damaged")
         self.next_token = token
@@ -114,7 +114,7 @@ class DecodedSequence:
             self.finish_reason = "length"
 
     def take_progress(self) -> Progress | None:
-        """What was sampled since this was last asked; None if nothing was."""
+        """The tokens sampled since the last call; None if there are none."""
         if self._reported == len(self.sampled):
             return None
         tokens, self._reported = tuple(self.sampled[self._reported :]), len(self.sampled)

@@ -1,4 +1,4 @@
-"""The Hugging Face models that the native engine knows, and where their weights go in its decoder."""
+"""The Hugging Face models that the native engine supports, and the places of their weights in its decoder."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # those whose frequencies
 
 
 def build_decoder(description: ModelDescription) -> tuple[Decoder, WeightPlaces]:
-    """A decoder of the model's shape, and the places to load its weights into; until then they are noise."""
+    """A decoder of the model's shape, filled with noise, and the places to load its weights into."""
     config: Any = description.config
     check_known(config)
     outline = description.outline()
@@ -40,7 +40,7 @@ def build_decoder(description: ModelDescription) -> tuple[Decoder, WeightPlaces]
 
 
 def check_known(config: Any) -> None:
-    """Raise unless the native engine knows models of this configuration."""
+    """Raise unless the native engine supports models of this configuration."""
     if config.model_type not in _SHAPES:
         raise SettingError(
             f"the native engine does not know models of type {config.model_type!r}; it knows "
@@ -61,10 +61,10 @@ def check_known(config: Any) -> None:
 
 @dataclass
 class _Allocator:
-    """Hands out tensors for weights and remembers which part of which tensor each weight fills."""
+    """Allocates tensors for weights, and records the place of each weight in them."""
 
     weights: dict[str, torch.Tensor]
-    """By name, of no memory; one that is tied is there under each of its names."""
+    """Meta tensors by name; a tied weight has several names."""
     dtype: torch.dtype
     device: torch.device
     places: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -75,14 +75,14 @@ class _Allocator:
         return self.places[name]
 
     def linear(self, *names: str) -> Linear:
-        """One layer for several of the model's, which keep `(outputs, inputs)`; their outputs follow each other."""
+        """One layer for several of the model's, whose weights are `(outputs, inputs)`, with concatenated outputs."""
         biased = f"{names[0]}.bias" in self.weights
         weight = self._stacked([f"{name}.weight" for name in names]).t()
         bias = self._stacked([f"{name}.bias" for name in names]) if biased else None
         return Linear(weight, bias, self._packed(weight))
 
     def transposed_linear(self, name: str) -> Linear:
-        """GPT-2 keeps `(inputs, outputs)`, and one weight for queries, keys and values."""
+        """A layer of GPT-2, whose weights are `(inputs, outputs)`, with one for queries, keys and values."""
         weight = self.weight(f"{name}.weight")
         return Linear(weight, self.weight(f"{name}.bias"), self._packed(weight))
 
@@ -91,7 +91,7 @@ class _Allocator:
         return PackedWeight.of(weight) if numbers <= LARGEST_MODEL else None
 
     def _stacked(self, names: list[str]) -> torch.Tensor:
-        """One tensor for several weights, below each other; on a CPU matrices lie transposed in memory."""
+        """One tensor for several weights, concatenated by rows; on a CPU matrices are transposed in memory."""
         parts = [self.weights[name] for name in names]
         rows = [part.shape[0] for part in parts]
         is_transposed = parts[0].dim() == 2 and self.device.type == "cpu"
@@ -106,13 +106,13 @@ class _Allocator:
         return Norm(self.weight(f"{name}.weight"), self.weight(f"{name}.bias") if biased else None, epsilon)
 
     def head(self, name: str, tied_to: str) -> Linear:
-        """The last product, to `(…, vocabulary)`: with the embeddings themselves if it is tied to them."""
+        """The last product, to `(…, vocabulary)`, with the embeddings themselves if tied."""
         tied = self.weights[name] is self.weights[tied_to]
         weight = (self.places[tied_to] if tied else self._stacked([name])).t()
         return Linear(weight, None, self._packed(weight))
 
     def weight_places(self) -> WeightPlaces:
-        """All places; a weight that got none must be tied to one that did, or the model is not what we think."""
+        """All places; a weight without a place must be tied to one with a place, or the model is not supported."""
         names = {id(self.weights[name]): name for name in self.places}
         tied = {name: names.get(id(weight), "") for name, weight in self.weights.items() if name not in self.places}
         unknown = [name for name, main in tied.items() if not main]
@@ -142,7 +142,7 @@ def _llama(model: Any, config: Any, allocator: _Allocator) -> Decoder:
         )
 
     embeddings = allocator.weight("model.embed_tokens.weight")
-    rotary = type(model.model.rotary_emb)(config)  # so that there is no second reading of the configuration
+    rotary = type(model.model.rotary_emb)(config)  # transformers' own reading of the configuration
     return Decoder(
         embeddings=embeddings,
         position_embeddings=None,

@@ -1,4 +1,4 @@
-"""A Hugging Face model stepped token by token: with its cache where that is right, without where it is not."""
+"""A Hugging Face model stepped token by token, with its cache if that is correct, otherwise without."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ..model_trials import trial_length, trial_tokens, vectors_agree
 log = logging.getLogger("proa.engines")
 
 _CACHES = ("past_key_values", "cache_params", "state", "mems")
-"""What architectures call the memory of earlier tokens: attention, Mamba, RWKV, Transformer-XL's kind."""
+"""Names of caches in different architectures: attention, Mamba, RWKV, Transformer-XL."""
 
 _FAILURES = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-"""What a forward pass raises that gets too little or the wrong thing, NotImplementedError among them."""
+"""Errors of a forward pass with missing or wrong inputs, including NotImplementedError."""
 
 
 class Steps:
-    """One batch of equally long rows: called with the prompts, then with each step's tokens, it gives their logits."""
+    """One batch of equally long rows: called with the prompts, then with each step's tokens, it returns logits."""
 
     def __init__(self, model: Any, *, cached: bool) -> None:
         self._model = model
@@ -48,7 +48,7 @@ class Steps:
 
 
 class Trials:
-    """Which lengths a model has been tried at, and whether its cache was right there."""
+    """Trials of a model's cache at different lengths, and their results."""
 
     def __init__(self, model: Any, vocabulary: int) -> None:
         self._model = model
@@ -56,7 +56,7 @@ class Trials:
         self._cached: dict[int, bool] = {}
 
     def is_cache_right(self, length: int) -> bool:
-        """Whether steps through the cache give what one full pass gives; refuses a model of which no steps do."""
+        """Whether steps through the cache agree with a full pass; raises if steps without the cache disagree too."""
         length = trial_length(self._model.config, length)
         if length not in self._cached:
             self._cached[length] = self._try(length)
@@ -82,13 +82,15 @@ class Trials:
             return True
         if self._are_right(tokens_BT, steps, wanted, cached=False):
             return False
+        is_encoder = getattr(self._model.config.get_text_config(), "is_decoder", None) is False
+        remedy = ". Set is_decoder to true in its configuration" if is_encoder else ""
         raise SettingError(
             f"the engine 'hf' cannot run {name}: it is not causal, for what it says after a text depends on what "
-            f"follows{self._remedy()}"
+            f"follows{remedy}"
         )
 
     def _full_pass(self, tokens_BT: torch.Tensor, steps: int) -> torch.Tensor:
-        """The logits after each of the last tokens, and before them: (B, steps + 1, V)."""
+        """The logits of the last tokens, and before them: (B, steps + 1, V)."""
         inputs = {"input_ids": tokens_BT, "use_cache": False}
         if "logits_to_keep" in inspect.signature(self._model.forward).parameters:
             inputs["logits_to_keep"] = steps + 1
@@ -103,12 +105,8 @@ class Trials:
             return False
         return vectors_agree(_centred(torch.stack(logits, dim=1)), _centred(wanted_BTV))
 
-    def _remedy(self) -> str:
-        is_encoder = getattr(self._model.config.get_text_config(), "is_decoder", None) is False
-        return ". Set is_decoder to true in its configuration" if is_encoder else ""
-
 
 def _centred(logits_BTV: torch.Tensor) -> torch.Tensor:
-    """A constant added to all logits means nothing, and would hide differences that do."""
+    """Logits with mean 0, as a common constant is meaningless and would hide real differences."""
     logits_BTV = logits_BTV.masked_fill(logits_BTV.isinf(), 0.0)
     return logits_BTV - logits_BTV.mean(-1, keepdim=True)

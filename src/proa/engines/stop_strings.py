@@ -1,4 +1,4 @@
-"""Texts that end a completion, found in what its own tokens decode to."""
+"""Strings that end a completion, found in the text of its own tokens."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _CUT = 8
-"""Characters by which the text of some tokens may differ where it begins: a space that decoders leave out there, or the
-rest of a character of several bytes."""
+"""Characters by which the beginning of decoded text may differ: a space that decoders drop there, or the rest of a
+multi-byte character."""
 
 
 class StopStrings:
-    """Some texts, and the tokenizer whose tokens they are looked for in. Special tokens count as the text they have."""
+    """Stop strings, and the tokenizer of the tokens. Special tokens count by their text."""
 
     def __init__(self, texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> None:
         if not all(texts):
@@ -30,15 +30,15 @@ class StopStrings:
 
 
 class StopWatch:
-    """Watches one completion as it grows. What it says follows from the completion's tokens alone, one after the other,
-    however many of them came at once."""
+    """Watches one completion as it grows. The result depends only on the sequence of tokens, not on how many arrive at
+    once."""
 
     def __init__(self, stops: StopStrings) -> None:
         self._stops = stops
-        self._last: list[int] = []  # tokens, enough of them that no text can begin before and end after them
+        self._last: list[int] = []  # recent tokens: no stop string can begin before them
 
     def is_ended_by(self, token: int) -> bool:
-        """Take in the next token; whether it completes one of the texts."""
+        """Take in the next token; returns whether it completes a stop string."""
         stops = self._stops
         self._last.append(token)
         text = stops.decode(self._last)

@@ -1,4 +1,4 @@
-"""Random streams that follow from a seed and a position alone: SplitMix64, for many seeds at once."""
+"""Random streams determined by seed and position alone: SplitMix64, for many seeds at once."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import torch
 
 LARGEST_UNIFORM = 1 - 2.0**-52
-"""No larger, so that `u * total < total` holds after rounding too."""
+"""The largest number drawn, so that `u * total < total` holds after rounding."""
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _MIXERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 
 def uniforms(seeds: Sequence[int], count: int, first: int = 0) -> torch.Tensor:
-    """So many numbers of each seed's stream, from a place on: float64 in [0, 1), `(seeds, count)`.
+    """`count` numbers of each seed's stream, from place `first`: float64 in [0, 1), `(seeds, count)`.
 
     They are multiples of 2^-52.
 
@@ -25,11 +25,7 @@ def uniforms(seeds: Sequence[int], count: int, first: int = 0) -> torch.Tensor:
     counters_N = torch.arange(first + 1, first + count + 1, dtype=torch.int64) * _signed(_GOLDEN)
     # Mixing the seed first sends neighbouring seeds to far places of the one long sequence.
     bits_SN = _mix(_mix(seeds_S + _signed(_GOLDEN))[:, None] + counters_N)
-    return _uniform(bits_SN)
-
-
-def _uniform(bits: torch.Tensor) -> torch.Tensor:
-    return _shift(bits, 12).to(torch.float64) * 2.0**-52
+    return _shift(bits_SN, 12).to(torch.float64) * 2.0**-52
 
 
 def _mix(bits: torch.Tensor) -> torch.Tensor:
@@ -40,7 +36,7 @@ def _mix(bits: torch.Tensor) -> torch.Tensor:
 
 
 def _shift(bits: torch.Tensor, places: int) -> torch.Tensor:
-    """Shift right without the sign, which torch would drag along."""
+    """Shift right without torch's sign extension."""
     return (bits >> places) & ((1 << (64 - places)) - 1)
 
 

@@ -1,4 +1,4 @@
-"""Replacing an engine's weights: everything is checked before anything is copied."""
+"""Replaces an engine's weights; everything is checked before anything is copied."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _NOISE = 2**16 - 15  # a prime, so that rows do not repeat
 
 
 class WeightPlaces:
-    """Where each weight goes, by its Hugging Face name. Names in `tied` are further names of the same place."""
+    """The place of each weight by its Hugging Face name. Names in `tied` are further names of the same places."""
 
     def __init__(self, places: Mapping[str, torch.Tensor], tied: Mapping[str, str]) -> None:
         self.places = dict(places)
@@ -18,23 +18,22 @@ class WeightPlaces:
 
     @torch.no_grad()
     def fill(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Copy all weights to their places; a ValueError, and nothing copied, if they do not fit exactly."""
+        """Copy all weights to their places; raises ValueError, before copying, if they do not fit exactly."""
         sources = self.matched(weights)
         for name, place in self.places.items():
             place.copy_(sources[name])
 
     @torch.no_grad()
     def fill_with_noise(self) -> None:
-        """Numbers like a new model's, so that what is tried before weights come is tried on something: every product
-        counts, and norms are near 1."""
+        """Fill all places with numbers like a new model's, for trials before weights are loaded."""
         noise = torch.randn(_NOISE, generator=torch.Generator().manual_seed(0))
         for place in self.places.values():
             scaled = noise * min(place.shape) ** -0.5 if place.dim() > 1 else noise * 0.1 + 1.0
-            scaled = scaled.to(place)  # where and as it is stored: repeated in float32 on the host it takes seconds
+            scaled = scaled.to(place)  # in its own place and dtype, as repeating float32 on the host takes seconds
             place.copy_(scaled.repeat(-(-place.numel() // _NOISE))[: place.numel()].view(place.shape))
 
     def matched(self, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The weight for each place, by the place's name; a ValueError if they do not fit exactly."""
+        """The weight for each place, by the place's name; raises ValueError if they do not fit exactly."""
         sources: dict[str, torch.Tensor] = {}
         unexpected, misshapen, untied = [], [], []
         for name, weight in weights.items():
@@ -55,7 +54,7 @@ class WeightPlaces:
 
 
 def places_of(model: torch.nn.Module) -> WeightPlaces:
-    """Where the weights of a Hugging Face model go: into itself. A tied one has the name that comes first."""
+    """The places of a Hugging Face model's own weights; a tied one has its first name."""
     places: dict[str, torch.Tensor] = {}
     tied: dict[str, str] = {}
     names: dict[int, str] = {}
@@ -69,7 +68,7 @@ def places_of(model: torch.nn.Module) -> WeightPlaces:
 
 
 def noise_for(outline: torch.nn.Module, device: torch.device) -> dict[str, torch.Tensor]:
-    """Noise in the place of every weight of a model that has no memory for them."""
+    """Noise in place of every weight of a model on the meta device."""
     shapes = places_of(outline).places
     noise = {name: torch.empty(one.shape, dtype=one.dtype, device=device) for name, one in shapes.items()}
     WeightPlaces(noise, {}).fill_with_noise()

@@ -21,7 +21,7 @@ import torch
 
 from ..actors.waiting import ClosedError, LeaseFailedError, StepInterrupted, WaitingRoom
 from ..data.experience import BufferItem
-from ..data.lease import Delivery, Lease, Prompt, sample_seed
+from ..data.lease import Delivery, Lease, Prompt
 from ..data.saved_items import delivery_from, delivery_tree, items_from, items_tree
 from ..data.trajectories import count_samples
 from ..record.journal import JournalEntry
@@ -168,7 +168,7 @@ class LeaseBook:
             raise ClosedError(f"{maker} was replaced")
         lease_id = min(self._open.unassigned)
         try:
-            lease = self._lease(lease_id)
+            lease = self.plan.lease(lease_id, self._versions[lease_id], self._prompt)
         except Exception as error:  # a prompt that cannot be tokenised, say
             raise LeaseFailedError(f"lease {lease_id} cannot be handed out: {error}", lease_id) from error
         if lease.id not in self._open.handed_out:
@@ -256,20 +256,6 @@ class LeaseBook:
         """Leases that have not moved on for `seconds`, each with its maker."""
         with self.room:
             return self._open.overdue(seconds)
-
-    def _lease(self, lease_id: int) -> Lease:
-        plan = self.plan
-        first = lease_id * plan.lease_prompts
-        ordinals = range(first, first + plan.lease_prompts)
-        return Lease(
-            lease_id,
-            self._versions[lease_id],
-            tuple(self._prompt(ordinal) for ordinal in ordinals),
-            tuple(
-                tuple(sample_seed(plan.seed, ordinal, sample) for sample in range(plan.group_size))
-                for ordinal in ordinals
-            ),
-        )
 
     def _known(self, lease_id: int) -> bool:
         return lease_id in self._arrived or self._is_consumed(lease_id)
@@ -455,7 +441,7 @@ class LeaseBook:
                 self._spans = list(saved["spans"])
             self._open = OpenLeases()
             for lease_id in saved["handed_out"]:
-                self._open.hand_out(self._lease(lease_id), "nobody")
+                self._open.hand_out(self.plan.lease(lease_id, self._versions[lease_id], self._prompt), "nobody")
             for lease_id in saved["in_vain"]:
                 self._drop_undelivered(lease_id)
             not_consumed = set(range(self._next, self._admitted)) - self._consumed_ahead

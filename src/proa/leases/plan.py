@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..data.experience import BufferItem
+from ..data.lease import Lease, Prompt, sample_seed
 
 Schedule = Literal["in_order", "windowed"]
 
@@ -36,6 +37,20 @@ class LeasePlan:
     @property
     def leases_per_step(self) -> int:
         return self.prompts_per_step // self.lease_prompts
+
+    def lease(self, lease_id: int, version: int, prompt: Callable[[int], Prompt]) -> Lease:
+        """The lease of that id and version; `prompt` returns a prompt by its ordinal."""
+        first = lease_id * self.lease_prompts
+        ordinals = range(first, first + self.lease_prompts)
+        return Lease(
+            lease_id,
+            version,
+            tuple(prompt(ordinal) for ordinal in ordinals),
+            tuple(
+                tuple(sample_seed(self.seed, ordinal, sample) for sample in range(self.group_size))
+                for ordinal in ordinals
+            ),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,7 +104,11 @@ def read_reward_model_config(folder: str | PathLike[str], *, trust_remote_code: 
         )
     except UNREADABLE as error:
         raise ModelError(f"{folder} does not load as a reward model: {error}") from error
-    _check_one_label(config, folder)
+    # A language model's folder has no labels; loading its weights names the missing head.
+    is_language_model = any(name.endswith("ForCausalLM") for name in config.architectures or ())
+    if config.num_labels != 1 and not is_language_model:
+        raise ModelError(f"{folder} is a classifier of {config.num_labels} labels; a reward model has one")
+    config.num_labels = 1
     return config
 
 
@@ -190,17 +194,6 @@ def _scores(model: PreTrainedModel, sequences: Sequence[Sequence[int]]) -> torch
 def _checked_head(model: nn.Module) -> None:
     if not isinstance(getattr(model, "score", None), nn.Module):
         raise ModelError(f"{type(model).__name__} has no head called score: this kind of reward model is not supported")
-
-
-def _check_one_label(config: PreTrainedConfig, folder: str | PathLike[str]) -> None:
-    if config.num_labels != 1 and not _is_causal(config):
-        raise ModelError(f"{folder} is a classifier of {config.num_labels} labels; a reward model has one")
-    config.num_labels = 1
-
-
-def _is_causal(config: PreTrainedConfig) -> bool:
-    """Whether it is a language model's, without labels; a later message names the missing head."""
-    return any(name.endswith("ForCausalLM") for name in config.architectures or ())
 
 
 def _with_padding_token(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:

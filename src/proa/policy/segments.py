@@ -78,7 +78,8 @@ def make_segments(
     """Segments of these lengths, filled up to one of a few sizes, on the CPU."""
     longest = max(_SHORTEST, power_of_2(max(query_lengths)))
     filled = bucket_size(len(tokens_T))
-    fillers = _pieces(filled - len(tokens_T), longest)
+    missing = filled - len(tokens_T)
+    fillers = [min(longest, missing - first) for first in range(0, missing, longest)]
     queries = query_lengths + fillers
     count = power_of_2(len(queries))
     tokens_T, positions_T = (functional.pad(one_T, (0, filled - len(one_T))) for one_T in (tokens_T, positions_T))
@@ -87,8 +88,8 @@ def make_segments(
         return Segments(tokens_T, positions_T, query_starts_N, query_starts_N, longest, longest)
     keys = key_lengths + fillers
     key_places_K = torch.cat((key_places_K, torch.arange(filled - sum(fillers), filled)))
-    missing = power_of_2(len(key_places_K)) - len(key_places_K)  # keys after the last segment are in none
-    shared_keys = make_shared_keys(queries, keys, functional.pad(key_places_K, (0, missing)))
+    unused = power_of_2(len(key_places_K)) - len(key_places_K)  # keys after the last segment are in none
+    shared_keys = make_shared_keys(queries, keys, functional.pad(key_places_K, (0, unused)))
     longest_key = max(longest, power_of_2(max(key_lengths)))
     return Segments(
         tokens_T, positions_T, query_starts_N, _starts(keys, count), longest, longest_key, shared_keys
@@ -235,7 +236,3 @@ def _starts(lengths: list[int], count: int) -> torch.Tensor:
     """The starts of `count` segments, and the end of the last; missing ones are empty."""
     missing = [0] * (count - len(lengths))
     return torch.tensor([0, *lengths, *missing]).cumsum(0).to(torch.int32)
-
-
-def _pieces(count: int, longest: int) -> list[int]:
-    return [min(longest, count - first) for first in range(0, count, longest)]

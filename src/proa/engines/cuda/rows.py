@@ -6,12 +6,9 @@ chose is known to the host one step later. Passes over prompts run beside the st
 
 from __future__ import annotations
 
-import math
-import struct
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 
 import torch
 
@@ -20,115 +17,22 @@ from ...errors import SettingError
 from ..decoder import Decoder
 from ..sequences import DecodedSequence, Group
 from . import kernels
-from .passes import BLOCK, CHUNK, ROWS, Cache, PromptPass, RowState, StepPass
-from .phases import Pass, Phase, Steps, phases_of
+from .passes import BLOCK, CHUNK, ROWS, PromptPass, RowState, StepPass
+from .phases import Pass, Steps, phases_of
+from .placements import (
+    CachedPrompt,
+    KeptBlocks,
+    LaunchedPass,
+    LaunchedStep,
+    Placement,
+    PromptChunk,
+    RecordedPasses,
+    RowInput,
+)
 from .pool import BlockPool, blocks_for
 
 _CHUNKS = (2, 4, 8, 16)
 """How many chunks of prompts a pass may have; the bits do not depend on it."""
-
-
-@dataclass(eq=False)
-class _Prompt:
-    """A prompt in the cache, all but its last token, and how many sequences use it."""
-
-    tokens: tuple[int, ...]
-    blocks: list[int]
-    users: int = 0
-    is_launched: bool = False
-    """Whether its pass is under way or done."""
-
-    @property
-    def cached(self) -> int:
-        return len(self.tokens) - 1
-
-
-@dataclass(frozen=True, slots=True)
-class _Chunk:
-    """Tokens of one sequence in a pass, where they begin, and where the sequence's cache is."""
-
-    tokens: tuple[int, ...]
-    position: int
-    prompt: int
-    """How many tokens lie in blocks of a shared prompt, which are the first blocks."""
-    blocks: Sequence[int]
-
-
-@dataclass(frozen=True, eq=False)
-class _KeptBlocks:
-    """What the cache has of a sequence that ended: all but its last token."""
-
-    prompt: _Prompt
-    blocks: list[int]
-    tokens: int
-    last: int
-
-
-@dataclass(eq=False)
-class _Placed:
-    """Where a sequence is decoded, and what it still goes through: the first phase is under way."""
-
-    prompt: _Prompt
-    blocks: list[int]
-    phases: deque[Phase]
-    row: int | None = None
-    """None until it decodes: its prompt may be computed before a row is free."""
-    forced: int = 0
-    """How many of the tokens that will be chosen next are given."""
-
-
-@dataclass(frozen=True)
-class _Launched:
-    """A step that is under way: what it will say, when, and of whom."""
-
-    said: torch.Tensor
-    done: torch.cuda.Event
-    sequences: list[tuple[int, DecodedSequence]]
-
-
-@dataclass(frozen=True)
-class _Passing:
-    """Sequences whose given tokens are being put into the cache, and when that is done."""
-
-    done: torch.cuda.Event
-    sequences: list[DecodedSequence]
-
-
-@dataclass
-class _Recorded:
-    """The passes over one piece of memory, recorded; their buffers are the memory that the graphs write to."""
-
-    cache: Cache
-    step: StepPass
-    prompts: dict[int, PromptPass]
-    step_graph: torch.cuda.CUDAGraph
-    prompt_graphs: dict[int, torch.cuda.CUDAGraph]
-    penalised_graph: torch.cuda.CUDAGraph | None = None
-    """A step in which rows may have a repetition penalty; recorded when a request first has one."""
-
-
-@dataclass
-class _RowInput:
-    """What a row begins a phase with."""
-
-    row: int
-    steps: Steps
-    prompt: int
-    blocks: Sequence[int]
-    seed: int
-    sampling: Sampling
-    seen: Collection[int] = ()
-    """Tokens that a repetition penalty counts; those that the row decodes from now on, the device adds."""
-
-    @property
-    def state(self) -> list[int]:
-        forced, sampling = len(self.steps.forced), self.sampling
-        limit = forced + (sampling.max_new_tokens if self.steps.samples else 0)
-        return [
-            self.steps.token, self.steps.position, self.prompt, self.seed, 0, forced, limit,
-            _bits(sampling.temperature), sampling.top_k, _bits(sampling.top_p),
-            _bits(math.log(sampling.min_p) if sampling.min_p else -math.inf), _bits(sampling.repetition_penalty),
-        ]  # fmt: skip
 
 
 class CudaRows:
@@ -142,21 +46,21 @@ class CudaRows:
         rows = -(-slots // ROWS) * ROWS
         self._state = RowState(rows, pool.table_columns, sorted(end_ids), decoder.device)
         self._free_rows = list(range(slots - 1, -1, -1))
-        self._placed: dict[DecodedSequence, _Placed] = {}
+        self._placed: dict[DecodedSequence, Placement] = {}
         self._decoding: set[DecodedSequence] = set()
-        self._passing: deque[_Passing] = deque()
+        self._passing: deque[LaunchedPass] = deque()
         self._without_row: deque[DecodedSequence] = deque()  # whose prompts are computed
-        self._launched: deque[_Launched] = deque()
-        self._prompts: dict[Group, _Prompt] = {}
+        self._launched: deque[LaunchedStep] = deque()
+        self._prompts: dict[Group, CachedPrompt] = {}
         self._said = torch.empty(3, rows, dtype=torch.int32, device=decoder.device)
         self._said_here = [torch.empty(3, rows, dtype=torch.int32, pin_memory=True) for _ in range(2)]
         self._steps = 0
-        self._recorded: _Recorded | None = None
+        self._recorded: RecordedPasses | None = None
 
     # -- launches ------------------------------------------------------------------------------------
 
     @property
-    def _ready(self) -> _Recorded:
+    def _ready(self) -> RecordedPasses:
         """Every pass, run once, which compiles its kernels, and recorded; again if the cache has moved."""
         cache = self._pool.cache
         if self._recorded is None or self._recorded.cache is not cache:
@@ -166,7 +70,7 @@ class CudaRows:
             torch.cuda.synchronize(self.decoder.device)
             prompt_graphs = {chunks: self._record(one.launch) for chunks, one in prompts.items()}
             step_graph = self._record(lambda: self._launch_step(step.launch))
-            self._recorded = _Recorded(cache, step, prompts, step_graph, prompt_graphs)
+            self._recorded = RecordedPasses(cache, step, prompts, step_graph, prompt_graphs)
         return self._recorded
 
     def _record(self, launch: Callable[[], None]) -> torch.cuda.CUDAGraph:
@@ -266,19 +170,19 @@ class CudaRows:
             self.live.append(sequence)
         self._go_on(sequences)
 
-    def _place(self, sequence: DecodedSequence) -> _Placed:
+    def _place(self, sequence: DecodedSequence) -> Placement:
         todo, sequence.todo = sequence.todo, deque()
         if sequence.cached is not None:
             kept = _kept(sequence)
             sequence.cached = None
             blocks = kept.blocks + self._pool.take(_own_blocks(sequence) - len(kept.blocks))
-            return _Placed(kept.prompt, blocks, phases_of(todo, kept.tokens, kept.last))
+            return Placement(kept.prompt, blocks, phases_of(todo, kept.tokens, kept.last))
         prompt = self._prompts.get(sequence.group)
         if prompt is None:
             tokens = sequence.segments[0].tokens
-            prompt = self._prompts[sequence.group] = _Prompt(tokens, self._pool.take(blocks_for(len(tokens) - 1)))
+            prompt = self._prompts[sequence.group] = CachedPrompt(tokens, self._pool.take(blocks_for(len(tokens) - 1)))
         prompt.users += 1
-        return _Placed(prompt, self._pool.take(_own_blocks(sequence)), phases_of(todo))
+        return Placement(prompt, self._pool.take(_own_blocks(sequence)), phases_of(todo))
 
     def _go_on(self, sequences: Sequence[DecodedSequence]) -> None:
         """Launch the passes that these sequences are at; they decode when those are done."""
@@ -289,9 +193,9 @@ class CudaRows:
         with torch.cuda.stream(side):
             for first_chunk in range(0, len(chunks), _CHUNKS[-1]):
                 self._pass_over(chunks[first_chunk : first_chunk + _CHUNKS[-1]])
-            self._passing.append(_Passing(_recorded_event(side), list(sequences)))
+            self._passing.append(LaunchedPass(_recorded_event(side), list(sequences)))
 
-    def _chunks(self, placed: _Placed) -> Iterator[_Chunk]:
+    def _chunks(self, placed: Placement) -> Iterator[PromptChunk]:
         """Of the pass that a sequence is at, if it is at one and nobody else in its group has launched it."""
         prompt, one = placed.prompt, placed.phases[0]
         if not isinstance(one, Pass):
@@ -303,9 +207,9 @@ class CudaRows:
         prompt.is_launched = True
         blocks = prompt.blocks if is_prompt else prompt.blocks + placed.blocks
         for start in range(0, len(one.tokens), CHUNK):
-            yield _Chunk(one.tokens[start : start + CHUNK], one.position + start, prompt.cached, blocks)
+            yield PromptChunk(one.tokens[start : start + CHUNK], one.position + start, prompt.cached, blocks)
 
-    def _pass_over(self, chunks: Sequence[_Chunk]) -> None:
+    def _pass_over(self, chunks: Sequence[PromptChunk]) -> None:
         count = next(count for count in _CHUNKS if count >= len(chunks))
         one = self._ready.prompts[count]
         tokens, places = torch.zeros(count, CHUNK, dtype=torch.int64), torch.zeros(count, 3, dtype=torch.int32)
@@ -341,7 +245,7 @@ class CudaRows:
     def _is_idle(self) -> bool:
         return not self._decoding and not self._without_row
 
-    def _row_input(self, sequence: DecodedSequence) -> _RowInput:
+    def _row_input(self, sequence: DecodedSequence) -> RowInput:
         placed, request = self._placed[sequence], sequence.request
         steps = placed.phases[0]
         assert isinstance(steps, Steps)
@@ -349,9 +253,9 @@ class CudaRows:
         placed.forced = len(steps.forced)
         blocks = placed.prompt.blocks + placed.blocks
         seen = sequence.seen if steps.samples else ()
-        return _RowInput(placed.row, steps, placed.prompt.cached, blocks, request.seed, request.sampling, seen)
+        return RowInput(placed.row, steps, placed.prompt.cached, blocks, request.seed, request.sampling, seen)
 
-    def _write(self, rows: Sequence[_RowInput]) -> None:
+    def _write(self, rows: Sequence[RowInput]) -> None:
         """Let rows begin."""
         table = torch.zeros(len(rows), self._pool.table_columns, dtype=torch.int32)
         for place, one in enumerate(rows):
@@ -391,7 +295,9 @@ class CudaRows:
             said.copy_(self._said, non_blocking=True)
             done = _recorded_event(self._pool.steps)
         placed = [(self._placed[sequence].row, sequence) for sequence in self.live if sequence in self._decoding]
-        self._launched.append(_Launched(said, done, [(row, sequence) for row, sequence in placed if row is not None]))
+        self._launched.append(
+            LaunchedStep(said, done, [(row, sequence) for row, sequence in placed if row is not None])
+        )
 
     @property
     def _step_graph(self) -> torch.cuda.CUDAGraph:
@@ -400,7 +306,7 @@ class CudaRows:
             return penalised
         return self._ready.step_graph
 
-    def _take(self, launched: _Launched) -> None:
+    def _take(self, launched: LaunchedStep) -> None:
         launched.done.synchronize()
         tokens, log_prob_bits, reasons = launched.said
         chosen, log_probs, ends = tokens.tolist(), log_prob_bits.view(torch.float32).tolist(), reasons.tolist()
@@ -423,19 +329,19 @@ class CudaRows:
 
     # -- ending --------------------------------------------------------------------------------------
 
-    def kept(self, place: int) -> _KeptBlocks:
+    def kept(self, place: int) -> KeptBlocks:
         """What the cache has of a sequence that has ended; `remove` leaves it there."""
         sequence = self.live[place]
         placed = self._placed[sequence]
         before = sum(len(segment.tokens) for segment in sequence.segments)
-        kept = _KeptBlocks(placed.prompt, placed.blocks, before + len(sequence.sampled) - 1, sequence.sampled[-1])
+        kept = KeptBlocks(placed.prompt, placed.blocks, before + len(sequence.sampled) - 1, sequence.sampled[-1])
         placed.blocks = []
         placed.prompt.users += 1
         return kept
 
     def drop(self, kept: object) -> None:
         """Free what was kept."""
-        assert isinstance(kept, _KeptBlocks)
+        assert isinstance(kept, KeptBlocks)
         self._pool.give_back(kept.blocks)
         kept.prompt.users -= 1
 
@@ -501,7 +407,7 @@ class CudaRows:
         self.prepare()
         blocks = iter(self._pool.for_scoring)
         inputs = [
-            _RowInput(
+            RowInput(
                 row, Steps(tokens[0], 0, tuple(tokens[1:]), samples=False), 0,
                 [next(blocks) for _ in range(blocks_for(len(tokens)))], 0, Sampling(max_new_tokens=1),
             )
@@ -523,8 +429,8 @@ def _own_blocks(sequence: DecodedSequence) -> int:
     return blocks_for(sequence.longest - len(sequence.segments[0].tokens))
 
 
-def _kept(sequence: DecodedSequence) -> _KeptBlocks:
-    assert isinstance(sequence.cached, _KeptBlocks)
+def _kept(sequence: DecodedSequence) -> KeptBlocks:
+    assert isinstance(sequence.cached, KeptBlocks)
     return sequence.cached
 
 
@@ -532,8 +438,3 @@ def _recorded_event(stream: torch.cuda.Stream) -> torch.cuda.Event:
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]
     event.record(stream)
     return event
-
-
-def _bits(number: float) -> int:
-    """The bits of a float64, as an integer."""
-    return int(struct.unpack("q", struct.pack("d", number))[0])
