@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..config import ConfigError, DetachedConfig, RunConfig
+from ..config import DetachedConfig, RunConfig
 from ..config.eval_section import BenchmarkSection
 from ..config.sections import GIVEN
 from ..policy.trainable import Trainable
@@ -16,7 +16,7 @@ from ..tasks.builtin import BUILTIN, builtin_task
 from ..tasks.chat import with_system_prompt
 from .benchmark import Benchmark
 from .generation import system_prompt_of
-from .given_eval import GivenEval
+from .given_eval import GivenEval, check_has_data
 from .own_evaluator import OwnEvaluator
 from .scoring import Eval
 
@@ -103,10 +103,8 @@ def eval_source(section: BenchmarkSection, config: RunConfig, given: GivenEval |
     """Data that is not trained on: what was given or the section names, or the test split of a built-in task."""
     if given is not None and given.source is not None:
         return given.source
-    source = section.source or config.task.source
-    if section.source is None and source not in BUILTIN:
-        raise ConfigError(f"eval {section.name} has no data of its own: give source, what is held out of training")
-    return source
+    check_has_data(section, config.task.source)
+    return section.source or config.task.source
 
 
 def eval_columns(section: BenchmarkSection, config: RunConfig) -> dict[str, str]:

@@ -29,11 +29,8 @@ def start(
 
         return start(config, algorithm, callbacks=callbacks, **changes)
     options = {name: changes.pop(name) for name in ("resume", "allow_changes", "overwrite") if name in changes}
-    outline, announced = foresee(
-        outlined(config, algorithm, changes),
-        overwrite=options.get("overwrite", False),
-        has_tokenizer=changes.get("tokenizer") is not None,
-    )
+    outline, given = outlined(config, algorithm, changes)
+    outline, announced = foresee(outline, given, overwrite=options.get("overwrite", False))
     from ..run.start import start_configured
 
     settled, given = configured(config, algorithm, {**changes, "name": outline.name})
