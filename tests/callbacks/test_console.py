@@ -226,6 +226,20 @@ def test_a_notebook_has_one_output_that_is_replaced_and_lines_are_printed_which_
     assert lines[5].startswith("done: 4 steps")
 
 
+def test_of_quick_steps_a_notebook_is_sent_some_and_the_last_and_every_eval(notebook, monkeypatch):
+    monkeypatch.setattr("proa.callbacks.console.REFRESHES", 1e-9)  # nothing follows late enough
+    console = ConsoleProgress(console=Console(force_jupyter=True))
+    loop = SupervisedLoop(
+        lambda batch: {"loss": 0.5},
+        callbacks=[console],
+        evaluators=[ScoreFunction("sort", lambda: {"exact": 0.25}, 30)],
+    )
+    loop.fit(lambda epoch: [TrainingBatch(0)] * 50, max_steps=50)
+    assert [text.splitlines()[0].split(" done")[0] for _, text in notebook] == [
+        "0 of 50 steps", "30 of 50 steps", "50 of 50 steps", "50 of 50 steps",
+    ]  # fmt: skip
+
+
 def test_a_notebook_does_not_go_on_promising_time_after_a_failure(notebook):
     steps = iter([{"loss": 0.5}])
     with pytest.raises(StopIteration):

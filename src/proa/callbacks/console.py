@@ -75,7 +75,7 @@ class ConsoleProgress(Callback):
         elif console.is_terminal:
             from rich.live import Live
 
-            self._live = Live(self._panel(state, {}), console=console, refresh_per_second=8, transient=True)
+            self._live = Live(self._panel(state, {}), console=console, refresh_per_second=REFRESHES, transient=True)
             self._live.start()
 
     def on_step_end(self, state: LoopState, step_idx: int, batch: TrainingBatch, metrics: dict[str, float]) -> None:
@@ -86,7 +86,9 @@ class ConsoleProgress(Callback):
         if leading is not None:
             self._curve_name = leading
             self._curve.add(float(metrics[leading]))
-        if self._live is not None:
+        if isinstance(self._live, NotebookOutput):
+            self._live.update_step(self._text(state, metrics))
+        elif self._live is not None:
             self._update(state, metrics)
         else:
             self._say_step(state, step_idx, metrics)
@@ -111,6 +113,8 @@ class ConsoleProgress(Callback):
 
     def on_metrics(self, state: LoopState, step_idx: int, metrics: dict[str, float]) -> None:
         self._step_values |= metrics
+        if isinstance(self._live, NotebookOutput) and self._live.is_behind:
+            return
         if self._live is not None:
             self._update(state, self._step_values)
         elif self._is_shown(state, step_idx):
@@ -143,7 +147,7 @@ class ConsoleProgress(Callback):
 
     def _update(self, state: LoopState, metrics: dict[str, Any]) -> None:
         if isinstance(self._live, NotebookOutput):
-            self._live.update("\n".join(self._rows(state, metrics, NOTEBOOK_COLUMNS)))
+            self._live.update(self._text(state, metrics))
         elif self._live is not None:
             self._live.update(self._panel(state, metrics))
 
@@ -191,6 +195,9 @@ class ConsoleProgress(Callback):
             rows += ["  ".join(line) for line in fit([first, *values[1:]], columns)]
         return rows
 
+    def _text(self, state: LoopState, metrics: dict[str, Any]) -> str:
+        return "\n".join(self._rows(state, metrics, NOTEBOOK_COLUMNS))
+
     def _panel(self, state: LoopState, metrics: dict[str, Any]) -> RenderableType:
         from rich.panel import Panel
         from rich.progress_bar import ProgressBar
@@ -213,13 +220,26 @@ PANEL_BORDER = 4
 ECHO = 4
 """Columns left free beside a panel: a terminal writes ^C there, which would else begin a line and leave a ghost."""
 NOTEBOOK_COLUMNS = 100
+REFRESHES = 8
+"""How often a panel or a notebook's output may change in a second."""
 
 
 class NotebookOutput:
-    """One output of a notebook's cell, replaced whenever something changes."""
+    """One output of a notebook's cell, replaced when something changes.
+
+    Each time is a message to the browser, so of steps that follow each other quickly only some are shown.
+    """
 
     def __init__(self) -> None:
         self._handle: Any = None
+        self._shown_at = -math.inf
+        self.is_behind = False
+        """Whether the last step was not shown."""
+
+    def update_step(self, text: str) -> None:
+        self.is_behind = perf_counter() - self._shown_at < 1 / REFRESHES
+        if not self.is_behind:
+            self.update(text)
 
     def update(self, text: str) -> None:
         display = importlib.import_module("IPython.display").display  # only notebooks have it
@@ -228,6 +248,7 @@ class NotebookOutput:
             self._handle = display(content, raw=True, display_id=True)
         else:
             self._handle.update(content, raw=True)
+        self._shown_at = perf_counter()
 
     def stop(self) -> None:
         """What was shown last stays."""
