@@ -9,6 +9,8 @@ import pytest
 import yaml
 from tests.small import DETACHED
 
+from proa.config import load_run_config
+
 REFUSED = {
     "train missing.yaml": "the configuration missing.yaml cannot be read",
     "train run.yaml --total_stepz 3": "unknown key 'total_stepz'; did you mean 'total_steps'?",
@@ -48,6 +50,7 @@ REFUSED = {
     "experiment arms.yaml": "unknown key 'sampling.group_sice'; did you mean 'group_size'?",
     "eval nowhere": "there is no folder nowhere",
     "resume nowhere": "nowhere is not a run's folder",
+    "resume complete --sampling.temperature 0.5": "sampling.temperature was 1.0 and is 0.5",
     "replay nowhere": "nowhere does not exist",
     "show nowhere": "nowhere does not exist",
     "report nowhere": "nowhere does not exist",
@@ -139,6 +142,10 @@ def folder(tmp_path_factory):
     (folder / "empty").mkdir()
     (folder / "used").mkdir()
     (folder / "used" / "run.json").write_text("{}")
+    (folder / "complete").mkdir()
+    complete = load_run_config(folder / "run.yaml", name="complete").model_dump(mode="json")
+    (folder / "complete" / "config.json").write_text(json.dumps(complete))
+    (folder / "complete" / "run.json").write_text('{"format": 1, "status": "completed"}')
     return folder
 
 
