@@ -16,7 +16,7 @@ from ..tasks.builtin import BUILTIN, builtin_task
 from ..tasks.chat import with_system_prompt
 from .benchmark import Benchmark
 from .generation import system_prompt_of
-from .given_eval import GivenEval, check_has_data
+from .given_eval import GivenEval
 from .own_evaluator import OwnEvaluator
 from .scoring import Eval
 
@@ -103,8 +103,9 @@ def eval_source(section: BenchmarkSection, config: RunConfig, given: GivenEval |
     """Data that is not trained on: what was given or the section names, or the test split of a built-in task."""
     if given is not None and given.source is not None:
         return given.source
-    check_has_data(section, config.task.source)
-    return section.source or config.task.source
+    source = section.source or config.task.source
+    section.check_data(has_test_split=source in BUILTIN)
+    return source
 
 
 def eval_columns(section: BenchmarkSection, config: RunConfig) -> dict[str, str]:

@@ -6,11 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..config import ConfigError
-from ..config.eval_section import BenchmarkSection
 from ..rewards.samples import RunLength
 from ..roles.given_surroundings import NOTHING_GIVEN, GivenSurroundings
-from ..tasks.builtin import BUILTIN
 
 
 @dataclass(frozen=True)
@@ -29,9 +26,3 @@ class GivenEval:
     """Of the run, for rewards that ask how far training is."""
     surroundings: GivenSurroundings = NOTHING_GIVEN
     """What answers the model between its turns, in training as in evals."""
-
-
-def check_has_data(section: BenchmarkSection, trained_on: str) -> None:
-    """Raise for an eval without data of its own: only built-in tasks have some that is not trained on."""
-    if section.source is None and section.evaluator is None and trained_on not in BUILTIN:
-        raise ConfigError(f"eval {section.name} has no data of its own: give source, what is held out of training")

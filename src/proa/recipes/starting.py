@@ -30,7 +30,12 @@ def start(
         return start(config, algorithm, callbacks=callbacks, **changes)
     options = {name: changes.pop(name) for name in ("resume", "allow_changes", "overwrite") if name in changes}
     outline, given = outlined(config, algorithm, changes)
-    outline, announced = foresee(outline, given, overwrite=options.get("overwrite", False))
+    outline, announced = foresee(
+        outline,
+        overwrite=options.get("overwrite", False),
+        data=given.data,
+        has_tokenizer=given.tokenizer is not None or outline.model.tokenizer is not None,
+    )
     from ..run.start import start_configured
 
     settled, given = configured(config, algorithm, {**changes, "name": outline.name})

@@ -20,7 +20,6 @@ from ..config.sections import AUTO, GIVEN
 from ..config.supervised_settings import SUPERVISED, SFTSettings
 from ..dotted import DottedPathError, check_module
 from ..errors import UnknownNameError
-from ..evals.given_eval import check_has_data
 from ..policy.hub import HubError, is_hub_name, is_offline, local_folder, no_folder
 from ..record.run_folder import check_unused
 from ..record.run_lock import is_locked, lock
@@ -30,7 +29,6 @@ from ..tasks.builtin import BUILTIN
 from ..tasks.preferences import load_preferences
 from ..tasks.sources import check_there as check_source_there
 from ..visible import print_visible
-from .given import NOTHING, Given
 from .naming import settle_name
 
 NO_TOKENIZER = (
@@ -48,9 +46,11 @@ _FEW = 10_000
 """And lists up to this many rows."""
 
 
-def foresee(config: RunConfig, given: Given = NOTHING, *, overwrite: bool) -> tuple[RunConfig, str]:
+def foresee(
+    config: RunConfig, *, overwrite: bool, data: Any = None, has_tokenizer: bool = False
+) -> tuple[RunConfig, str]:
     """Raise all errors that can be found without torch, and print the first line. Returns the configuration with its
-    name, and the line. `given` is what Python gave beside the configuration."""
+    name, and the line. `data` was given beside the configuration, and `has_tokenizer` says that a tokenizer was."""
     config = settle_name(config, overwrite=overwrite)
     if not overwrite:
         if is_locked(config.folder):
@@ -59,8 +59,8 @@ def foresee(config: RunConfig, given: Given = NOTHING, *, overwrite: bool) -> tu
         check_unused(config.folder)
     _check_folder(config.folder)
     check_there(config)
-    _check_small_data(config, given.data)
-    if given.tokenizer is None:
+    _check_small_data(config, data)
+    if not has_tokenizer:
         _check_tokenizer(config)
     return config, announce(config) if config.progress else ""
 
@@ -76,7 +76,7 @@ def check_there(config: RunConfig) -> None:
     if GIVEN not in config.task.source:
         check_source_there(config.task.source)
     for one in config.eval:
-        check_has_data(one, config.task.source)
+        one.check_data(has_test_split=config.task.source in BUILTIN)
         if one.source is not None and GIVEN not in one.source:
             check_source_there(one.source)
     if config.model.device.startswith("cuda") and not _on_ray(config) and not may_have_gpu():

@@ -51,9 +51,6 @@ class Given:
         return replace(own, reward=reward, weights=weights, surroundings=self.surroundings)
 
 
-NOTHING = Given()
-
-
 def configured(
     config: RunConfig | Path | str | None, recipe: str | None, changes: Mapping[str, Any]
 ) -> tuple[RunConfig, Given]:
