@@ -13,6 +13,7 @@ from ..data.state import LoopState
 from ..errors import CallbackConfigError
 from ..lifecycle.hooks import Callback
 from ..lifecycle.policy import ErrorPolicy, Priority
+from ..statistics.formatting import duration
 from ..visible import print_visible, single_line
 from .sample_lines import sample_lines
 
@@ -105,8 +106,8 @@ class ConsoleProgress(Callback):
         values = self._values(metrics, state.logged)
         first = 2 + len(_troubles(metrics))
         self._last_values = [*values[:first], *_speed(metrics), *values[first:]]
-        seconds = f"{perf_counter() - self._begun:.1f} s"
-        self._last_line = self._line([_step(state, step_idx), *self._last_values], last=seconds)
+        elapsed = duration(perf_counter() - self._begun)
+        self._last_line = self._line([_step(state, step_idx), *self._last_values], last=elapsed)
         if self._is_shown(state, step_idx):
             self._say(self._last_line)
             self._last_line = ""
@@ -182,7 +183,7 @@ class ConsoleProgress(Callback):
     def _rows(self, state: LoopState, metrics: dict[str, Any], columns: int) -> list[str]:
         """What is shown in place, in lines of at most so many columns."""
         elapsed = perf_counter() - self._begun
-        rows = [f"{_progress(state)}   {elapsed:.0f} s{_remaining(state, elapsed, self._first_step)}"]
+        rows = [f"{_progress(state)}   {_rounded(elapsed)}{_remaining(state, elapsed, self._first_step)}"]
         lines = fit(self._values(metrics, state.logged), columns)
         rows += ["  ".join(line) for line in lines] or ["waiting for the first step"]
         if speed := _speed(metrics):
@@ -349,7 +350,12 @@ def _remaining(state: LoopState, elapsed: float, first_step: int) -> str:
     is_over = state.exception is not None or state.should_stop or state.global_step >= state.num_steps
     if done < 1 or is_over:
         return ""
-    return f", about {elapsed / done * (state.num_steps - state.global_step):.0f} s left"
+    return f", about {_rounded(elapsed / done * (state.num_steps - state.global_step))} left"
+
+
+def _rounded(seconds: float) -> str:
+    """Whole seconds, so that a panel stands still between them; of a long run minutes, hours, days."""
+    return f"{seconds:.0f} s" if seconds < 120 else duration(seconds)
 
 
 def _speed(metrics: dict[str, Any]) -> list[str]:
@@ -368,7 +374,7 @@ def _speed(metrics: dict[str, Any]) -> list[str]:
 
 
 def _ending(state: LoopState, seconds: float) -> str:
-    done = f"{state.global_step} step{'' if state.global_step == 1 else 's'}, {seconds:.1f} s"
+    done = f"{state.global_step} step{'' if state.global_step == 1 else 's'}, {duration(seconds)}"
     if isinstance(state.exception, Exception):
         return f"failed after {done}: {type(state.exception).__name__}: {state.exception}"
     if state.exception is not None:
