@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import re
 import sys
+from pathlib import Path
 from typing import Any
 
 from .errors import SettingError
@@ -33,10 +35,27 @@ def resolve(path: str) -> Any:
 
 
 def check_module(path: str) -> None:
-    """Raise for what is not a dotted path, or where its package is not there. Nothing is imported."""
-    package = _parts(path)[0].partition(".")[0]
-    if package not in sys.modules and importlib.util.find_spec(package) is None:
+    """Raise for what is not a dotted path, or where its package is not there, or a module in one file in which the name
+    does not occur. Nothing is imported."""
+    module_name, name = _parts(path)
+    package = module_name.partition(".")[0]
+    if package in sys.modules:
+        return
+    spec = importlib.util.find_spec(package)
+    if spec is None:
         raise DottedPathError(f"{path!r}: no module {package!r} on Python's search path")
+    file = Path(spec.origin or "")
+    if package == module_name and file.suffix == ".py" and file.name != "__init__.py":
+        _check_occurs(name.partition(".")[0], file, path)
+
+
+def _check_occurs(name: str, file: Path, path: str) -> None:
+    """Raise if a module's text has the name nowhere, and nothing in it that could define names unseen."""
+    text = file.read_text(encoding="utf-8", errors="replace")
+    if re.search(rf"\b{re.escape(name)}\b|import\s*\*|__getattr__|globals|vars|setattr|exec|sys\.modules", text):
+        return
+    defined = re.findall(r"^(?:async\s+def|def|class)\s+(\w+)", text, flags=re.MULTILINE)
+    raise DottedPathError(f"{path!r}: {file.stem} has no {name!r}{did_you_mean(name, defined)}")
 
 
 def name_of(thing: Any) -> str:

@@ -226,6 +226,20 @@ def test_a_notebook_has_one_output_that_is_replaced_and_lines_are_printed_which_
     assert lines[5].startswith("done: 4 steps")
 
 
+def test_of_quick_steps_a_notebook_is_sent_some_and_the_last_and_every_eval(notebook, monkeypatch):
+    monkeypatch.setattr("proa.callbacks.console.REFRESHES", 1e-9)  # nothing follows late enough
+    console = ConsoleProgress(console=Console(force_jupyter=True))
+    loop = SupervisedLoop(
+        lambda batch: {"loss": 0.5},
+        callbacks=[console],
+        evaluators=[ScoreFunction("sort", lambda: {"exact": 0.25}, 30)],
+    )
+    loop.fit(lambda epoch: [TrainingBatch(0)] * 50, max_steps=50)
+    assert [text.splitlines()[0].split(" done")[0] for _, text in notebook] == [
+        "0 of 50 steps", "30 of 50 steps", "50 of 50 steps", "50 of 50 steps",
+    ]  # fmt: skip
+
+
 def test_a_notebook_does_not_go_on_promising_time_after_a_failure(notebook):
     steps = iter([{"loss": 0.5}])
     with pytest.raises(StopIteration):
@@ -234,6 +248,19 @@ def test_a_notebook_does_not_go_on_promising_time_after_a_failure(notebook):
         ).fit(lambda epoch: [TrainingBatch(0)] * 4, max_steps=4)  # fmt: skip
     assert notebook[-1][1].splitlines()[0].rpartition("   ")[0] == "1 of 4 steps done"
     assert "left" not in notebook[-1][1]
+
+
+def test_a_long_run_is_told_in_hours(notebook, monkeypatch, capsys):
+    clock = iter([0.0, 0.0, 0.0, *[7200.0] * 20])  # it starts, and two hours later there are four steps
+    monkeypatch.setattr("proa.callbacks.console.perf_counter", lambda: next(clock))
+    console = ConsoleProgress(console=Console(force_jupyter=True))
+    state = LoopState(num_steps=10, global_step=0)
+    console.on_train_start(state)
+    state.global_step = 4
+    console.on_step_end(state, 3, None, {"loss": 1.0})
+    assert notebook[-1][1].splitlines()[0] == "4 of 10 steps done   2 h, about 3 h left"
+    console.on_train_end(state, None)
+    assert capsys.readouterr().out == "done: 4 steps, 2 h\n"
 
 
 def test_a_step_without_a_reward_says_first_what_is_wrong():

@@ -1,12 +1,15 @@
 """The likeliest slips are refused before torch or transformers is loaded, which takes seconds."""
 
 import json
+import os
 import subprocess
 import sys
 
 import pytest
 import yaml
 from tests.small import DETACHED
+
+from proa.config import load_run_config
 
 REFUSED = {
     "train missing.yaml": "the configuration missing.yaml cannot be read",
@@ -28,6 +31,10 @@ REFUSED = {
     "train run.yaml --output_dir run.yaml/runs": "cannot be used: not a directory",
     "train empty.yaml": "empty is not a model folder: it has no config.json",
     "train mute.yaml": "there is no tokenizer in mute: name one as model.tokenizer, a folder or a name of the Hub",
+    "train run.yaml --reward right_rewards:exat": "right_rewards has no 'exat'; did you mean 'exact'?",
+    "train run.yaml --model.tokenizer no/where": "the Hub is not asked, for HF_HUB_OFFLINE is set",
+    "train run.yaml --model no/where": "its cache on this machine does not have the model no/where",
+    'train run.yaml --task right.jsonl --model.tokenizer . --eval [{"name":"x"}]': "eval x has no data of its own",
     "train run.yaml --engine vlm": "no engine 'vlm'; did you mean 'vllm'?",
     "train run.yaml --model nowhere": "no model folder nowhere",
     "train run.yaml --algorithm.params.beta 0.1": "here it is algorithm.params: {kl_coefficient: …}",
@@ -43,6 +50,7 @@ REFUSED = {
     "experiment arms.yaml": "unknown key 'sampling.group_sice'; did you mean 'group_size'?",
     "eval nowhere": "there is no folder nowhere",
     "resume nowhere": "nowhere is not a run's folder",
+    "resume complete --sampling.temperature 0.5": "sampling.temperature was 1.0 and is 0.5",
     "replay nowhere": "nowhere does not exist",
     "show nowhere": "nowhere does not exist",
     "report nowhere": "nowhere does not exist",
@@ -68,6 +76,9 @@ IN_PYTHON = {
     "grpo('run.yaml', num_generations=4)": "here it is sampling.group_size",
     "dpo('run.yaml', algorithm='grpo')": "the recipe dpo was given a configuration for algorithm grpo",
     "grpo('run.yaml', name='used', reward=print)": "used was already used by a run",
+    "grpo('run.yaml', task=None)": "task is None: give data, a file or a name",
+    "grpo('run.yaml', task=[{'question': '1>'}], tokenizer=print)": "e.g. columns: {prompt: question}",
+    "dpo(**{**ROWS, 'model': {'config': {}}}, tokenizer=print)": "row 0 has no column 'chosen'",
     "grpo('run.yaml', model='nowhere', task=[{'prompt': '1>'}])": "no model folder nowhere",
     "sft(**ROWS, overwrite_=True)": "did you mean 'overwrite'?",
     "grpo('run.yaml', eval=[{'name': 'x', 'metric': 'no_module:f'}], environment=print)": "no module 'no_module'",
@@ -105,7 +116,10 @@ except NotNow:
 
 
 def in_folder(folder, *arguments):
-    done = subprocess.run([sys.executable, "-c", *arguments], cwd=folder, capture_output=True, text=True, timeout=300)
+    offline = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", *arguments], cwd=folder, env=offline, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -120,6 +134,7 @@ def folder(tmp_path_factory):
     (folder / "empty.yaml").write_text(yaml.safe_dump({**DETACHED, "total_steps": 1, "model": "empty"}))
     (folder / "torn.jsonl").write_text('{"prompt": "1>", "answer": "1"}\n{"prompt": \n')
     (folder / "right.jsonl").write_text('{"prompt": "1>", "answer": "1"}\n')
+    (folder / "right_rewards.py").write_text("import torch\n\n\ndef exact(completions):\n    return completions\n")
     (folder / "other.csv").write_text("question,solution\n1>,1\n")
     (folder / "mute.yaml").write_text(yaml.safe_dump({**DETACHED, "total_steps": 1, "model": "mute"}))
     (folder / "mute").mkdir()
@@ -127,6 +142,10 @@ def folder(tmp_path_factory):
     (folder / "empty").mkdir()
     (folder / "used").mkdir()
     (folder / "used" / "run.json").write_text("{}")
+    (folder / "complete").mkdir()
+    complete = load_run_config(folder / "run.yaml", name="complete").model_dump(mode="json")
+    (folder / "complete" / "config.json").write_text(json.dumps(complete))
+    (folder / "complete" / "run.json").write_text('{"format": 1, "status": "completed"}')
     return folder
 
 

@@ -226,6 +226,12 @@ def test_a_report_says_whether_it_could_not_read_or_not_write(name, words, tmp_p
 # -- eval --------------------------------------------------------------------------------------------
 
 
+def test_a_misspelt_verb_is_answered_with_the_nearest(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["trian", "run.yaml"])
+    assert "there is no verb 'trian'; did you mean 'train'? (verbs: train, resume, " in capsys.readouterr().err
+
+
 def test_a_flag_out_of_range_is_told_in_words(here, capsys):
     told = said(capsys, "eval", "runs/run", "--task", "theirs:rows", "--count", -3, code=2)
     assert told == "--count: input should be greater than or equal to 1, not -3\n"

@@ -40,6 +40,9 @@ def test_a_state_is_shown_without_its_handles(tmp_path):
     assert "global_step=3" in repr(state)
     assert "ctx=" not in repr(state)
     assert "checkpoint_mgr=" not in repr(state)
+    arm = ArmResult("a", "configuration", eval_metrics={"sort": {"exact": 0.9}})
+    assert "{'sort': {'exact': 0.9}}" in repr(arm)
+    assert "configuration" not in repr(arm)
 
 
 def test_a_score_is_a_metric_or_a_benchmarks():

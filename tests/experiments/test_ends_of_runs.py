@@ -256,7 +256,7 @@ def test_complete_runs_are_scored_again_by_a_benchmark_that_changed_and_not_trai
     assert not any(line.startswith("eval held_out") for line in listener.heard)
 
 
-def test_it_says_how_far_it_is_while_it_goes_on(tmp_path):
+def test_it_says_how_far_it_is_while_it_goes_on(tmp_path, caplog):
     seen, written_too_early = [], []
 
     class Looks(Callback):
@@ -268,6 +268,8 @@ def test_it_says_how_far_it_is_while_it_goes_on(tmp_path):
             written_too_early.append((tmp_path / "e" / arm.name / "arm.json").exists())
 
     experiment(tmp_path, [Looks()]).run()
+    told = [record.getMessage() for record in caplog.records if record.name == "proa.experiments"]
+    assert [line.split(" 0")[0] for line in told] == ["a: completed, held_out.exact", "b: completed, held_out.exact"]
     assert seen == [("running", []), ("running", ["a"])]
     assert written_too_early == [False, False]
 

@@ -73,7 +73,8 @@ def write_run(
 
 def ledger(steps: int) -> dict[str, Any]:
     return {
-        "leased": 64 * steps, "trained": 64 * steps - 20, "buffered": 12, "in_flight": 0, "dropped": {"too stale": 8},
+        "leased": 64 * steps, "trained": 64 * steps - 20, "buffered": 12, "in_flight": 0,
+        "dropped": {"group_too_small": 3, "reward_failed": 4, "left_over": 1},
         "tokens": {"made": 448 * steps, "trained": 448 * steps - 140, "buffered": 84, "dropped": 56},
     }  # fmt: skip
 

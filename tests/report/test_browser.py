@@ -68,13 +68,16 @@ addEventListener("load", () => {
       const box = text.getBoundingClientRect(), drawing = text.ownerSVGElement.getBoundingClientRect();
       return box.width && (box.left < drawing.left - 1 || box.right > drawing.right + 1);
     });
+    const scrolled = [...page.querySelectorAll(".scroll")].filter((box) => box.scrollWidth > box.clientWidth + 1);
     const name = (element) => `${element.nodeName} ${element.className} ${element.textContent.slice(0, 60)}`;
     const of = (box) => [...box.children].filter((part) => part.matches("details")).map((part) => part.open);
     const steps = page.querySelector(".one-of[data-what=step].paged");
     const opened = [of(steps)];
     steps.querySelector("button").click();
     opened.push(of(steps));
-    seen[frame.width] = { widest: root.scrollWidth, wide: wide.map(name), cut: cut.map(name), opened };
+    const found = { wide, cut, scrolled };
+    for (const kind in found) found[kind] = found[kind].map(name);
+    seen[frame.width] = { widest: root.scrollWidth, opened, ...found };
   }
   document.body.dataset.seen = JSON.stringify(seen);
 });
@@ -103,6 +106,7 @@ def test_nothing_of_the_page_is_wider_than_a_desk_or_a_phone_and_one_step_is_sho
         assert seen[width]["wide"] == []
         assert seen[width]["cut"] == []
         assert seen[width]["opened"] == [[False, False, True], [False, True, False]]
+    assert seen["1280"]["scrolled"] == []
 
 
 def test_an_experiment_opens_without_a_complaint(tmp_path, browser):

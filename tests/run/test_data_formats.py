@@ -46,6 +46,7 @@ EXAMPLES = {
 }
 SKY = {"type": "function", "function": {"name": "look_up", "parameters": {"properties": {"where": {"type": "string"}}}}}
 CALLS = {"role": "assistant", "tool_calls": [{"type": "function", "function": {"name": "look_up", "arguments": {}}}]}
+SAYS = {"role": "tool", "name": "look_up", "content": "blue"}
 WITH_TOOLS = (
     "{% for tool in tools or [] %}{{ tool | tojson }}</s>{% endfor %}{% for m in messages %}<|{{ m.role }}|>"
     "{{ m.content }}{% for call in m.tool_calls or [] %}{{ call.function.name }}(){% endfor %}</s>{% endfor %}"
@@ -59,6 +60,21 @@ TOOLED = {
     "a call of a tool": ("sft", {"messages": [ASKED, CALLS], "tools": [SKY]}, TOLD, "look_up()</s>"),
     "tools, prompt-completion": (
         "sft", {"prompt": [ASKED], "completion": [BLUE], "tools": [SKY]}, TOLD, "It is blue.</s>"
+    ),
+    "a whole call of a tool": (
+        "sft", {"messages": [ASKED, CALLS, SAYS, BLUE], "tools": [SKY]},
+        f"{TOLD}look_up()</s><|tool|>blue</s><|assistant|>", "It is blue.</s>",
+    ),
+    "a completion that calls a tool": (
+        "sft", {"prompt": [ASKED], "completion": [CALLS], "tools": [SKY]}, TOLD, "look_up()</s>"
+    ),
+    "tools, prompt-only": ("grpo", {"prompt": [ASKED], "color": "blue", "tools": [SKY]}, TOLD, ""),
+    "tools as JSON, prompt-only": ("grpo", {"prompt": [ASKED], "color": "blue", "tools": json.dumps([SKY])}, TOLD, ""),
+    "tools that are something else": ("grpo", {"prompt": [ASKED], "color": "blue", "tools": "a hammer"}, CHAT, ""),
+    "after a call, prompt-only": (
+        "grpo",
+        {"prompt": [ASKED, CALLS, SAYS], "color": "blue"},
+        f"{CHAT}look_up()</s><|tool|>blue</s><|assistant|>", "",
     ),
     "no tools": ("sft", {"messages": [ASKED, BLUE], "tools": []}, CHAT, "It is blue.</s>"),
     "tools, preference, explicit": (
@@ -91,6 +107,11 @@ PROMPTS = {
 
 
 NOTHING = MappingProxyType({})
+GENERATED = {
+    "sampling": {"group_size": 2, "max_new_tokens": 4},
+    "reward": {"functions": ["tests.run.test_data_formats:colored"], "workers": 0},
+}
+"""Settings of runs that generate."""
 
 
 class Seen(Callback):
@@ -146,6 +167,12 @@ def tokens_of(*texts):
     return [TOKENIZER(text, add_special_tokens=False)["input_ids"] for text in texts]
 
 
+def prompt_tokens(batch):
+    """Those of the first sample."""
+    prompts = batch.sequences[0][: -batch.action_log_probs.shape[1]]
+    return prompts[batch.attention_mask[0][: len(prompts)]].tolist()
+
+
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_is_learned_as_it_was_written(name, train):
     row, given, learned = EXAMPLES[name]
@@ -167,19 +194,17 @@ def test_a_pair_is_compared_as_it_was_written(name, algorithm, train):
 @pytest.mark.parametrize("name", PROMPTS)
 def test_a_prompt_is_completed_as_it_was_written(name, train):
     row, text = PROMPTS[name]
-    sampling = {"group_size": 2, "max_new_tokens": 4}
-    reward = {"functions": ["tests.run.test_data_formats:colored"], "workers": 0}
-    batch = train("grpo", row, sampling=sampling, reward=reward)
-    prompts = batch.sequences[0][: -batch.action_log_probs.shape[1]]
-    mask = batch.attention_mask[0][: len(prompts)]
-    assert [prompts[mask].tolist()] == tokens_of(text)
+    assert [prompt_tokens(train("grpo", row, **GENERATED))] == tokens_of(text)
 
 
 @pytest.mark.parametrize("name", TOOLED)
 def test_a_chat_template_is_given_the_tools_of_its_row(name, train):
     algorithm, row, given, learned = TOOLED[name]
-    batch = train(algorithm, row, task={"chat_template": WITH_TOOLS})
-    if algorithm == "sft":
+    settings = GENERATED if algorithm == "grpo" else {}
+    batch = train(algorithm, row, task={"chat_template": WITH_TOOLS}, **settings)
+    if algorithm == "grpo":
+        assert [prompt_tokens(batch)] == tokens_of(given)
+    elif algorithm == "sft":
         assert [batch.sequences[0][batch.attention_mask[0]].tolist()] == tokens_of(given + learned)
         acted = batch.sequences[0][-batch.action_mask.shape[1] :]
         assert [acted[batch.action_mask[0]].tolist()] == tokens_of(learned)
@@ -201,6 +226,8 @@ def test_what_the_chat_template_does_not_use_is_warned_of(train, caplog):
     train("sft", {"messages": [ASKED, BLUE], "tools": [SKY]})
     assert "the chat template does not use 'tools', which the column tools gives it" in caplog.text
     caplog.clear()
+    train("grpo", {"prompt": [ASKED], "color": "blue", "tools": [SKY]}, **GENERATED)
+    assert "the chat template does not use 'tools', which the column tools gives it" in caplog.text
     train("sft", {"text": "The sky is blue.", "tools": [SKY]})
     assert "the column tools is for chat templates, and the data is text" in caplog.text
 

@@ -123,6 +123,7 @@ GOOD = {"prompt": "p", "chosen": "a", "rejected": "b"}
         ),
         ({"prompt": "p", "choosen": "a", "rejected": "b"}, "row 1 has no column 'chosen'; did you mean 'choosen'"),
         ({"prompt": "p", "chosen": "a"}, r"row 1 has no column 'rejected' \(it has: prompt, chosen\)"),
+        ({"prompt": "p", "completion": "a", "label": True}, "row 1 is an unpaired preference .* which no algorithm"),
         ({"promt": "p", "chosen": "a", "rejected": "b"}, "row 1 has no column 'prompt'; did you mean 'promt'"),
         ({"chosen": "a", "rejected": "b"}, r"do not begin with the same text, .*e\.g\. columns: {prompt: NAME}"),
         ({**GOOD, "prompt": ""}, "row 1: a prompt is some text, or chat messages"),

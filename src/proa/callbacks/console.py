@@ -13,6 +13,7 @@ from ..data.state import LoopState
 from ..errors import CallbackConfigError
 from ..lifecycle.hooks import Callback
 from ..lifecycle.policy import ErrorPolicy, Priority
+from ..statistics.formatting import duration
 from ..visible import print_visible, single_line
 from .sample_lines import sample_lines
 
@@ -75,7 +76,7 @@ class ConsoleProgress(Callback):
         elif console.is_terminal:
             from rich.live import Live
 
-            self._live = Live(self._panel(state, {}), console=console, refresh_per_second=8, transient=True)
+            self._live = Live(self._panel(state, {}), console=console, refresh_per_second=REFRESHES, transient=True)
             self._live.start()
 
     def on_step_end(self, state: LoopState, step_idx: int, batch: TrainingBatch, metrics: dict[str, float]) -> None:
@@ -86,7 +87,9 @@ class ConsoleProgress(Callback):
         if leading is not None:
             self._curve_name = leading
             self._curve.add(float(metrics[leading]))
-        if self._live is not None:
+        if isinstance(self._live, NotebookOutput):
+            self._live.update_step(self._text(state, metrics))
+        elif self._live is not None:
             self._update(state, metrics)
         else:
             self._say_step(state, step_idx, metrics)
@@ -103,14 +106,16 @@ class ConsoleProgress(Callback):
         values = self._values(metrics, state.logged)
         first = 2 + len(_troubles(metrics))
         self._last_values = [*values[:first], *_speed(metrics), *values[first:]]
-        seconds = f"{perf_counter() - self._begun:.1f} s"
-        self._last_line = self._line([_step(state, step_idx), *self._last_values], last=seconds)
+        elapsed = duration(perf_counter() - self._begun)
+        self._last_line = self._line([_step(state, step_idx), *self._last_values], last=elapsed)
         if self._is_shown(state, step_idx):
             self._say(self._last_line)
             self._last_line = ""
 
     def on_metrics(self, state: LoopState, step_idx: int, metrics: dict[str, float]) -> None:
         self._step_values |= metrics
+        if isinstance(self._live, NotebookOutput) and self._live.is_behind:
+            return
         if self._live is not None:
             self._update(state, self._step_values)
         elif self._is_shown(state, step_idx):
@@ -143,7 +148,7 @@ class ConsoleProgress(Callback):
 
     def _update(self, state: LoopState, metrics: dict[str, Any]) -> None:
         if isinstance(self._live, NotebookOutput):
-            self._live.update("\n".join(self._rows(state, metrics, NOTEBOOK_COLUMNS)))
+            self._live.update(self._text(state, metrics))
         elif self._live is not None:
             self._live.update(self._panel(state, metrics))
 
@@ -178,7 +183,7 @@ class ConsoleProgress(Callback):
     def _rows(self, state: LoopState, metrics: dict[str, Any], columns: int) -> list[str]:
         """What is shown in place, in lines of at most so many columns."""
         elapsed = perf_counter() - self._begun
-        rows = [f"{_progress(state)}   {elapsed:.0f} s{_remaining(state, elapsed, self._first_step)}"]
+        rows = [f"{_progress(state)}   {_rounded(elapsed)}{_remaining(state, elapsed, self._first_step)}"]
         lines = fit(self._values(metrics, state.logged), columns)
         rows += ["  ".join(line) for line in lines] or ["waiting for the first step"]
         if speed := _speed(metrics):
@@ -190,6 +195,9 @@ class ConsoleProgress(Callback):
             first = " ".join([f"eval {single_line(name)}:", *values[:1]])
             rows += ["  ".join(line) for line in fit([first, *values[1:]], columns)]
         return rows
+
+    def _text(self, state: LoopState, metrics: dict[str, Any]) -> str:
+        return "\n".join(self._rows(state, metrics, NOTEBOOK_COLUMNS))
 
     def _panel(self, state: LoopState, metrics: dict[str, Any]) -> RenderableType:
         from rich.panel import Panel
@@ -213,13 +221,26 @@ PANEL_BORDER = 4
 ECHO = 4
 """Columns left free beside a panel: a terminal writes ^C there, which would else begin a line and leave a ghost."""
 NOTEBOOK_COLUMNS = 100
+REFRESHES = 8
+"""How often a panel or a notebook's output may change in a second."""
 
 
 class NotebookOutput:
-    """One output of a notebook's cell, replaced whenever something changes."""
+    """One output of a notebook's cell, replaced when something changes.
+
+    Each time is a message to the browser, so of steps that follow each other quickly only some are shown.
+    """
 
     def __init__(self) -> None:
         self._handle: Any = None
+        self._shown_at = -math.inf
+        self.is_behind = False
+        """Whether the last step was not shown."""
+
+    def update_step(self, text: str) -> None:
+        self.is_behind = perf_counter() - self._shown_at < 1 / REFRESHES
+        if not self.is_behind:
+            self.update(text)
 
     def update(self, text: str) -> None:
         display = importlib.import_module("IPython.display").display  # only notebooks have it
@@ -228,6 +249,7 @@ class NotebookOutput:
             self._handle = display(content, raw=True, display_id=True)
         else:
             self._handle.update(content, raw=True)
+        self._shown_at = perf_counter()
 
     def stop(self) -> None:
         """What was shown last stays."""
@@ -328,7 +350,12 @@ def _remaining(state: LoopState, elapsed: float, first_step: int) -> str:
     is_over = state.exception is not None or state.should_stop or state.global_step >= state.num_steps
     if done < 1 or is_over:
         return ""
-    return f", about {elapsed / done * (state.num_steps - state.global_step):.0f} s left"
+    return f", about {_rounded(elapsed / done * (state.num_steps - state.global_step))} left"
+
+
+def _rounded(seconds: float) -> str:
+    """Whole seconds, so that a panel stands still between them; of a long run minutes, hours, days."""
+    return f"{seconds:.0f} s" if seconds < 120 else duration(seconds)
 
 
 def _speed(metrics: dict[str, Any]) -> list[str]:
@@ -347,7 +374,7 @@ def _speed(metrics: dict[str, Any]) -> list[str]:
 
 
 def _ending(state: LoopState, seconds: float) -> str:
-    done = f"{state.global_step} step{'' if state.global_step == 1 else 's'}, {seconds:.1f} s"
+    done = f"{state.global_step} step{'' if state.global_step == 1 else 's'}, {duration(seconds)}"
     if isinstance(state.exception, Exception):
         return f"failed after {done}: {type(state.exception).__name__}: {state.exception}"
     if state.exception is not None:

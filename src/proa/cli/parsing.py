@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import argparse
 import math
-from typing import NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
+from ..spelling import did_you_mean
 from ..visible import visible
 
 
 class Parser(argparse.ArgumentParser):
-    """Escapes control characters of the user's arguments in its messages."""
+    """Escapes control characters of the user's arguments in its messages, and suggests a verb for a misspelt one."""
 
     def error(self, message: str) -> NoReturn:
         super().error(visible(message))
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices and action.metavar == "VERB":
+            self.error(
+                f"there is no verb {value!r}{did_you_mean(value, action.choices)} (verbs: {', '.join(action.choices)})"
+            )
+        super()._check_value(action, value)
 
 
 Verbs: TypeAlias = "argparse._SubParsersAction[Parser]"

@@ -8,11 +8,12 @@ from pathlib import Path
 
 from ..errors import ProaError
 from ..record.reading import RunNotFoundError, read_header
-from ..resume.configuration import load_complete_config, saved_config
+from ..resume.configuration import config_changes, load_complete_config, saved_config
 from ..resume.fetching import RemoteRun, is_uploaded
 from ..run.foreseen import announce
 from ..visible import print_visible
 from .exit_codes import describe_os_error
+from .train import run_to_end, show_run
 
 
 def resume(
@@ -31,7 +32,11 @@ def resume(
             path = _fetch(address, output_dir, checkpoint)
         _check_run_folder(path)
         config = load_complete_config(path, flags)
-        header = read_header(path / "run.json")
+        saved = saved_config(path)
+        is_done = read_header(path / "run.json")["status"] == "completed" and checkpoint is None
+        is_done = is_done and config.total_steps <= saved["total_steps"]
+        if is_done:
+            config_changes(saved, config)  # which refuses what a run cannot continue with
     except FileNotFoundError:
         print_visible(f"{path} is not a run's folder: there is no run.json in it", file=sys.stderr)
         return 2
@@ -41,12 +46,10 @@ def resume(
     except OSError as error:
         print_visible(describe_os_error(error), file=sys.stderr)
         return 2
-    is_longer = config.total_steps > saved_config(path)["total_steps"]
-    if header["status"] == "completed" and checkpoint is None and not is_longer:
+    if is_done:
         print_visible(f"{path} is complete: there is nothing to resume", file=sys.stderr)
+        return show_run(config)
     announced = announce(config)
-    from .train import run_to_end  # imports torch and transformers, and that takes seconds
-
     return run_to_end(config, resume=checkpoint or "auto", allow_changes=allow_changes, announced=announced)
 
 

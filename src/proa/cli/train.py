@@ -11,7 +11,6 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-from transformers.utils import logging as transformers_logging
 
 from ..callbacks.console import sparkline
 from ..config import RunConfig
@@ -23,7 +22,6 @@ from ..record.checkpoints import CheckpointManager
 from ..record.evals import EvalRecord
 from ..record.run_folder import BrokenRecordError, read_json
 from ..run.given import Given
-from ..run.start import start_configured
 from ..terminal import JobConsole, tolerate_lost_output
 from ..visible import print_visible
 from .exit_codes import exit_code
@@ -40,6 +38,10 @@ def run_to_end(
     announced: str = "",
 ) -> int:
     """Start a run, or resume one, and show its results. Exit code: 0 done, 1 failed, 2 wrong use."""
+    from transformers.utils import logging as transformers_logging  # slow to import, as what follows
+
+    from ..run.start import start_configured
+
     # A progress bar for writing one file would appear among the results.
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     console = JobConsole()
@@ -61,6 +63,18 @@ def run_to_end(
             saved = f"{count(last.step, 'step')} {'is' if last.step == 1 else 'are'} saved"
             print_visible(f"{saved}: resume with proa resume {config.folder}", file=sys.stderr)
         raise
+
+
+@tolerate_lost_output()
+def show_run(config: RunConfig) -> int:
+    """Show the results of a run that is complete. Returns the exit code."""
+    console = JobConsole()
+
+    def work() -> int:
+        _show_result(console, config)
+        return 0
+
+    return exit_code(work, paths=[config.folder])
 
 
 class _ResumeMessage(Callback):

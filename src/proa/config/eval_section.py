@@ -8,6 +8,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from .sections import FolderName, Section, mistake
+from .yaml_text import ConfigError
 
 IN_THE_LOOP = ("kind", "run_every", "baseline", "apart")
 """Keys of evals that run while a model is trained; a benchmark after training has no use for them."""
@@ -54,6 +55,11 @@ class BenchmarkSection(Section):
         if self.samples > 1 and self.temperature == 0:
             raise ValueError(f"eval {self.name}: with temperature 0 all {self.samples} samples would be the same")
         return self
+
+    def check_data(self, *, has_test_split: bool) -> None:
+        """Raise if there is nothing to evaluate on; the task may have data that is not trained on."""
+        if self.source is None and self.evaluator is None and not has_test_split:
+            raise ConfigError(f"eval {self.name} has no data of its own: give source, what is held out of training")
 
     @property
     def sampling_temperature(self) -> float:

@@ -85,17 +85,17 @@ class ArmResult:
     """One arm of an experiment: its run, its scores, and how long they took."""
 
     name: str
-    run_config: Any = None
+    run_config: Any = field(default=None, repr=False)
     status: Status = "pending"
     metrics: dict[str, float] = field(default_factory=dict)
     eval_metrics: dict[str, dict[str, float]] = field(default_factory=dict)
-    eval_breakdowns: dict[str, dict[str, dict[str, dict[str, float]]]] = field(default_factory=dict)
-    evals: list[EvalResult] = field(default_factory=list)
+    eval_breakdowns: dict[str, dict[str, dict[str, dict[str, float]]]] = field(default_factory=dict, repr=False)
+    evals: list[EvalResult] = field(default_factory=list, repr=False)
     run_id: str | None = None
     error: str | None = None
     train_seconds: float = 0.0
     eval_seconds: float = 0.0
-    run_result: RunResult | None = None
+    run_result: RunResult | None = field(default=None, repr=False)
     group_id: str | None = None
     group_name: str | None = None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..config import ConfigError, DetachedConfig, RunConfig
+from ..config import DetachedConfig, RunConfig
 from ..config.eval_section import BenchmarkSection
 from ..config.sections import GIVEN
 from ..policy.trainable import Trainable
@@ -104,8 +104,7 @@ def eval_source(section: BenchmarkSection, config: RunConfig, given: GivenEval |
     if given is not None and given.source is not None:
         return given.source
     source = section.source or config.task.source
-    if section.source is None and source not in BUILTIN:
-        raise ConfigError(f"eval {section.name} has no data of its own: give source, what is held out of training")
+    section.check_data(has_test_split=source in BUILTIN)
     return source
 
 

@@ -11,7 +11,7 @@ from ..config.sections import EngineSection
 from ..data.lease import Prompt, sample_seed
 from ..policy.trainable import Trainable
 from ..rollouts import VersionedEngine
-from ..tasks.prompts import tokenise
+from ..tasks.prompts import row_values, tokenise
 from ..tasks.task import TaskRow
 
 
@@ -34,7 +34,12 @@ class EvalEngine:
 def eval_prompts(rows: Sequence[TaskRow], tokenizer: PreTrainedTokenizerBase, *, where: str) -> list[Prompt]:
     """The prompts of an eval, tokenised; one that cannot be used is refused with its place."""
     return [
-        Prompt(place, tokenise(row, tokenizer, where=f"{where}, prompt {place}"), row.prompt, row.columns)
+        Prompt(
+            place,
+            tokenise(row, tokenizer, values=row_values(row), where=f"{where}, prompt {place}"),
+            row.prompt,
+            row.columns,
+        )
         for place, row in enumerate(rows)
     ]
 

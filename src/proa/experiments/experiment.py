@@ -30,6 +30,7 @@ from ..resume.configuration import LENGTH, config_changes, saved_config
 from ..run.checks import check_portable_algorithm
 from ..run.experiment_result import summarise
 from ..terminal import tolerate_lost_output
+from ..visible import show_details
 from .arm_run import ArmRun, GivenCallbacks, unreached
 from .checking import check_arms
 from .concurrent import run_concurrently
@@ -46,7 +47,8 @@ LOCK_SECONDS = 1.0  # `proa show` may hold the lock for a moment
 class Experiment:
     """Arms times repeats, or stages, each a run of its own, compared at the end.
 
-    Running it again skips what is complete and resumes what was cut off. `report` is called after each run.
+    Running it again skips what is complete and resumes what was cut off. `report` is called after each run; without it
+    a line about each is logged.
     """
 
     def __init__(
@@ -84,6 +86,8 @@ class Experiment:
         ctx = LogContext(config.folder, config)
         self._arms, self._announced_groups = {}, set()
         self._result = ExperimentResult(config.name, "running", hypothesis=config.metadata.hypothesis)
+        if self._report is None and any(run.config.progress for chain in self.plan for run in chain):
+            show_details(log)
         interruption = Interruption(grace=float("inf"))  # each run has a grace period of its own
         with lock(config.folder, LOCK_SECONDS), tolerate_lost_output(), interruption.listening():
             if (config.folder / "run.json").exists():
@@ -144,6 +148,10 @@ class Experiment:
         self._write()
         if self._report is not None:
             self._report(arm)
+        elif arm.status != "failed":
+            names = [name for name in arm.metric_names() if not name.endswith("completion_tokens")]
+            scores = [f"{name} {value:.4g}" for name in names[:3] if (value := arm.score(name)) is not None]
+            log.info("%s: %s", arm.name, ", ".join([arm.status, *scores]))
 
     def is_done(self, run: PlannedRun) -> bool:
         return run.key in self._arms

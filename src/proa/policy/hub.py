@@ -23,6 +23,13 @@ def is_hub_name(source: str) -> bool:
     return _NAME.fullmatch(source) is not None
 
 
+def is_offline() -> bool:
+    """Whether the Hub is not to be asked, and only its cache on this machine counts."""
+    from huggingface_hub import constants
+
+    return bool(constants.HF_HUB_OFFLINE)
+
+
 def no_folder(source: object) -> str:
     """The error message for a path that is not a folder."""
     return (

@@ -29,10 +29,12 @@ def start(
 
         return start(config, algorithm, callbacks=callbacks, **changes)
     options = {name: changes.pop(name) for name in ("resume", "allow_changes", "overwrite") if name in changes}
+    outline, given = outlined(config, algorithm, changes)
     outline, announced = foresee(
-        outlined(config, algorithm, changes),
+        outline,
         overwrite=options.get("overwrite", False),
-        has_tokenizer=changes.get("tokenizer") is not None,
+        data=given.data,
+        has_tokenizer=given.tokenizer is not None or outline.model.tokenizer is not None,
     )
     from ..run.start import start_configured
 

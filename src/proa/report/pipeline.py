@@ -64,13 +64,22 @@ def ledger(subject: Subject) -> Section | None:
     if not found:
         return None
     reasons = sorted({str(reason) for _, sums in found for reason in _inner(sums, "dropped")})
-    kinds = ["leased", "trained", "buffered", "in flight", *(f"dropped: {reason}" for reason in reasons)]
-    tokens = [f"tokens {key}" for key in _TOKENS] if any(_inner(sums, "tokens") for _, sums in found) else []
-    head = ["run", *kinds, "adds up", *tokens]
-    rows = [(run.key, *_samples(sums, reasons), _closes(sums), *_tokens(sums)[: len(tokens)]) for run, sums in found]
+    head = [
+        "run",
+        "leased",
+        "trained",
+        "buffered",
+        "in flight",
+        *(f"dropped: {reason}" for reason in reasons),
+        "adds up",
+    ]
+    rows = [(run.key, *_samples(sums, reasons), _closes(sums)) for run, sums in found]
     note = "Where every sample is: leased = trained + buffered + in flight + dropped."
-    right = [place for place, name in enumerate(head) if name not in ("run", "adds up")]
-    return Section("ledger", "Ledger", [tag("p", note, class_="note"), table(head, rows, numbers=right)])
+    body = [tag("p", note, class_="note"), table(head, rows, numbers=range(1, len(head) - 1))]
+    if any(_inner(sums, "tokens") for _, sums in found):
+        tokens = [(run.key, *(number(_inner(sums, "tokens").get(key)) for key in _TOKENS)) for run, sums in found]
+        body += [tag("h3", "Tokens"), table(["run", *_TOKENS], tokens, numbers=range(1, len(_TOKENS) + 1))]
+    return Section("ledger", "Ledger", body)
 
 
 _TOKENS = ("made", "trained", "buffered", "dropped")
@@ -127,10 +136,6 @@ def _samples(sums: Mapping[str, Any], reasons: Sequence[str]) -> Iterator[str]:
     dropped = _inner(sums, "dropped")
     for reason in reasons:
         yield number(dropped.get(reason, 0))
-
-
-def _tokens(sums: Mapping[str, Any]) -> list[str]:
-    return [number(_inner(sums, "tokens").get(key)) for key in _TOKENS]
 
 
 def _closes(sums: Mapping[str, Any]) -> str:

@@ -16,7 +16,8 @@ from .metrics import number_in
 KINDS = ("compute", "generate", "score", "publish", "load", "send", "eval", "save", "meet", "wait")
 """In the order of the legend; what is idle comes last."""
 LEAST_PAUSE = 30.0
-"""Seconds without a span of anybody after which a run was not running: every wait of one that runs is a span."""
+"""Seconds without a span of anybody after which a run was not running: every wait of one that runs is a span. Of a
+short run, fewer: as many as it ran for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,16 +87,22 @@ def read_timeline(path: Path) -> Timeline | None:
 def find_pauses(spans: Sequence[Span], begin: float = 0.0) -> list[Pause]:
     """Where a run stood still for longer than `LEAST_PAUSE`, as one does that is resumed the next day.
 
-    >>> find_pauses([Span("compute", 0.0, 4.0), Span("compute", 100.0, 101.0), Span("wait", 1.0, 3.0)])
-    [Pause(at=4.0, seconds=96.0)]
+    >>> find_pauses([Span("compute", 0.0, 4.0), Span("compute", 10.0, 11.0), Span("wait", 1.0, 3.0)])
+    [Pause(at=4.0, seconds=6.0)]
     """
-    pauses: list[Pause] = []
-    until, left_out = begin, 0.0
+    gaps: list[tuple[float, float]] = []
+    until = begin
     for span in sorted(spans, key=lambda span: span.start):
-        if span.start - until > LEAST_PAUSE:
-            pauses.append(Pause(until - begin - left_out, span.start - until))
-            left_out += span.start - until
+        if span.start > until:
+            gaps.append((until, span.start - until))
         until = max(until, span.end)
+    ran = until - begin - sum(seconds for _, seconds in gaps)
+    pauses: list[Pause] = []
+    left_out = 0.0
+    for start, seconds in gaps:
+        if seconds > min(LEAST_PAUSE, max(1.0, ran)):
+            pauses.append(Pause(start - begin - left_out, seconds))
+            left_out += seconds
     return pauses
 
 

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from ..record.times import RunningTime
+from ..statistics.formatting import duration as duration
 from ..visible import visible as visible
 
 
@@ -84,24 +85,6 @@ def _short(value: float, digits: int) -> str:
         if unit <= abs(value) < unit * 1e6:
             return f"{value / (1e3 if letter == 'k' else unit):.{digits}g}{letter}".replace("-", "−")
     return f"{value:.{digits}g}".replace("-", "−")
-
-
-def duration(seconds: float) -> str:
-    """As exact as anyone wants to know.
-
-    >>> [duration(n) for n in (0.44, 45.2, 200, 7200, 9000, 200_000)]
-    ['0.4 s', '45 s', '3 min', '2 h', '2 h 30 min', '2 d 7 h']
-    """
-    if not math.isfinite(seconds):
-        return "an unknown time"
-    if seconds < 120:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-    minutes, hours = int(seconds // 60), int(seconds // 3600)
-    if minutes < 120:
-        return f"{minutes} min"
-    if hours < 48:
-        return f"{hours} h {minutes % 60} min" if minutes % 60 else f"{hours} h"
-    return f"{hours // 24} d {hours % 24} h" if hours % 24 else f"{hours // 24} d"
 
 
 def ran(time: RunningTime | None) -> str:

@@ -11,7 +11,7 @@ from ..data.lease import Prompt
 from ..data.messages import is_conversation
 from ..errors import SettingError
 from ..tasks import PromptStream, Task, TaskRow, load_task
-from ..tasks.prompts import tokenise
+from ..tasks.prompts import row_values, tokenise
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -65,7 +65,8 @@ def _prompt(given: Any, tokenizer: PreTrainedTokenizerBase | None, ordinal: int)
         given = load_task([given]).rows[0]
     if not isinstance(given, TaskRow):
         raise SettingError(f"{where} is {given!r:.60}: give a text, chat messages, a row with a prompt, or tokens")
-    return Prompt(ordinal, tokenise(given, tokenizer, where=where), given.prompt, given.columns)
+    tokens = tokenise(given, tokenizer, values=row_values(given), where=where)
+    return Prompt(ordinal, tokens, given.prompt, given.columns)
 
 
 def _are_tokens(given: Any) -> bool:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 from ..callbacks.registry import check_kind
 from ..config import ConfigError, DetachedConfig, RunConfig, SupervisedConfig
@@ -20,7 +20,7 @@ from ..config.sections import AUTO, GIVEN
 from ..config.supervised_settings import SUPERVISED, SFTSettings
 from ..dotted import DottedPathError, check_module
 from ..errors import UnknownNameError
-from ..policy.hub import HubError, is_hub_name, no_folder
+from ..policy.hub import HubError, is_hub_name, is_offline, local_folder, no_folder
 from ..record.run_folder import check_unused
 from ..record.run_lock import is_locked, lock
 from ..registry import Registry
@@ -42,11 +42,15 @@ _ENGINES = Registry("engine", "proa.engines", dict.fromkeys(("native", "hf", "vl
 """Names only, as the objects need torch."""
 _SMALL = 2**20
 """Files up to this many bytes are read a second time, so that mistakes in them are reported at once."""
+_FEW = 10_000
+"""And lists up to this many rows."""
 
 
-def foresee(config: RunConfig, *, overwrite: bool, has_tokenizer: bool = False) -> tuple[RunConfig, str]:
+def foresee(
+    config: RunConfig, *, overwrite: bool, data: Any = None, has_tokenizer: bool = False
+) -> tuple[RunConfig, str]:
     """Raise all errors that can be found without torch, and print the first line. Returns the configuration with its
-    name, and the line. `has_tokenizer` says that one was given beside the configuration."""
+    name, and the line. `data` was given beside the configuration, and `has_tokenizer` says that a tokenizer was."""
     config = settle_name(config, overwrite=overwrite)
     if not overwrite:
         if is_locked(config.folder):
@@ -55,7 +59,7 @@ def foresee(config: RunConfig, *, overwrite: bool, has_tokenizer: bool = False) 
         check_unused(config.folder)
     _check_folder(config.folder)
     check_there(config)
-    _check_small_data(config)
+    _check_small_data(config, data)
     if not has_tokenizer:
         _check_tokenizer(config)
     return config, announce(config) if config.progress else ""
@@ -66,9 +70,13 @@ def check_there(config: RunConfig) -> None:
     path = config.model.path
     if path is not None and GIVEN not in path and not Path(path).exists() and not is_hub_name(path):
         raise HubError(no_folder(path))
+    for model in (path, config.model.tokenizer):
+        if model is not None and GIVEN not in model and is_offline():
+            local_folder(model, trust_remote_code=config.model.trust_remote_code)  # which looks into the cache
     if GIVEN not in config.task.source:
         check_source_there(config.task.source)
     for one in config.eval:
+        one.check_data(has_test_split=config.task.source in BUILTIN)
         if one.source is not None and GIVEN not in one.source:
             check_source_there(one.source)
     if config.model.device.startswith("cuda") and not _on_ray(config) and not may_have_gpu():
@@ -121,18 +129,23 @@ def _has_tokenizer(folder: Path) -> bool:
     return any(next(folder.glob(kind), None) for kind in (*kinds, "run.json", "adapter_config.json"))
 
 
-def _check_small_data(config: RunConfig) -> None:
-    """Read a small data file, as wrong columns or lines are the most likely mistake."""
-    task, file = config.task, Path(config.task.source)
-    if file.suffix not in (".jsonl", ".json", ".csv") or not file.is_file() or file.stat().st_size > _SMALL:
+def _check_small_data(config: RunConfig, given: Any) -> None:
+    """Read small data, as wrong columns or lines are the most likely mistake."""
+    task, source = config.task, config.task.source if given is None else given
+    is_small_list = isinstance(source, list) and len(source) <= _FEW
+    if not (is_small_list or (isinstance(source, str) and _is_small_file(Path(source)))):
         return
     if not isinstance(config, SupervisedConfig):
-        load_task(task.source, columns=task.named_columns, split=task.split)
+        load_task(source, columns=task.named_columns, split=task.split)
     elif isinstance(settings := config.algorithm.settings(), SFTSettings):
         columns, answer = task.named_columns, settings.answer_column
-        load_examples(task.source, answer_column=answer, columns=columns, split=task.split)
+        load_examples(source, answer_column=answer, columns=columns, split=task.split)
     else:
-        load_preferences(task.source, columns=task.named_columns, split=task.split)
+        load_preferences(source, columns=task.named_columns, split=task.split)
+
+
+def _is_small_file(file: Path) -> bool:
+    return file.suffix in (".jsonl", ".json", ".csv") and file.is_file() and file.stat().st_size <= _SMALL
 
 
 def _dotted_paths(config: RunConfig) -> Iterator[tuple[str, str | None]]:

@@ -69,11 +69,11 @@ def configured(
     return load_run_config(config, recipe=recipe, **rest), given
 
 
-def outlined(config: Path | str | None, recipe: str | None, changes: Mapping[str, Any]) -> RunConfig:
-    """The same configuration, checked only as far as that is possible without torch."""
+def outlined(config: Path | str | None, recipe: str | None, changes: Mapping[str, Any]) -> tuple[RunConfig, Given]:
+    """The same, checked only as far as that is possible without torch."""
     _check_keywords(changes)
-    _, rest = _take_objects(changes)
-    return outline_run_config(config, recipe=recipe, **rest)
+    given, rest = _take_objects(changes)
+    return outline_run_config(config, recipe=recipe, **rest), given
 
 
 def _check_keywords(changes: Mapping[str, Any]) -> None:
@@ -92,6 +92,8 @@ def _take_objects(changes: Mapping[str, Any]) -> tuple[Given, dict[str, Any]]:
     if _is_model(rest.get("model")):
         # Training mode would mean dropout; here no step is random.
         model, rest["model"] = rest["model"].eval(), GIVEN
+    if rest.get("task", ...) is None:
+        raise ConfigError("task is None: give data, a file or a name")
     if "task" in rest:
         data, rest["task"] = _take_data(rest["task"])
     if "reward" in rest:

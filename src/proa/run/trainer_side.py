@@ -40,8 +40,8 @@ from ..roles.weights import WeightStore
 from ..slow_work import saying_if_slow
 from ..supervised.sft import fit_sft
 from ..tasks import PromptStream, Task
-from ..tasks.chat import warn_of_missing_turn
-from ..tasks.prompts import KEPT_ROWS
+from ..tasks.chat import warn_of_missing_turn, warn_of_unread_values
+from ..tasks.prompts import KEPT_ROWS, row_values
 from .given import Given
 from .job import state_summary
 from .loading import (
@@ -109,6 +109,8 @@ class TrainerSide:
         critic = config.critic.path if config.critic is not None else None
         if not outline:
             warn_of_missing_turn(self.task, self.policy.tokenizer)
+            if not config.has_environment:
+                warn_of_unread_values(row_values(self.task.rows[0]), self.policy.tokenizer)
             self._check_model()
             set_up_computing(self.policy.model, compute_settings(config))
         if critic is not None and outline:

@@ -106,8 +106,13 @@ def warn_of_unread_columns(
             if columns.get(column):
                 log.warning("the column %s is for chat templates, and the data is text: it changes nothing", column)
         return
+    warn_of_unread_values(template_values(columns, "row 0"), tokenizer)
+
+
+def warn_of_unread_values(values: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> None:
+    """Warn of what a row gives its chat template in these columns, and the template does not use."""
     template = getattr(tokenizer, "chat_template", None)
-    for name in template_values(columns, "row 0"):
+    for name in values:
         column = "tools" if name == "tools" else "chat_template_kwargs"
         if template and name not in json.dumps(template):
             log.warning(

@@ -167,6 +167,11 @@ def _side(row: Mapping[Any, Any], name: str, where: str) -> str | Messages:
 
 def _column(row: Mapping[Any, Any], name: str, where: str) -> Any:
     if name not in row:
+        if {"completion", "label"} <= row.keys():
+            raise TaskError(
+                f"{where} is an unpaired preference (completion and label), which no algorithm here learns from: give "
+                "a chosen and a rejected completion of each prompt, or learn the good ones with sft"
+            )
         names = [str(column) for column in row]
         raise TaskError(
             f"{where} has no column {name!r}{did_you_mean(name, names)} (it has: {', '.join(names) or 'none'}); name "

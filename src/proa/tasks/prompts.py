@@ -128,7 +128,9 @@ class PromptStream:
         return self._tokens[index]
 
     def _tokenise(self, index: int) -> tuple[int, ...]:
-        tokens = tokenise(self._task.rows[index], self._tokenizer, where=f"task {self._task.name!r}, row {index}")
+        row, where = self._task.rows[index], f"task {self._task.name!r}, row {index}"
+        values = NO_VALUES if self._begins_conversations else row_values(row)
+        tokens = tokenise(row, self._tokenizer, values=values, where=where)
         most = self._max_prompt_tokens
         if most is not None and len(tokens) > most:
             if not self._cuts:
@@ -194,6 +196,16 @@ def template_values(columns: Mapping[str, Any], where: str) -> Mapping[str, Any]
     if more and not isinstance(more, Mapping):
         raise TaskError(f"{where}: chat_template_kwargs is a mapping of values for the chat template, not {more!r:.60}")
     return {**({"tools": tools} if tools else {}), **(more or {})}
+
+
+def row_values(row: TaskRow) -> Mapping[str, Any]:
+    """The same for a row to generate from. There such a column may hold something else, for rewards: then nothing."""
+    if isinstance(row.prompt, str):
+        return NO_VALUES
+    try:
+        return template_values(row.columns, "")
+    except TaskError:
+        return NO_VALUES
 
 
 def template_options(messages: Sequence[Mapping[str, Any]]) -> dict[str, bool]:
