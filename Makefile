@@ -59,5 +59,5 @@ bench:               ## the cost of callbacks beside other libraries, in an envi
 	.venv-bench/bin/python benchmarks/callbacks.py
 
 clean:               ## remove what make made
-	rm -rf $(VENV) .venv-bench .venv-vllm runs build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-* runs build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
