@@ -95,7 +95,7 @@ async def agent(base_url, api_key, row):
     async with httpx.AsyncClient(base_url=base_url, headers={"Authorization": f"Bearer {api_key}"}) as client:
         first = await _ask(client, row["prompt"])
         said = first["choices"][0]
-        second = await _ask(client, [*said["prompt_token_ids"], *said["token_ids"], 9])
+        second = await _ask(client, [*said["prompt_token_ids"], *said["token_ids"], 9], stop_token_ids=[2, 3, 5, 6])
     return sum(map(str.isdigit, first["choices"][0]["text"] + second["choices"][0]["text"])) / 10
 
 
@@ -114,9 +114,9 @@ async def concurrent_agent(base_url, api_key, row):
 concurrent_agent.deterministic = True
 
 
-async def _ask(client, prompt):
+async def _ask(client, prompt, **more):
     answer = await client.post(
-        "/completions", json={"prompt": prompt, "return_token_ids": True, "logprobs": 0}, timeout=60.0
+        "/completions", json={"prompt": prompt, "return_token_ids": True, "logprobs": 0, **more}, timeout=60.0
     )
     answer.raise_for_status()
     return answer.json()

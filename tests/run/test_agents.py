@@ -56,6 +56,8 @@ def test_endings_of_agents_are_true(tmp_path):
     greedy = made(tmp_path, "greedy", "greedy_agent", total_steps=1)
     assert greedy["ledger"]["trained"] == 8
     assert {row["trajectory"]["ending"] for row in rows_of(tmp_path, "greedy") if "trajectory" in row} == {"max_turns"}
+    repeated = replay(tmp_path / "greedy")
+    assert json.loads((repeated.folder / "run.json").read_text())["ledger"] == greedy["ledger"]
 
 
 class Hears(MakerCallback):

@@ -130,6 +130,21 @@ def test_seeds_do_not_depend_on_the_order_of_arrival(agents):
     assert tokens_of(there.open(seed=1), prompts) != tokens_of(there.open(seed=2), prompts)
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [({"seed": 1}, {"seed": 2}), ({"max_tokens": 3}, {}), ({"n": 2}, {}), ({"stop": ["x"]}, {}),
+     ({"stop_token_ids": [9]}, {}), ({"temperature": 0.5}, {})],
+)  # fmt: skip
+def test_nor_of_calls_with_one_prompt_that_ask_for_something_else(speaking, one, other):
+    def seeds(*ordered):
+        session = speaking.open(seed=1)
+        return {str(body): [choice["seed"] for choice in speaking.chat(session, **body)["choices"]] for body in ordered}
+
+    found = seeds(one, other)
+    assert found == seeds(other, one)
+    assert len({seed for own in found.values() for seed in own}) == sum(map(len, found.values()))
+
+
 def test_the_same_question_again_gets_another_answer_and_again_the_same_ones(agents):
     there = small(agents)
 

@@ -106,7 +106,7 @@ class AgentRollout:
                 alone, error = alone or lost.was_calling, f"{lost} (tried {MOST_TRIES} times)"
             finally:
                 session.close()
-        return Sample(prompt, index, seed, (), facts=TrajectoryFacts("tool_failed"), error=error)
+        return self._sample(prompt, index, seed, (), None, "tool_failed", error)
 
     async def _with_agent(self, session: Session, prompt: Prompt, index: int, seed: int, *, alone: bool) -> Sample:
         reward: float | None = None
@@ -149,7 +149,8 @@ class AgentRollout:
             answer = longest.answer or {"role": "assistant", "content": turns[-1].text}
             # With arguments of calls as values, as those of tools have them, not as JSON, as they are sent.
             conversation = [template_message(message) for message in (*longest.messages, answer)]
-        journaled = () if self._agents.deterministic else (*map(_written, answered), {"reward": reward})
+        end = {"reward": reward, "ending": ending, "error": error}
+        journaled = () if self._agents.deterministic else (*map(_written, answered), end)
         facts = TrajectoryFacts(
             ending, tuple(conversation), len(turns), tuple(turn.reward for turn in turns), answers=journaled
         )
@@ -163,12 +164,14 @@ class AgentRollout:
         sampled: dict[str, tuple[int, ...]] = {}
         for turn in asked:
             tokens, before = tuple(turn["prompt"]), turn["continues"]
+            stops = tuple(turn["stop_token_ids"])
             sampling = replace(self.sampling, **{**turn["sampling"], "stop": tuple(turn["sampling"]["stop"])})
             request = Request(
                 f"repeated {prompt.ordinal}/{index} {turn['id']}",
                 tokens[len(sampled[before]) :] if before else tokens,
                 turn["seed"],
                 sampling,
+                stops=frozenset(stops),
                 stop_strings=self._words.stop_strings(sampling.stop),
                 continues=f"repeated {prompt.ordinal}/{index} {before}" if before else "",
                 keep=turn["id"] in continued,
@@ -178,10 +181,10 @@ class AgentRollout:
             answered.append(
                 RecordedTurn(
                     turn["id"], tokens, completion, user.version, turn["seed"], sampling, {}, True, turn["count"],
-                    turn["choice"], before, tuple(turn["messages"]), (), turn["answer"],
+                    turn["choice"], before, tuple(turn["messages"]), (), turn["answer"], stops,
                 )
             )  # fmt: skip
-        return self._sample(prompt, index, seed, answered, end["reward"], "finished", None)
+        return self._sample(prompt, index, seed, answered, end["reward"], end["ending"], end["error"])
 
 
 @contextmanager
@@ -196,9 +199,9 @@ def _user_of(engine: SamplingEngine) -> Iterator[StreamUser]:
         raise TypeError(f"{type(engine).__name__} is not an engine that agents can ask")
 
 
-def _place(turn: RecordedTurn) -> tuple[int, bytes, int, int]:
+def _place(turn: RecordedTurn) -> tuple[int, bytes, int, int, int]:
     tokens = hashlib.blake2b(",".join(map(str, turn.prompt)).encode(), digest_size=16).digest()
-    return len(turn.prompt), tokens, turn.count, turn.choice
+    return len(turn.prompt), tokens, turn.count, turn.choice, turn.seed
 
 
 def _written(turn: RecordedTurn) -> dict[str, Any]:
@@ -207,6 +210,7 @@ def _written(turn: RecordedTurn) -> dict[str, Any]:
     return {
         "id": turn.id, "prompt": list(turn.prompt), "seed": turn.seed, "count": turn.count, "choice": turn.choice,
         "continues": turn.continues, "messages": list(turn.messages), "answer": turn.answer,
+        "stop_token_ids": list(turn.stop_token_ids),
         "sampling": {
             "group_size": sampling.group_size, "max_new_tokens": sampling.max_new_tokens,
             "temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k,

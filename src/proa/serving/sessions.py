@@ -47,7 +47,7 @@ class RecordedTurn:
     is_neutral: bool
     """Whether it was sampled with the session's settings."""
     count: int
-    """How often just this prompt had been asked before."""
+    """How often just this had been asked before."""
     choice: int
     """Its place among the completions that were asked for together."""
     continues: str
@@ -57,6 +57,8 @@ class RecordedTurn:
     tools: tuple[Mapping[str, Any], ...] = ()
     answer: Message | None = None
     """The message that it was answered with; None where there was no conversation."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Tokens that end it, beside the model's own."""
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -73,7 +75,7 @@ def next_prompt(
     """The tokens of a session's next prompt: what was sampled stays as it was sampled where the conversation goes on
     from an earlier turn and the template allows it. Otherwise all of it is rendered."""
     # The longest first; of several alike, which concurrent calls make, the same whichever was answered first.
-    for turn in sorted(turns, key=lambda turn: (-len(turn.messages), turn.prompt, turn.count, turn.choice)):
+    for turn in sorted(turns, key=lambda turn: (-len(turn.messages), turn.prompt, turn.count, turn.choice, turn.seed)):
         if not _goes_on(turn, messages, tools, model):
             continue
         end = len(turn.messages)
@@ -107,8 +109,8 @@ class Session(Caller):
     """One agent's: what it asks is sampled with the run's settings and with seeds that follow from the session's, and
     is recorded.
 
-    A seed does not depend on the order in which concurrent calls arrive: it follows from the prompt's tokens and how
-    often just these were asked before.
+    A seed does not depend on the order in which concurrent calls arrive: it follows from the prompt's tokens, what else
+    was asked (the client's own seed, how many choices, which limits) and how often just that was asked before.
     """
 
     def __init__(
@@ -135,7 +137,7 @@ class Session(Caller):
         self._keeps = keeps
         self._most_turns = most_turns
         self._lock = threading.Lock()
-        self._asked: Counter[tuple[int, ...]] = Counter()
+        self._asked: Counter[tuple[object, ...]] = Counter()
         self._turns: list[RecordedTurn] = []
         self._begun = 0
         self.is_spent = False
@@ -181,15 +183,18 @@ class Session(Caller):
 
     def _plan_turn(self, prompt: PromptGiven, asked: Asked, model: ServedModel) -> Plan:
         sampling, given = self._settle(prompt, asked, model)
+        # Not the prompt alone: of two calls at the same time that differ in something else either may be the first.
+        own = (asked.seed, asked.n, asked.most_tokens, asked.stop, asked.stop_token_ids, *given.items())
+        wanted = (prompt.tokens, *own)
         with self._lock:
             if self._begun + asked.n > self._most_turns:
                 self.is_spent = True
                 raise Refusal(403, f"this session has had its {self._most_turns} completions", "too_many_turns")
             self._begun += asked.n
-            count = self._asked[prompt.tokens]
-            self._asked[prompt.tokens] += 1
+            count = self._asked[wanted]
+            self._asked[wanted] += 1
             continues, cached = self._take_kept(prompt.tokens) if asked.n == 1 else ("", 0)
-        base = digest_seed(self._seed, asked.seed, count, ",".join(map(str, prompt.tokens)))
+        base = digest_seed(self._seed, *own, count, ",".join(map(str, prompt.tokens)))
         requests = self._requests(
             prompt.tokens[cached:], [digest_seed(base, choice) for choice in range(asked.n)], sampling, asked, model,
             continues=continues,
@@ -236,6 +241,7 @@ class Session(Caller):
                 turn = RecordedTurn(
                     request.id, plan.prompt.tokens, completion, self.version, request.seed, plan.sampling, plan.asked,
                     is_neutral, plan.count, choice, plan.continues, plan.prompt.messages, plan.prompt.tools, answer,
+                    tuple(sorted(request.stops)),
                 )  # fmt: skip
                 self._turns.append(turn)
                 self._pending.discard(request.id)
