@@ -88,6 +88,8 @@ def test_the_longest_turn_of_a_trajectory_is_what_a_limit_of_a_turn_is_compared_
     assert longest_turns(batch).tolist() == [1, 1, 2, 3]
     assert Trajectories(batch).most(longest_turns(batch)).tolist() == [1, 2, 3]
     assert longest_turns(merge([replace(one, versions=None) for one in rows])).tolist() == [3, 1, 2, 6]
+    silent = row("0/3", [1, 2, 3, 4, 5, 6], 1)  # an environment said nothing between two turns
+    assert longest_turns(merge([replace(silent, turns=torch.tensor([0, 0, 1, 1, 1]))])).tolist() == [3]
 
 
 def test_a_limit_of_tokens_or_turns_truncates_a_trajectory():

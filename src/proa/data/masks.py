@@ -46,12 +46,15 @@ def sampled_lengths(experience: Experience) -> torch.Tensor:
 
 
 def longest_turns(experience: Experience) -> torch.Tensor:
-    """(B,): the most tokens sampled in a row, without tokens of an environment in between."""
+    """(B,): the most tokens sampled in one turn. Where turns are not numbered, what an environment said separates them."""
     sampled_BA = attention_mask_of(experience)[:, -experience.action_log_probs.shape[1] :].bool()
     if experience.versions is not None:
         sampled_BA = sampled_BA & (experience.versions != NO_VERSION)
+    begins_BA = ~sampled_BA
+    if experience.turns is not None:  # an environment may have said nothing between two
+        begins_BA[:, 1:] |= experience.turns[:, 1:] != experience.turns[:, :-1]
     so_far_BA = sampled_BA.cumsum(-1)
-    before_turn_BA = so_far_BA.masked_fill(sampled_BA, 0).cummax(-1).values
+    before_turn_BA = (so_far_BA - sampled_BA.long()).masked_fill(~begins_BA, 0).cummax(-1).values
     return (so_far_BA - before_turn_BA).amax(-1)
 
 
