@@ -312,6 +312,20 @@ def test_a_task_that_an_environment_started_cannot_end_the_loop(pool, capfd):
     assert "a task that an environment started raised SystemExit: 7" in capfd.readouterr().err
 
 
+def test_an_answer_that_cannot_travel_fails_its_trajectory():
+    async def step(value):
+        surroundings = await own.begin(ROW | {"step": value}, seed=1)
+        try:
+            return await surroundings.step(said("x"))
+        finally:
+            await surroundings.close()
+
+    with pool_of("tests.environments.sources:Shapes", workers=1) as own:
+        with pytest.raises(EnvironmentFailed, match=r"returned what cannot be sent: ValueError: Exceeds the limit"):
+            asyncio.run(step("{'messages': 'x', 'tool_calls': 10**5000}"))
+        assert text_of(asyncio.run(step("'well'"))) == "well"
+
+
 def test_a_row_that_cannot_travel_fails_its_trajectory(pool):
     import threading
 

@@ -122,6 +122,14 @@ class Host:
             self._check_memory(error)
             return failed(f"{self._name}: {raised(error)}")
 
+    def encoded(self, answer: Answer) -> bytes:
+        """An answer as JSON; why there is none, where that cannot be written: a number of thousands of digits, say."""
+        try:
+            return json.dumps(answer).encode()
+        except Exception as error:
+            self._check_memory(error)
+            return json.dumps(failed(f"{self._name} returned what cannot be sent: {raised(error)}")).encode()
+
     async def _begin(self, begin: Begin) -> Answer:
         opened = self._opened[begin.trajectory] = _Opened(begin.trajectory)
         environment = await self._made(opened)
@@ -358,4 +366,4 @@ class HostServer:
             answer = await self._host.answer(question)
         finally:
             del self._tasks[number]
-        self._send(number, json.dumps(answer).encode())
+        self._send(number, self._host.encoded(answer))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -48,12 +49,12 @@ def without_surrogates(text: str) -> str:
 def plain(value: Any) -> Any:
     """A value as JSON has it: what is no JSON becomes its text.
 
-    >>> plain({"at": complex(1, 2), 3: ("a", b"\\xff")})
-    {'at': '(1+2j)', '3': ['a', '�']}
+    >>> plain({"at": complex(1, 2), 3: ("a", b"\\xff"), "far": math.inf})
+    {'at': '(1+2j)', '3': ['a', '�'], 'far': 'Infinity'}
     """
     if isinstance(value, str):
         return without_surrogates(value)
-    if value is None or isinstance(value, bool | int | float):
+    if value is None or isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
         return value
     if isinstance(value, Mapping):
         return {without_surrogates(str(key)): plain(inner) for key, inner in value.items()}
