@@ -1,6 +1,7 @@
 """The OpenAI-compatible endpoint: `proa serve`, and inside a maker for agents. It needs starlette and uvicorn."""
 
-from .callers import Caller, Callers, Guest, OneKey, User, new_key
+from .callers import Caller, Callers, Guest, OneKey, new_key
+from .generation import User
 from .limits import Limits
 from .refusals import Refusal
 from .scoring import Scoring

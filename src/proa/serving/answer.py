@@ -32,9 +32,11 @@ class Answer:
         self._created = int(time.time())
 
     async def whole(self) -> dict[str, Any]:
-        prompts = [plan.prompt for plan in self._plans]
-        echoed = await self._asked.echoed(prompts, self._caller, self._model)
-        completions = await completions_of(self._requests, self._caller)
+        echoed: Sequence[Sequence[EchoedToken]] = ()
+        if self._asked.scores_prompts:
+            prompts = [plan.prompt for plan in self._plans]
+            echoed = await self._caller.echoed(prompts, likeliest=self._asked.names_likeliest)
+        completions = await completions_of(self._requests, self._caller.user)
         finished = [self._finished(*pair, echoed) for pair in enumerate(completions)]
         self._record(finished)
         choices = [self._asked.choice(one, self._model) for one in finished]
@@ -45,7 +47,7 @@ class Answer:
         first = [choice for index in range(len(self._requests)) if (choice := self._asked.first(index)) is not None]
         growing = [_Growing(*pair, self._asked, self._model) for pair in enumerate(self._requests)]
         finished: dict[int, Finished] = {}
-        async with contextlib.aclosing(events_of(self._requests, self._caller)) as happening:
+        async with contextlib.aclosing(events_of(self._requests, self._caller.user)) as happening:
             async for events in happening:
                 if first:  # not before something has come: what the engine refuses is said with its own status
                     yield self._chunk(first)
@@ -68,9 +70,7 @@ class Answer:
         if self._asked.stream_options.include_usage:
             yield {**self._chunk([]), "usage": self._usage(list(finished.values()))}
 
-    def _finished(
-        self, index: int, completion: Completion, echoed: Sequence[Sequence[EchoedToken] | None] = ()
-    ) -> Finished:
+    def _finished(self, index: int, completion: Completion, echoed: Sequence[Sequence[EchoedToken]] = ()) -> Finished:
         place = index // self._asked.n
         prompt, seed = self._plans[place].prompt, self._requests[index].seed
         return Finished(index, prompt, completion, seed, echoed[place] if echoed else None)
@@ -84,7 +84,7 @@ class Answer:
     # -- what is around the choices ------------------------------------------------------------------
 
     def _head(self, kind: str) -> dict[str, Any]:
-        version, first = self._caller.version, self._plans[0]
+        version, first = self._caller.user.version, self._plans[0]
         return {
             "id": self._id,
             "object": kind,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -15,7 +15,7 @@ from .refusals import Refusal
 
 if TYPE_CHECKING:
     from ..data.sampling import Completion
-    from .callers import Caller
+    from ..environments.protocol import Message
     from .served_model import ServedModel
 
 A = TypeVar("A", bound="Asked")
@@ -51,6 +51,10 @@ _NOT_SUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "chat_template_kwargs": (({},), "set task.chat_template_kwargs when the model is served"),
 }
 """Known parameters that are refused, but for these values, which say what is so anyhow; and what to do instead."""
+
+
+Render: TypeAlias = "Callable[[Sequence[Message], Sequence[Mapping[str, Any]], ServedModel], tuple[int, ...]]"
+"""What gives the tokens of a conversation with tools, for the model to answer."""
 
 
 class StreamOptions(BaseModel):
@@ -170,15 +174,19 @@ class Asked(BaseModel):
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
         return given | ({"top_k": 0} if given.get("top_k") == -1 else {})
 
-    @abstractmethod
-    def prompts(self, caller: Caller, model: ServedModel) -> list[PromptGiven]:
-        """The prompts as tokens. This may take a while, and runs in a thread."""
+    @property
+    def scores_prompts(self) -> bool:
+        """Whether the log-probabilities of prompts are asked for."""
+        return False
 
-    async def echoed(
-        self, prompts: Sequence[PromptGiven], caller: Caller, model: ServedModel
-    ) -> list[Sequence[EchoedToken] | None]:
-        """What is said of each prompt itself, before its completions."""
-        return [None] * len(prompts)
+    @property
+    def names_likeliest(self) -> bool:
+        """Whether the likeliest token is asked for at each place, beside the one that is there."""
+        return False
+
+    @abstractmethod
+    def prompts(self, render: Render, model: ServedModel) -> list[PromptGiven]:
+        """The prompts as tokens. This may take a while, and runs in a thread."""
 
     @abstractmethod
     def choice(self, finished: Finished, model: ServedModel) -> dict[str, Any]:

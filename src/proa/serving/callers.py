@@ -6,7 +6,7 @@ import hashlib
 import hmac
 import itertools
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -19,24 +19,14 @@ from .refusals import Refusal
 
 if TYPE_CHECKING:
     from ..data.sampling import Completion
-    from ..engines.protocol import Progress
     from ..environments.protocol import Message
     from .asked import Asked, EchoedToken, PromptGiven
+    from .generation import User
     from .scoring import Scoring
     from .served_model import ServedModel
 
 _SEED_BITS = 53
 """Numbers in JSON are exact up to these."""
-
-
-class User(Protocol):
-    """Who generates: a `StreamUser`, or what is like one."""
-
-    version: int
-
-    async def complete(self, request: Request, *, listen: Callable[[Progress], None] | None = None) -> Completion: ...
-
-    def forget(self, request_id: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,17 +55,10 @@ class Caller:
 
     def __init__(self, user: User, name: str = "") -> None:
         self.under_way = UnderWay()
-        self._user = user
+        self.user = user
+        """Who generates for it, with one version of the weights."""
         self._name = name
         self._ids = itertools.count()
-
-    @property
-    def version(self) -> int:
-        """Of the weights that answer."""
-        return self._user.version
-
-    async def complete(self, request: Request, listen: Callable[[Progress], None] | None = None) -> Completion:
-        return await self._user.complete(request, listen=listen)
 
     def chat_prompt(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], model: ServedModel
@@ -119,7 +102,7 @@ class Caller:
     def record(self, plan: Plan, completions: Sequence[Completion], answers: Sequence[Message | None]) -> None:
         """What came of a plan, and the messages that it is answered with, where it was a conversation."""
 
-    async def echoed(self, prompts: Sequence[PromptGiven], *, likeliest: bool) -> list[Sequence[EchoedToken] | None]:
+    async def echoed(self, prompts: Sequence[PromptGiven], *, likeliest: bool) -> Sequence[Sequence[EchoedToken]]:
         """What the model thinks of each token of prompts; with `likeliest`, also what it would say at the last."""
         raise Refusal(400, "log-probabilities of prompts are not to be had here: leave echo out", param="echo")
 
@@ -131,10 +114,10 @@ class Guest(Caller):
         super().__init__(user)
         self._scoring = scoring
 
-    async def echoed(self, prompts: Sequence[PromptGiven], *, likeliest: bool) -> list[Sequence[EchoedToken] | None]:
+    async def echoed(self, prompts: Sequence[PromptGiven], *, likeliest: bool) -> Sequence[Sequence[EchoedToken]]:
         if self._scoring is None:
             return await super().echoed(prompts, likeliest=likeliest)
-        return [*await self._scoring.echoed([prompt.tokens for prompt in prompts], likeliest=likeliest)]
+        return await self._scoring.echoed([prompt.tokens for prompt in prompts], likeliest=likeliest)
 
 
 class Callers(Protocol):

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from .asked import Asked, Finished, Piece, PromptGiven
+from .asked import Asked, Finished, Piece, PromptGiven, Render
 from .refusals import Refusal
 from .served_model import read_messages
 from .texts import cut, visible_text
 
 if TYPE_CHECKING:
-    from .callers import Caller
     from .served_model import ServedModel
 
 _LETTERS = "0123456789abcdefghijklmnopqrstuvwxyz"
@@ -47,7 +46,7 @@ class ChatAsked(Asked):
     def _reads_calls(self) -> bool:
         return bool(self.tools) and self.tool_choice == "auto"
 
-    def prompts(self, caller: Caller, model: ServedModel) -> list[PromptGiven]:
+    def prompts(self, render: Render, model: ServedModel) -> list[PromptGiven]:
         messages = read_messages(self.messages)
         for place, tool in enumerate(self.tools):
             function = tool.get("function")
@@ -57,7 +56,7 @@ class ChatAsked(Asked):
                     "invalid_value", f"tools.{place}",
                 )  # fmt: skip
         tools = tuple(self.tools)
-        return [PromptGiven(caller.chat_prompt(messages, tools, model), messages, tools)]
+        return [PromptGiven(render(messages, tools, model), messages, tools)]
 
     @property
     def shows_tokens(self) -> bool:

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import Field, model_validator
 
-from .asked import Asked, EchoedToken, Finished, Piece, PromptGiven
+from .asked import Asked, EchoedToken, Finished, Piece, PromptGiven, Render
 from .texts import visible_text
 
 if TYPE_CHECKING:
-    from .callers import Caller
     from .served_model import ServedModel
 
 
@@ -55,18 +54,19 @@ class CompletionAsked(Asked):
         several: Any = self.prompt
         return several if isinstance(several, list) and not isinstance(several[0], int) else [several]
 
-    def prompts(self, caller: Caller, model: ServedModel) -> list[PromptGiven]:
+    def prompts(self, render: Render, model: ServedModel) -> list[PromptGiven]:
         return [
             PromptGiven(model.text_tokens(one) if isinstance(one, str) else model.check_tokens(one, "prompt"))
             for one in self._each
         ]
 
-    async def echoed(
-        self, prompts: Sequence[PromptGiven], caller: Caller, model: ServedModel
-    ) -> list[Sequence[EchoedToken] | None]:
-        if not self.echo or self.logprobs is None:
-            return await super().echoed(prompts, caller, model)
-        return await caller.echoed(prompts, likeliest=bool(self.logprobs))
+    @property
+    def scores_prompts(self) -> bool:
+        return self.echo and self.logprobs is not None
+
+    @property
+    def names_likeliest(self) -> bool:
+        return bool(self.logprobs)
 
     # -- answers -------------------------------------------------------------------------------------
 

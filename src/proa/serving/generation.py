@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 import torch
 
@@ -15,9 +15,18 @@ from ..errors import ProaError
 
 if TYPE_CHECKING:
     from ..engines.protocol import Progress, Request
-    from .callers import Caller
 
 T = TypeVar("T")
+
+
+class User(Protocol):
+    """Who generates: a `StreamUser`, or what is like one."""
+
+    version: int
+
+    async def complete(self, request: Request, *, listen: Callable[[Progress], None] | None = None) -> Completion: ...
+
+    def forget(self, request_id: str) -> None: ...
 
 
 class EngineFailedError(ProaError):
@@ -35,16 +44,16 @@ async def all_of(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def completions_of(requests: Sequence[Request], caller: Caller) -> list[Completion]:
+async def completions_of(requests: Sequence[Request], user: User) -> list[Completion]:
     """A completion for each request, in order."""
-    return await all_of([_complete(request, caller) for request in requests])
+    return await all_of([_complete(request, user) for request in requests])
 
 
-async def _complete(request: Request, caller: Caller, listen: Callable[[Progress], None] | None = None) -> Completion:
+async def _complete(request: Request, user: User, listen: Callable[[Progress], None] | None = None) -> Completion:
     if request.sampling.max_new_tokens == 0:  # only the prompt is of interest
         return Completion(torch.empty(0, dtype=torch.int64), torch.empty(0), "length")
     try:
-        return await caller.complete(request, listen)
+        return await user.complete(request, listen=listen)
     except ProaError:
         raise
     except Exception as error:
@@ -71,7 +80,7 @@ class Ended:
 Event: TypeAlias = Grown | Ended
 
 
-async def events_of(requests: Sequence[Request], caller: Caller) -> AsyncGenerator[list[Event], None]:
+async def events_of(requests: Sequence[Request], user: User) -> AsyncGenerator[list[Event], None]:
     """The same bit by bit: each time all that has happened since the last. Whoever reads slowly holds nobody up, and
     gets more at a time. Who stops reading cancels the requests."""
     happened: asyncio.Queue[Event | BaseException] = asyncio.Queue()
@@ -84,7 +93,7 @@ async def events_of(requests: Sequence[Request], caller: Caller) -> AsyncGenerat
                 loop.call_soon_threadsafe(happened.put_nowait, grown)
 
         try:
-            happened.put_nowait(Ended(index, await _complete(request, caller, listen)))
+            happened.put_nowait(Ended(index, await _complete(request, user, listen)))
         except Exception as error:
             happened.put_nowait(error)
 

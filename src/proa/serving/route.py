@@ -91,7 +91,9 @@ class Route:
     async def _answer(self, asked: Asked, caller: Caller, reply: Reply) -> dict[str, Any] | None:
         """What is to be answered; None where all but the end of it has been streamed."""
         model = self._desk.model
-        prompts = await asyncio.get_running_loop().run_in_executor(self._desk.tokenising, asked.prompts, caller, model)
+        prompts = await asyncio.get_running_loop().run_in_executor(
+            self._desk.tokenising, asked.prompts, caller.chat_prompt, model
+        )
         with caller.planned(prompts, asked, model) as plans:
             answer = Answer(asked, plans, caller, model)
             if not asked.stream:

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING
 from ..data.sampling import Sampling
 from ..engines.protocol import Request
 from .asked import EchoedToken
-from .generation import all_of
+from .generation import User, all_of
 from .refusals import Refusal
 
 if TYPE_CHECKING:
     from ..rollouts import EngineStream
-    from .callers import User
 
 TOGETHER = 64
 """Sequences that are scored together, at the most. What is decoded waits meanwhile."""

@@ -13,13 +13,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..data.sampling import Completion, Sampling
-from .callers import Caller, Plan, User, digest_seed, new_tokens, wrong_key
+from .callers import Caller, Plan, digest_seed, new_tokens, wrong_key
 from .refusals import Refusal
 from .texts import visible_text
 
 if TYPE_CHECKING:
     from ..environments.protocol import Message
     from .asked import Asked, PromptGiven
+    from .generation import User
     from .served_model import ServedModel
 
 _OVER = "this session is over: its key is not valid any more"
@@ -159,7 +160,7 @@ class Session(Caller):
         self._sessions.remove(self._number)
         with self._lock:
             for request_id in self._kept:
-                self._user.forget(request_id)
+                self.user.forget(request_id)
             self._kept.clear()
             return tuple(self._turns)
 
@@ -239,9 +240,9 @@ class Session(Caller):
                 zip(plan.requests, completions, answers, strict=True)
             ):
                 turn = RecordedTurn(
-                    request.id, plan.prompt.tokens, completion, self.version, request.seed, plan.sampling, plan.asked,
-                    is_neutral, plan.count, choice, plan.continues, plan.prompt.messages, plan.prompt.tools, answer,
-                    tuple(sorted(request.stops)),
+                    request.id, plan.prompt.tokens, completion, self.user.version, request.seed, plan.sampling,
+                    plan.asked, is_neutral, plan.count, choice, plan.continues, plan.prompt.messages,
+                    plan.prompt.tools, answer, tuple(sorted(request.stops)),
                 )  # fmt: skip
                 self._turns.append(turn)
                 self._pending.discard(request.id)
@@ -250,7 +251,7 @@ class Session(Caller):
             while len(self._kept) > KEPT:
                 oldest = next(iter(self._kept))
                 del self._kept[oldest]
-                self._user.forget(oldest)
+                self.user.forget(oldest)
 
     def _give_up(self, plan: Plan) -> None:
         """Nothing is kept of a plan that was not recorded, nor of what it would have gone on from."""
@@ -259,7 +260,7 @@ class Session(Caller):
             self._pending.difference_update(lost)
         for request_id in [*lost, plan.continues] if lost else []:
             if request_id:
-                self._user.forget(request_id)
+                self.user.forget(request_id)
 
 
 class Sessions:

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from .asked import IGNORED, Asked, Finished, Piece, PromptGiven
+from .asked import IGNORED, Asked, Finished, Piece, PromptGiven, Render
 from .chat import log_prob_content
 from .refusals import Refusal
 
 if TYPE_CHECKING:
-    from .callers import Caller
     from .served_model import ServedModel
 
 
@@ -32,7 +31,7 @@ class TokensAsked(Asked):
     def shows_tokens(self) -> bool:
         return True
 
-    def prompts(self, caller: Caller, model: ServedModel) -> list[PromptGiven]:
+    def prompts(self, render: Render, model: ServedModel) -> list[PromptGiven]:
         return [PromptGiven(model.check_tokens(self.token_ids, "token_ids"))]
 
     def choice(self, finished: Finished, model: ServedModel) -> dict[str, Any]:
