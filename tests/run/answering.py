@@ -127,6 +127,15 @@ def lazy_agent(base_url, api_key, row):
     return 1.0
 
 
+async def growing_agent(base_url, api_key, row):
+    """Says all that was said again, and more."""
+    async with httpx.AsyncClient(base_url=base_url, headers={"Authorization": f"Bearer {api_key}"}) as client:
+        said = await _ask(client, row["prompt"])
+        while True:
+            [choice] = said["choices"]
+            said = await _ask(client, [*choice["prompt_token_ids"], *choice["token_ids"], 9], max_tokens=10)
+
+
 async def greedy_agent(base_url, api_key, row):
     """Does not know when to stop."""
     async with httpx.AsyncClient(base_url=base_url, headers={"Authorization": f"Bearer {api_key}"}) as client:

@@ -56,6 +56,11 @@ def test_endings_of_agents_are_true(tmp_path):
     greedy = made(tmp_path, "greedy", "greedy_agent", total_steps=1)
     assert greedy["ledger"]["trained"] == 8
     assert {row["trajectory"]["ending"] for row in rows_of(tmp_path, "greedy") if "trajectory" in row} == {"max_turns"}
+    growing = made(tmp_path, "growing", "growing_agent", total_steps=1, environment={"max_turns": 99, "workers": 1})
+    assert growing["ledger"]["trained"] == 8
+    assert {row["trajectory"]["ending"] for row in rows_of(tmp_path, "growing") if "trajectory" in row} == {
+        "token_limit"
+    }
     repeated = replay(tmp_path / "greedy")
     assert json.loads((repeated.folder / "run.json").read_text())["ledger"] == greedy["ledger"]
 

@@ -121,8 +121,9 @@ class AgentRollout:
         except EnvironmentFailed as failure:
             reward, ending, error = None, failure.ending, str(failure)
         turns = session.close()
-        if error is not None and session.is_spent and ending == "tool_failed":
-            ending, error = "max_turns", None  # it was refused another turn, and could not go on
+        if turns and ending == "tool_failed" and (session.is_spent or session.is_full):
+            # It was refused another turn, and could not go on.
+            ending, error = "max_turns" if session.is_spent else "token_limit", None
         if not turns and error is None:
             error = "the agent never asked the model for anything"
         return self._sample(prompt, index, seed, turns, reward, ending, error)

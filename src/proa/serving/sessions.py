@@ -143,6 +143,8 @@ class Session(Caller):
         self._begun = 0
         self.is_spent = False
         """Whether it was refused a turn, having had all that it may have."""
+        self.is_full = False
+        """Whether the turn that it asked for last was refused: its prompt leaves no room in the model's context."""
         self._kept: dict[str, tuple[int, ...]] = {}
         """Turns that the engine can go on from, by their requests, with their tokens."""
         self._pending: set[str] = set()
@@ -190,7 +192,8 @@ class Session(Caller):
         with self._lock:
             if self._begun + asked.n > self._most_turns:
                 self.is_spent = True
-                raise Refusal(403, f"this session has had its {self._most_turns} completions", "too_many_turns")
+                said = f"a session may have {self._most_turns} completions, and this one has asked for {self._begun}"
+                raise Refusal(403, f"{said}; this asks for {asked.n} more", "too_many_turns")
             self._begun += asked.n
             count = self._asked[wanted]
             self._asked[wanted] += 1
@@ -214,8 +217,12 @@ class Session(Caller):
             raise Refusal(400, "max_tokens is 0, and a turn has at least 1 token", "invalid_value", "max_tokens")
         given = asked.given_sampling()
         limit = self._sampling.max_new_tokens
-        wanted = None if asked.most_tokens is None else min(asked.most_tokens, limit)
-        most = new_tokens(len(prompt.tokens), wanted, limit, model)
+        wanted = limit if asked.most_tokens is None else min(asked.most_tokens, limit)
+        try:
+            most = new_tokens(len(prompt.tokens), None, wanted, model)  # fewer where the context has no room for them
+        except Refusal:
+            self.is_full = True
+            raise
         stop = tuple(dict.fromkeys((*self._sampling.stop, *asked.stop)))
         sampling = replace(self._sampling, group_size=asked.n, max_new_tokens=most, stop=stop)
         return sampling if self._enforce else replace(sampling, **given), given
@@ -236,6 +243,7 @@ class Session(Caller):
         with self._lock:
             if self.under_way.over is not None:
                 raise self.under_way.over
+            self.is_full = False
             for choice, (request, completion, answer) in enumerate(
                 zip(plan.requests, completions, answers, strict=True)
             ):
