@@ -190,9 +190,17 @@ def test_hooks_hear_of_each_conversation_one_after_the_other(tmp_path):
         assert all(event[2:] == ("assistant", 0) for event in own)
 
 
-def test_ppo_learns_from_turns_too(tmp_path):
-    found = made(tmp_path, "ppo", ppo, total_steps=2)
+SEES_THE_LAST = "{% for message in messages[-2:] %}{{ message.content }}>{% endfor %}"
+"""A template that forgets all but what was said last, so that every third turn begins a row of its own."""
+
+
+def test_ppo_learns_from_turns_too_in_several_rows(tmp_path):
+    task = SETTINGS["task"] | {"chat_template": SEES_THE_LAST}  # of texts, which are the user's messages here
+    found = made(tmp_path, "ppo", ppo, total_steps=2, task=task)
     assert found["ledger"]["trained"] == 16
+    files = (tmp_path / "ppo" / "rollouts").iterdir()
+    rows = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+    assert len(rows) > sum("trajectory" in row for row in rows)
 
 
 def test_evals_have_the_same_environment_and_say_how_conversations_ended(tmp_path):

@@ -134,7 +134,8 @@ def load_training_task(config: RunConfig, given: Given) -> Task:
     check_columns(task)
     if isinstance(config, DetachedConfig):
         task = with_system_prompt(task, config.task.system_prompt)
-    if config.task.chat_template is not None or config.task.chat_template_kwargs:
+    has_environment = isinstance(config, DetachedConfig) and config.has_environment  # text is the user's message there
+    if (config.task.chat_template is not None or config.task.chat_template_kwargs) and not has_environment:
         check_is_chat(task)
     return task
 
