@@ -151,7 +151,8 @@ class AgentRollout:
             # With arguments of calls as values, as those of tools have them, not as JSON, as they are sent.
             conversation = [template_message(message) for message in (*longest.messages, answer)]
         end = {"reward": reward, "ending": ending, "error": error}
-        journaled = () if self._agents.deterministic else (*map(_written, answered), end)
+        names = {turn.id: str(place) for place, turn in enumerate(ordered)} | {"": ""}
+        journaled = () if self._agents.deterministic else (*(_written(turn, names) for turn in ordered), end)
         facts = TrajectoryFacts(
             ending, tuple(conversation), len(turns), tuple(turn.reward for turn in turns), answers=journaled
         )
@@ -205,13 +206,14 @@ def _place(turn: RecordedTurn) -> tuple[int, bytes, int, int, int]:
     return len(turn.prompt), tokens, turn.count, turn.choice, turn.seed
 
 
-def _written(turn: RecordedTurn) -> dict[str, Any]:
-    """What the agent asked, for the journal: with it the turn can be sampled again."""
+def _written(turn: RecordedTurn, names: Mapping[str, str]) -> dict[str, Any]:
+    """What the agent asked, for the journal: with it the turn can be sampled again. Turns are named by their places:
+    an agent that does the same again has the same journal."""
     sampling = turn.sampling
     return {
-        "id": turn.id, "prompt": list(turn.prompt), "seed": turn.seed, "count": turn.count, "choice": turn.choice,
-        "continues": turn.continues, "messages": list(turn.messages), "answer": turn.answer,
-        "stop_token_ids": list(turn.stop_token_ids),
+        "id": names[turn.id], "prompt": list(turn.prompt), "seed": turn.seed, "count": turn.count,
+        "choice": turn.choice, "continues": names[turn.continues], "stop_token_ids": list(turn.stop_token_ids),
+        "messages": list(turn.messages), "answer": turn.answer,
         "sampling": {
             "group_size": sampling.group_size, "max_new_tokens": sampling.max_new_tokens,
             "temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k,
