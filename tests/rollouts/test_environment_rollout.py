@@ -27,7 +27,7 @@ from proa.engines import build_engine
 from proa.environments import Start, Step
 from proa.environments.failures import EnvironmentFailed, WorkerLostError
 from proa.rewards import InlineRewards
-from proa.rollouts import Progress, SingleTurn, VersionedEngine
+from proa.rollouts import Progress, SingleTurn, VersionedEngine, environment_rollout
 from proa.rollouts.conversation import Conversations
 from proa.rollouts.environment_rollout import EnvironmentRollout, Limits, turn_seed
 from proa.rollouts.sample import Sample, Turn
@@ -414,6 +414,32 @@ def test_a_trajectory_whose_worker_is_lost_begins_again_and_becomes_the_same():
     assert [said(sample) for sample in again] == [said(sample) for sample in expected]
     assert [alone for _, _, alone in environments.begun].count(True) == 1
     assert len(environments.begun) == environments.closed == 4
+
+
+def test_waiting_for_a_worker_of_its_own_does_not_count_towards_its_deadline(monkeypatch):
+    deadlines, seen = [], []
+
+    class Lost(Repeats):
+        def reset(self, row, *, seed):
+            seen.append(deadlines[-1].when() is not None)
+            return super().reset(row, seed=seed)
+
+        def step(self, message):
+            if len(seen) == 1:
+                raise WorkerLostError("the worker was killed", was_calling=True)
+            seen.append(deadlines[-1].when() is not None)
+            return super().step(message)
+
+    def timeout(seconds, make=asyncio.timeout):
+        deadlines.append(make(seconds))
+        return deadlines[-1]
+
+    monkeypatch.setattr(environment_rollout.asyncio, "timeout", timeout)
+    engine = scripted(*"aaa")
+    engine.load({}, 0)
+    [sample] = run(engine, InProcess(lambda: Lost(0, rewards=[1])), seeds=((1,),))
+    assert sample.facts.ending == "finished"
+    assert seen == [True, False, True]
 
 
 def test_a_worker_that_is_lost_again_and_again_ends_the_trajectory():

@@ -273,13 +273,15 @@ class EnvironmentRollout:
     async def _within_time(self, turns: TurnEngine, trajectory: _Trajectory, *, alone: bool) -> None:
         surroundings: Surroundings | None = None
         try:
-            async with asyncio.timeout(self._limits.seconds) as deadline:
+            async with asyncio.timeout(None if alone else self._limits.seconds) as deadline:
                 row = {"prompt": trajectory.prompt.text, **trajectory.prompt.columns}
                 with trajectory.answering():
                     if (recorded := self._recorded.get(trajectory.uid)) is not None:
                         surroundings = Recorded(recorded)
                     else:
                         surroundings = await self._environments.begin(row, seed=trajectory.group.seed, alone=alone)
+                    if alone:  # it may have waited for long until others that are alone had ended
+                        deadline.reschedule(asyncio.get_running_loop().time() + self._limits.seconds)
                     trajectory.note_begun()
                     await trajectory.group.wait()
                 await self._converse(turns, trajectory, surroundings)
