@@ -211,6 +211,7 @@ def test_evals_have_the_same_environment_and_say_how_conversations_ended(tmp_pat
     assert sum(value for name, value in scores.items() if name.startswith("ending.")) == pytest.approx(1)
     rows = [json.loads(line) for line in (tmp_path / "evaluated/evals/held_out/step_1.jsonl").read_text().splitlines()]
     assert {row["messages"][0]["role"] for row in rows} == {"user"}
+    assert {row["reward"] for row in rows} <= {0.0, 1.0}, "what the metric says, without what the environment gives"
     assert all(row["ending"] for row in rows)
 
 

@@ -68,7 +68,9 @@ class Benchmark(Eval):
         if surroundings is not None:
             self._prompts = [Prompt(place, (), row.prompt, row.columns) for place, row in enumerate(self._rows)]
             self._rollout = surroundings.rollout(
-                sampling(max_new_tokens=max_new_tokens or DEFAULT_NEW_TOKENS), scorer=scorer
+                sampling(max_new_tokens=max_new_tokens or DEFAULT_NEW_TOKENS),
+                scorer=scorer,
+                adds_given=_is_scored_as_the_run(section, task, given),
             )
         else:
             self._prompts = eval_prompts(self._rows, policy.tokenizer, where=f"eval {section.name}")
@@ -215,10 +217,15 @@ def scorer_of(
     section: BenchmarkSection, task: Task, given: GivenEval, surroundings: Surroundings | None
 ) -> InlineRewards | None:
     """What scores an eval's samples; None where an environment does, and nothing else is named."""
-    is_named = given.metric is not None or section.metric is not None or bool(given.reward)
-    if surroundings is not None and not is_named and task.name not in BUILTIN and task.reward is None:
+    if surroundings is not None and not given.reward and _is_scored_as_the_run(section, task, given):
         return None
     return InlineRewards(metric_of(section, task, given), length=given.length)
+
+
+def _is_scored_as_the_run(section: BenchmarkSection, task: Task, given: GivenEval) -> bool:
+    """Whether the eval has no metric of its own: what an environment gives is part of the run's reward only."""
+    is_named = given.metric is not None or section.metric is not None
+    return not is_named and task.name not in BUILTIN and task.reward is None
 
 
 def metric_of(section: BenchmarkSection, task: Task, given: GivenEval = NOTHING_GIVEN) -> Any:

@@ -54,17 +54,25 @@ class Surroundings:
             self._sessions = Sessions()
 
     def rollout(
-        self, sampling: Sampling, *, scorer: Scorer | None = None, model_reward: ModelReward | None = None
+        self,
+        sampling: Sampling,
+        *,
+        scorer: Scorer | None = None,
+        model_reward: ModelReward | None = None,
+        adds_given: bool = True,
     ) -> Rollout:
-        """A rollout whose samples are conversations with the environments or the agent."""
+        """A rollout whose samples are conversations with the environments or the agent. With `adds_given` the rewards
+        that these give are added to those of the scorer."""
         if self._sessions is not None:
             return AgentRollout(
                 self._words, sampling, self._pool, self._sessions, self,
                 limits=self._limits, recorded=self._recorded, scorer=scorer, model_reward=model_reward,
+                adds_given=adds_given,
             )  # fmt: skip
         return EnvironmentRollout(
             self._words, sampling, self._pool,
             limits=self._limits, recorded=self._recorded, scorer=scorer, model_reward=model_reward,
+            adds_given=adds_given,
         )  # fmt: skip
 
     @property

@@ -212,6 +212,7 @@ class EnvironmentRollout:
         recorded: Mapping[str, Sequence[Any]] | None = None,
         scorer: Scorer | None = None,
         model_reward: ModelReward | None = None,
+        adds_given: bool = True,
     ) -> None:
         self.sampling = sampling
         self._conversations = conversations
@@ -221,6 +222,7 @@ class EnvironmentRollout:
         self._stop_strings = conversations.stop_strings(sampling.stop)
         self._scorer = scorer
         self._model_reward = model_reward
+        self._adds_given = adds_given
 
     def run(
         self, engine: SamplingEngine, prompts: Sequence[Prompt], seeds: Sequence[Sequence[int]], progress: Progress
@@ -229,7 +231,7 @@ class EnvironmentRollout:
         with turns_of(engine, progress) as turns:
             samples = await_result(self._all(turns, prompts, seeds))
         with progress.scoring():
-            return scored_trajectories(samples, self._scorer, self._model_reward)
+            return scored_trajectories(samples, self._scorer, self._model_reward, adds_given=self._adds_given)
 
     async def _all(self, turns: TurnEngine, prompts: Sequence[Prompt], seeds: Sequence[Sequence[int]]) -> list[Sample]:
         trajectories = [

@@ -53,17 +53,19 @@ def scored(samples: Sequence[Sample], scorer: Scorer | None, model_reward: Model
 
 
 def scored_trajectories(
-    samples: Sequence[Sample], scorer: Scorer | None, model_reward: ModelReward | None
+    samples: Sequence[Sample], scorer: Scorer | None, model_reward: ModelReward | None, *, adds_given: bool = True
 ) -> list[Sample]:
-    """The samples with their scores: what their environments gave, and what rewards say of those that ended by
-    themselves. The others have none."""
+    """The samples with their scores: what rewards say of those that ended by themselves, and, with `adds_given`, what
+    their environments gave. The others have none."""
     scores = dict.fromkeys((sample.uid for sample in samples), Score(None, applies=False))
     scores |= {
         sample.uid: sample.score for sample in scored([one for one in samples if _is_scored(one)], scorer, model_reward)
     }
     has_rewards = scorer is not None or model_reward is not None
     return [
-        _with_own_rewards(sample, scores[sample.uid], has_rewards=has_rewards) if _is_scored(sample) else sample
+        _with_own_rewards(sample, scores[sample.uid], has_rewards=has_rewards, adds_given=adds_given)
+        if _is_scored(sample)
+        else sample
         for sample in samples
     ]
 
@@ -72,12 +74,12 @@ def _is_scored(sample: Sample) -> bool:
     return sample.is_own_ending and bool(sample.turns)
 
 
-def _with_own_rewards(sample: Sample, score: Score, *, has_rewards: bool) -> Sample:
+def _with_own_rewards(sample: Sample, score: Score, *, has_rewards: bool, adds_given: bool) -> Sample:
     """What the environment gave is a part of the score. Where nothing else scores, a trajectory that ran out of turns
     or tokens before it was given anything has earned 0; one that its environment ended without a reward has none."""
     facts = sample.facts
     assert facts is not None, "it has an environment"
-    given = [reward for reward in facts.turn_rewards if reward is not None]
+    given = [reward for reward in facts.turn_rewards if reward is not None and adds_given]
     if given or (not has_rewards and facts.ending != "finished"):
         [score] = add_part([score], "environment", [math.fsum(given)], weight=1.0)
     if has_rewards and score.value is None and score.applies:

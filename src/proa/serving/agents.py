@@ -62,6 +62,7 @@ class AgentRollout:
         recorded: Mapping[str, Sequence[Any]] | None = None,
         scorer: Scorer | None = None,
         model_reward: ModelReward | None = None,
+        adds_given: bool = True,
     ) -> None:
         self.sampling = sampling
         self._words = words
@@ -72,6 +73,7 @@ class AgentRollout:
         self._recorded = recorded or {}
         self._scorer = scorer
         self._model_reward = model_reward
+        self._adds_given = adds_given
 
     def run(
         self, engine: SamplingEngine, prompts: Sequence[Prompt], seeds: Sequence[Sequence[int]], progress: Progress
@@ -80,7 +82,7 @@ class AgentRollout:
         with _user_of(engine) as user, progress.generating():
             samples = await_result(self._all(user, prompts, seeds))
         with progress.scoring():
-            return scored_trajectories(samples, self._scorer, self._model_reward)
+            return scored_trajectories(samples, self._scorer, self._model_reward, adds_given=self._adds_given)
 
     async def _all(self, user: StreamUser, prompts: Sequence[Prompt], seeds: Sequence[Sequence[int]]) -> list[Sample]:
         own = [
