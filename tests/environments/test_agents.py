@@ -29,7 +29,7 @@ def test_an_agent_gives_a_reward_or_none_and_its_faults_are_its_own(agent, rewar
                 with pytest.raises(EnvironmentFailed, match=words) as failed:
                     run(pool, prompt)
                 assert failed.value.ending == "tool_failed"
-        with pytest.raises(EnvironmentFailed, match=r"did not answer within 0.3 s \(its deadline\)") as failed:
+        with pytest.raises(EnvironmentFailed, match=r"did not answer within 0.3 s \(trajectory_timeout\)") as failed:
             run(pool, "hang", timeout=0.3)
         assert failed.value.ending == "timed_out"
         assert run(pool, "x") == reward

@@ -190,7 +190,7 @@ class Host:
         except Raised as failure:
             raise self._failure_of(failure.error, self._name) from None
         except TimeoutError:
-            late = _late(question.seconds, "its deadline")
+            late = _late(question.seconds, "trajectory_timeout")
             raise EnvironmentFailed(f"{self._name} {late}", "timed_out") from None
         finally:
             self._threads.forget(question.trajectory)
