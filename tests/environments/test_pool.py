@@ -132,6 +132,28 @@ def test_a_worker_imports_no_heavy_library_by_itself():
         assert text_of(asyncio.run(one_step(pool, called(f"modules {heavy}")))) == ""
 
 
+@pytest.mark.parametrize("leaves", [False, True])
+def test_of_workers_that_had_one_trajectory_alone_no_more_stay_than_others_wait_for(monkeypatch, leaves):
+    monkeypatch.setattr(dealing, "MOST_ALONE", 2)
+
+    async def trajectories(dealer):
+        first, second = [(await dealer.begin(ROW, seed, True, dealing.Claim()))[0] for seed in (1, 2)]
+        third = asyncio.ensure_future(dealer.begin(ROW, 3, True, dealing.Claim()))
+        await asyncio.sleep(0)  # it waits
+        dealer._release(first)
+        dealer._release(second)  # before the third has taken what the first gave up
+        if leaves:
+            third.cancel()
+        await asyncio.wait({third})
+        if not leaves:
+            dealer._release(third.result()[0])
+        await asyncio.gather(first.worker.wait_for_end(), second.worker.wait_for_end())
+        assert not dealer._workers
+
+    with pool_of(OBEDIENT) as own:
+        asyncio.run(own._core.run(trajectories))
+
+
 def test_trajectories_that_are_alone_take_their_turns(monkeypatch):
     monkeypatch.setattr(dealing, "MOST_ALONE", 2)
 

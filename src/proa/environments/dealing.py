@@ -288,6 +288,10 @@ class Dealer:
             self._alone_waiting += 1
             try:
                 await self._alone_room.acquire()
+            except asyncio.CancelledError:
+                if len(self._alone_idle) == self._alone_waiting:  # one of them was for this trajectory
+                    self._alone_idle.pop().end("was ended: it has nothing to do")
+                raise
             finally:
                 self._alone_waiting -= 1
             worker = self._alone_idle.pop() if self._alone_idle else self._new_worker()
@@ -315,7 +319,8 @@ class Dealer:
         worker.seats.discard(seat)
         if seat.is_alone:
             self._alone_room.release()
-            if not worker.lost and not worker.is_condemned and self._alone_waiting:
+            # One for each that waits, of which some may be about to take theirs.
+            if not worker.lost and not worker.is_condemned and len(self._alone_idle) < self._alone_waiting:
                 self._alone_idle.append(worker)
                 return
         if not worker.seats and worker not in self._places:
