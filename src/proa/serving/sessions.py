@@ -192,8 +192,8 @@ class Session(Caller):
         with self._lock:
             if self._begun + asked.n > self._most_turns:
                 self.is_spent = True
-                said = f"a session may have {self._most_turns} completions, and this one has asked for {self._begun}"
-                raise Refusal(403, f"{said}; this asks for {asked.n} more", "too_many_turns")
+                so_far = f"a session may have {self._most_turns} completions, and this one has asked for {self._begun}"
+                raise Refusal(403, f"{so_far}; this asks for {asked.n} more", "too_many_turns")
             self._begun += asked.n
             count = self._asked[wanted]
             self._asked[wanted] += 1
