@@ -54,13 +54,15 @@ async def agent(base_url: str, api_key: str, row: Mapping[str, Any]) -> None:
 agent.deterministic = True  # type: ignore[attr-defined]  # the same answers each time: a run gives the same weights twice
 
 
-def main(steps: int, output_dir: Path | str = "runs") -> float:
+def main(steps: int, output_dir: Path | str = "runs", *, seed: int = 0) -> float:
+    """The mean reward at the end."""
     from proa.recipes import grpo  # not where agents work: it would be loaded in their processes too
 
     state = grpo(
         "examples/tools.yaml",
         name="agent",
         output_dir=str(output_dir),
+        seed=seed,
         total_steps=steps,
         environment={"path": None, "max_turns": 2, "workers": 1},
         agent="examples.agent:agent",

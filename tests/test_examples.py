@@ -62,17 +62,21 @@ def test_a_tool_whose_results_are_shuffled_teaches_nothing(tmp_path, seed):
 
 
 @pytest.mark.prove
-def test_a_game_is_learned_by_who_listens(tmp_path):
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_game_is_learned_by_who_listens(tmp_path, seed):
     game = runpy.run_path(str(EXAMPLES / "game.py"))["main"]
-    heard, deaf = game(80, tmp_path / "heard"), game(80, tmp_path / "deaf", deaf=True)
-    assert heard > 0.85
-    assert deaf < 0.5
+    heard, deaf = (game(100, tmp_path / str(deaf), deaf=deaf, seed=seed) for deaf in (False, True))
+    assert deaf < 0.5 < 0.6 < heard  # who listens to nothing wins three in seven at most
 
 
 @pytest.mark.prove
-def test_an_agent_is_trained_while_it_works(tmp_path):
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_an_agent_is_trained_while_it_works(tmp_path, seed):
     agent = runpy.run_path(str(EXAMPLES / "agent.py"))["main"]
-    assert agent(60, tmp_path) > 0.15
+    after = agent(40, tmp_path, seed=seed)
+    rows = map(json.loads, (tmp_path / "agent" / "metrics.jsonl").read_text().splitlines())
+    before = next(row["reward"] for row in rows if "reward" in row)
+    assert before < 0.35 < 0.5 < after
 
 
 @pytest.mark.prove

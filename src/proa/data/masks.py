@@ -46,7 +46,7 @@ def sampled_lengths(experience: Experience) -> torch.Tensor:
 
 
 def longest_turns(experience: Experience) -> torch.Tensor:
-    """(B,): the most tokens sampled in one turn. Where turns are not numbered, tokens of an environment separate them."""
+    """(B,): the most tokens sampled in one turn. Without turn numbers an environment's tokens separate the turns."""
     sampled_BA = attention_mask_of(experience)[:, -experience.action_log_probs.shape[1] :].bool()
     if experience.versions is not None:
         sampled_BA = sampled_BA & (experience.versions != NO_VERSION)
