@@ -299,13 +299,14 @@ class VLLMServerEngine:
                 f"version {version} cannot be loaded while sequences of version {self._version} are decoded or kept"
             )
         with self._my_turn():
-            self._weights.write(weights, version, largest_rank=self._facts.largest_rank)  # all that fits, or nothing
-            self._version = version
+            before, self._version = self._version, NO_VERSION
             try:
-                self._ensure_weights()
-            except BaseException:
-                self._version = NO_VERSION
+                self._weights.write(weights, version, largest_rank=self._facts.largest_rank)
+            except ValueError:  # they do not fit: those before are still there
+                self._version = before
                 raise
+            self._call(self._weights.push_if_needed)
+            self._version = version
 
     def _ensure_weights(self) -> None:
         """Have the server compute with this engine's weights, if it does not."""
