@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import threading
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from tests.engines.tiny import tiny_model
 from tests.small import DETACHED
+from tests.watched_lock import WatchedLock
 
 from proa import recipes
 from proa.config import load_run_config
 from proa.engines import build_engine
+from proa.engines.vllm import core
 from proa.engines.vllm.options import check_options, check_sizes
 from proa.engines.vllm.requests import step_output
 from proa.errors import SettingError
@@ -76,3 +81,26 @@ def test_what_vllm_says_is_progress() -> None:
         step_output(output([3], [float("nan")], None)).progress(7)
     with pytest.raises(RuntimeError, match="a reason of its own: abort"):
         step_output(output([3], [-0.5], "abort"))
+
+
+def test_two_that_start_vllm_at_once_leave_the_process_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second waits, and must not take what the first has changed for what was there before."""
+    turn, unset = WatchedLock(), []
+
+    def start() -> None:
+        with core.undisturbed():
+            pass
+
+    second = threading.Thread(target=start)
+    monkeypatch.setattr(core, "TURN", turn)
+    monkeypatch.setattr(os, "unsetenv", lambda name: unset.append(os.fsdecode(name)))
+    before = dict(os.environ), torch.get_default_dtype(), torch.set_num_threads
+    with core.undisturbed():
+        torch.set_default_dtype(torch.bfloat16)  # all this is what vLLM does
+        monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+        os.environ["OF_VLLM"] = "1"
+        second.start()
+        assert turn.is_wanted.wait(60)
+    second.join()
+    assert (dict(os.environ), torch.get_default_dtype(), torch.set_num_threads) == before
+    assert "PATH" not in unset  # other threads start processes meanwhile

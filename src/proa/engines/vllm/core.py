@@ -21,6 +21,7 @@ import torch
 from pydantic import ValidationError
 
 from ...errors import ProaError, SettingError
+from ...numerics import changing_settings
 from ...slow_work import saying_if_slow
 from .adapters import written_adapter
 from .requests import StepOutput, step_output
@@ -72,10 +73,10 @@ def check_served(config: PreTrainedConfig, architecture: str | None = None) -> N
 @contextmanager
 def undisturbed() -> Iterator[None]:
     """Inside, vLLM is imported or started; outside, threads, environment and random numbers are as they were."""
-    environment, level = dict(os.environ), os.environ.get("VLLM_LOGGING_LEVEL", "ERROR")
-    threads, set_threads, dtype = torch.get_num_threads(), torch.set_num_threads, torch.get_default_dtype()
-    chance, numbers = random.getstate(), numpy.random.get_state()
-    with TURN, torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+    with TURN, changing_settings(), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        environment, level = dict(os.environ), os.environ.get("VLLM_LOGGING_LEVEL", "ERROR")
+        threads, set_threads, dtype = torch.get_num_threads(), torch.set_num_threads, torch.get_default_dtype()
+        chance, numbers = random.getstate(), numpy.random.get_state()
         warnings.simplefilter("ignore")
         os.environ.update(_ENVIRONMENT, VLLM_LOGGING_LEVEL=level)
         if frees := not gc.get_freeze_count():
@@ -85,8 +86,7 @@ def undisturbed() -> Iterator[None]:
         try:
             yield
         finally:
-            os.environ.clear()
-            os.environ.update(environment)
+            _restore_environment(environment)
             torch.set_num_threads = set_threads  # on a CPU vLLM puts one in its place that does nothing
             torch.set_num_threads(threads)
             torch.set_default_dtype(dtype)
@@ -94,6 +94,15 @@ def undisturbed() -> Iterator[None]:
             numpy.random.set_state(numbers)
             if frees:
                 gc.unfreeze()
+
+
+def _restore_environment(before: Mapping[str, str]) -> None:
+    """Put back only what is different: other threads read the rest meanwhile, and start processes with it."""
+    for name in set(os.environ) - set(before):
+        del os.environ[name]
+    for name, value in before.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value
 
 
 class Core:
