@@ -8,7 +8,7 @@ import random
 import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from proa.policy.lora_policy import as_policy
 from proa.policy.models import load_model, model_weights
 from proa.policy.saved_adapter import write_adapter
 from proa.roles.probe import Probe, ProbeError
+from proa.vllm_arguments import RESERVED, known_arguments
 
 pytestmark = pytest.mark.usefixtures("vllms_shapes")
 
@@ -74,7 +75,7 @@ def bits(completions: list[Completion]) -> list[tuple[list[int], list[float]]]:
 # -- what it leaves alone ----------------------------------------------------------------------------
 
 
-def test_the_process_is_as_it_was_before_it_started() -> None:
+def test_the_process_is_as_it_was_before_it_started(capfd: pytest.CaptureFixture[str]) -> None:
     threads, set_threads, environment = torch.get_num_threads(), torch.set_num_threads, dict(os.environ)
     chance, state = random.getstate(), torch.get_rng_state()
     engine = build_engine("vllm", sharp(LONG), end_ids=(), slots=4)
@@ -82,6 +83,7 @@ def test_the_process_is_as_it_was_before_it_started() -> None:
     assert (torch.get_num_threads(), torch.set_num_threads, dict(os.environ)) == (threads, set_threads, environment)
     assert random.getstate() == chance
     assert torch.equal(torch.get_rng_state(), state)
+    assert "NUMA" not in capfd.readouterr().err  # the memory of the process is not bound to a node
 
 
 def test_two_in_one_process_take_turns(engines: Engines) -> None:
@@ -422,6 +424,14 @@ def test_split_over_two_processes_it_samples_the_same() -> None:
 
 
 # -- likely mistakes ---------------------------------------------------------------------------------
+
+
+def test_the_arguments_that_are_read_from_its_source_are_those_that_it_has() -> None:
+    from vllm import EngineArgs, __file__
+
+    read = known_arguments(Path(__file__).parent)
+    assert read == [field.name for field in fields(EngineArgs)]
+    assert set(RESERVED) - {"device"} <= set(read)
 
 
 @pytest.mark.parametrize(

@@ -16,14 +16,14 @@ from ...errors import ProaError, SettingError
 from ...model_shape import cache_bytes
 from ...policy.adapter_layout import AdaptedWeights
 from ...policy.lora import LoraSettings
+from ...vllm_arguments import SIZES, check_arguments
 from ..description import ModelDescription
 from ..native import SLOTS
 from ..protocol import EngineBusyError, Progress, Request, check_request, refuse_second
 from ..weights import noise_for, places_of
 from .adapters import noise_adapter
-from .core import Core, check_installed, check_process, check_served, undisturbed
+from .core import Core, check_process, check_served
 from .independence import is_independent
-from .options import SIZES, check_options, check_sizes, known_arguments
 from .requests import StepOutput, sampling_params, scoring_params
 
 log = logging.getLogger("proa.vllm")
@@ -97,16 +97,13 @@ class VLLMEngine:
     @staticmethod
     def check(config: Any) -> None:
         """Raise unless vLLM is here and serves models of this configuration."""
-        check_installed()
+        check_arguments({})
         check_served(config)
 
     @staticmethod
     def check_settings(*, slots: int = 0, cache_tokens: int = 0, options: Mapping[str, Any] | None = None) -> None:
         """Raise unless vLLM is here and has these arguments."""
-        check_installed()
-        with undisturbed():
-            check_options(options or {}, known_arguments())
-        check_sizes(options or {}, slots=slots, cache_tokens=cache_tokens)
+        check_arguments(options or {}, slots=slots, cache_tokens=cache_tokens)
 
     @property
     def context_length(self) -> int:
