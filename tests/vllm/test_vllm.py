@@ -235,6 +235,7 @@ def test_an_adapter_that_is_too_wide_for_vllm_is_refused_in_words(engines: Engin
     policy = as_policy(model)
     with pytest.raises(SettingError, match="rank is 9, and engine.options.max_lora_rank is 8: raise it"):
         engine.load(policy.receiver().whole(policy.published()), 1)
+    assert engine.versions == (0,)
 
 
 def assert_policys(model: Any, completions: list[Completion]) -> None:

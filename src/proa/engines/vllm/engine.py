@@ -251,6 +251,11 @@ class VLLMEngine:
         self._held = {version: None}
 
     def _load_adapter(self, weights: AdaptedWeights, version: int) -> None:
+        if weights.layout.rank > self._most_rank:
+            raise SettingError(
+                f"the adapter's rank is {weights.layout.rank}, and engine.options.max_lora_rank is {self._most_rank}: "
+                "raise it"
+            )
         if weights.base is not self._base:
             self._take(weights.base, version)
             self._base = weights.base
@@ -261,11 +266,6 @@ class VLLMEngine:
             raise EngineBusyError(
                 f"version {version} cannot be loaded while sequences of {', '.join(map(str, self._held))} are decoded "
                 "or kept"
-            )
-        if weights.layout.rank > self._most_rank:
-            raise SettingError(
-                f"the adapter's rank is {weights.layout.rank}, and engine.options.max_lora_rank is {self._most_rank}: "
-                "raise it"
             )
         loaded = self._core.add_adapter(weights.adapter, weights.layout)
         if version in self._held or len(self._held) == _ADAPTERS:
