@@ -15,7 +15,7 @@ from proa.policy.models import load_model, save_model
 
 TINY = {
     "model_type": "llama", "vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1,
-    "num_attention_heads": 2, "max_position_embeddings": 128, "tie_word_embeddings": False,
+    "num_attention_heads": 2, "max_position_embeddings": 24, "tie_word_embeddings": False,
 }  # fmt: skip
 MINUTES = 300.0
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import random
 import re
 import shutil
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
 from pathlib import Path
@@ -422,6 +425,17 @@ def test_split_over_two_processes_it_samples_the_same() -> None:
     expected = generate(build_engine("hf", model, end_ids=()), requests(3))
     found = generate(split, requests(3, version=1))
     assert [one.tokens.tolist() for one in found] == [one.tokens.tolist() for one in expected]
+
+
+@pytest.mark.prove
+def test_one_short_sequence_at_once_is_measured_beside_the_other_engines() -> None:
+    """Of vLLM's cache one block is never given out, so a sequence that fills one needs two."""
+    command = [sys.executable, "-m", "proa", "bench", "rollout", "small", "--engines", "vllm", "--rows", "1", "--json"]
+    sizes = ["--lengths", "uniform", "--prompt-tokens", "16", "--new-tokens", "16", "--rounds", "1"]
+    done = subprocess.run([*command, *sizes], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    [figure] = [one for one in json.loads(done.stdout)["figures"] if one["engine"] == "vllm"]
+    assert figure["tokens_per_second"] > 0
 
 
 # -- likely mistakes ---------------------------------------------------------------------------------
