@@ -32,13 +32,13 @@ def compute_alike(threads: int, *, device: str, deterministic: bool) -> None:
 
 _warned: set[tuple[str, str]] = set()
 _stable = threading.RLock()
-"""Held while a library changes settings of all threads for a moment."""
+"""Held while a library changes settings of the whole process for a moment."""
 
 
 @contextmanager
 def changing_settings() -> Iterator[None]:
-    """Inside, a library changes settings and puts them back, as vLLM does when it starts. Other threads wait with
-    looking at them: they would take what is only there for a moment for what was set, or put it back too early."""
+    """Inside, a library changes settings and puts them back, as vLLM does when it starts. Other threads wait before
+    they compare: they would take what is set for a moment for what the user set, or restore it too early."""
     with _stable:
         yield
 
