@@ -25,6 +25,8 @@ class FakeServer:
         self.answers = []
         """Of each request in turn: the tokens, and whether the connection ends without an end."""
         self.ending = "length"
+        self.refusals = []
+        """Statuses with which the next requests are refused."""
         self.pushed = []
         self.largest_rank = 0
         self.adapters = []
@@ -81,6 +83,9 @@ class FakeServer:
                 self.wfile.write(body)
 
             def _generate(self, content):
+                if fake.refusals:
+                    self.send_error(fake.refusals.pop(0))
+                    return
                 fake.generated.append(content)
                 tokens, is_cut = fake.answers.pop(0) if fake.answers else ([5] * 8, False)
                 self.send_response(200)

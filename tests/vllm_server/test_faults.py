@@ -222,6 +222,14 @@ def test_weights_for_which_there_is_no_room_leave_it_with_none_and_the_next_are_
     assert generate(engine, [replace(REQUEST, version=2)])[0].tokens.tolist() == [5] * 8
 
 
+def test_a_request_that_is_refused_for_now_is_asked_for_again_and_one_that_is_wrong_is_not(fake, engine):
+    fake.refusals = [429, 408, 503]
+    assert generate(engine, [REQUEST])[0].tokens.tolist() == [5] * 8
+    fake.refusals = [400]
+    with pytest.raises(SettingError, match="refuses request a: .*HTTP 400"):
+        generate(engine, [REQUEST])
+
+
 def test_an_end_that_is_not_the_models_is_not_taken_for_one(fake, engine):
     fake.ending = "repetition"
     with pytest.raises(ProaError, match="ended request a for a reason of its own: repetition"):

@@ -221,7 +221,7 @@ class VLLMServerEngine:
     def _lost(self, event: Event) -> None:
         """A stream ended early. If that was the server's end, wait for it; all that it lost is asked for anew."""
         error = event.error
-        if isinstance(error, ServerError) and error.status < 500:
+        if isinstance(error, ServerError) and not error.is_temporary:
             raise SettingError(f"the vLLM server refuses request {event.stream.request_id}: {error}") from error
         lost = [one for one in self._open.values() if one.stream is not None]
         for one in lost:
@@ -260,7 +260,7 @@ class VLLMServerEngine:
 
     def _check_patience(self, end: float, error: ProaError) -> None:
         """Raise what is the user's to mend at once, and anything past the deadline."""
-        if isinstance(error, ServerError) and error.status < 500 and error.status not in (408, 429):
+        if isinstance(error, ServerError) and not error.is_temporary:
             raise error
         if time.monotonic() >= end:
             raise ProaError(
