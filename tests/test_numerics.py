@@ -1,9 +1,11 @@
 """Settings of torch that user code changes in passing: said once, and put back."""
 
 import logging
+import threading
 
 import pytest
 import torch
+from tests.watched_lock import WatchedLock
 
 from proa import numerics
 from proa.numerics import Numerics, preserved_settings
@@ -48,6 +50,25 @@ def test_every_setting_that_is_watched_is_put_back_and_said_once(caplog):
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == len(changes)
     assert all(f"reward 'meddles' called {name} (" in line for name, line in zip(changes, said, strict=True))
+
+
+def test_what_a_library_changes_for_a_moment_is_neither_taken_for_set_nor_put_back(monkeypatch, caplog):
+    before, found, lock = Numerics(), [], WatchedLock()
+    monkeypatch.setattr(numerics, "_stable", lock)
+
+    def look():
+        before.restore("somebody")
+        found.append(Numerics()._values)
+
+    thread = threading.Thread(target=look)
+    with numerics.changing_settings():
+        torch.set_default_dtype(torch.bfloat16)
+        thread.start()
+        assert lock.is_wanted.wait(60)
+        torch.set_default_dtype(torch.float32)
+    thread.join()
+    assert found == [before._values]
+    assert not caplog.records
 
 
 def test_a_setting_is_put_back_when_the_code_raises_too():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -30,16 +31,31 @@ def compute_alike(threads: int, *, device: str, deterministic: bool) -> None:
 
 
 _warned: set[tuple[str, str]] = set()
+_stable = threading.RLock()
+"""Held while a library changes settings of the whole process for a moment."""
+
+
+@contextmanager
+def changing_settings() -> Iterator[None]:
+    """Inside, a library changes settings and puts them back, as vLLM does when it starts. Other threads wait before
+    they compare: they would take what is set for a moment for what the user set, or restore it too early."""
+    with _stable:
+        yield
 
 
 class Numerics:
     """A snapshot of the settings; `restore` undoes later changes, in the same thread."""
 
     def __init__(self) -> None:
-        self._values = {name: read() for name, (read, _) in _settings().items()}
+        with _stable:
+            self._values = {name: read() for name, (read, _) in _settings().items()}
 
     def restore(self, who: str) -> None:
         """Undo changes, and warn once that `who` made them."""
+        with _stable:
+            self._restore(who)
+
+    def _restore(self, who: str) -> None:
         for name, (read, write) in _settings().items():
             before, now = self._values[name], read()
             if now == before:

@@ -36,6 +36,9 @@ REFUSED = {
     "train run.yaml --model no/where": "its cache on this machine does not have the model no/where",
     'train run.yaml --task right.jsonl --model.tokenizer . --eval [{"name":"x"}]': "eval x has no data of its own",
     "train run.yaml --engine vlm": "no engine 'vlm'; did you mean 'vllm'?",
+    "train run.yaml --engine vllm --engine.options.block_siz 32": "vLLM has no argument 'block_siz'; did you mean",
+    "train run.yaml --engine vllm --engine.options.dtype half": "'dtype' is not yours to set: write engine.dtype",
+    "train run.yaml --engine.options.block_size 32": "options are vLLM's own arguments, and engine.kind is native",
     "train run.yaml --model nowhere": "no model folder nowhere",
     "train run.yaml --algorithm.params.beta 0.1": "here it is algorithm.params: {kl_coefficient: …}",
     "train run.yaml --algorithm.params.clip_hi 0.1": "did you mean 'clip_high'?",
@@ -140,6 +143,11 @@ def folder(tmp_path_factory):
     (folder / "mute").mkdir()
     (folder / "mute" / "config.json").write_text('{"model_type": "llama"}')
     (folder / "empty").mkdir()
+    (folder / "vllm" / "engine").mkdir(parents=True)
+    (folder / "vllm" / "__init__.py").write_text("import torch")
+    (folder / "vllm" / "engine" / "arg_utils.py").write_text(
+        "import torch\nclass EngineArgs:\n    block_size: int = 1\n"
+    )
     (folder / "used").mkdir()
     (folder / "used" / "run.json").write_text("{}")
     (folder / "complete").mkdir()

@@ -231,6 +231,10 @@ def test_a_wrong_value_is_answered_with_what_to_write(key, value, said):
         ({"kind": "native"}, "engine.address is of a vLLM server, and engine.kind is native: set engine.kind: vllm"),
         ({"address": "localhost:8000"}, "engine.address is 'localhost:8000': write it like http://127.0.0.1:8000"),
         ({"address": "http://"}, "engine.address is 'http://': write it like http://127.0.0.1:8000"),
+        (
+            {"kind": "hf", "address": None, "options": {"block_size": 32}},
+            "engine.options are vLLM's own arguments, and engine.kind is hf: set engine.kind: vllm",
+        ),
         ({"options": {"block_size": 32}}, "leave engine.options out, and start the server with its own options"),
         ({"cache_tokens": 2000}, "leave engine.cache_tokens out, and start the server with its own options"),
     ],

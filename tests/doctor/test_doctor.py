@@ -7,7 +7,7 @@ import time
 import pytest
 
 from proa.cli.main import main
-from proa.doctor.advice import advise
+from proa.doctor.advice import advise, is_unknown
 from proa.doctor.packages import missing_for_engine
 from proa.doctor.patient import Patient
 from proa.doctor.trials import TrialSettings
@@ -15,7 +15,7 @@ from proa.policy.models import load_model, save_model
 
 TINY = {
     "model_type": "llama", "vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1,
-    "num_attention_heads": 2, "max_position_embeddings": 128, "tie_word_embeddings": False,
+    "num_attention_heads": 2, "max_position_embeddings": 24, "tie_word_embeddings": False,
 }  # fmt: skip
 MINUTES = 300.0
 
@@ -146,3 +146,18 @@ def test_a_processor_without_bfloat16_is_told_to_stay_with_float32():
     assert "model.dtype: float32. bfloat16 does not work here: it crashed with an illegal instruction." in said
     assert "engine.slots: 64 or more; fewer sequences at once are slower." in said
     assert any("1 maker to 2 trainers" in line and "threads: 4" in line for line in said)
+
+
+def test_an_engine_that_was_not_measured_in_the_time_is_not_called_one_that_does_not_work():
+    native = {"tokens_per_second": {"1": 10.0, "16": 100.0, "64": 50.0}, "gap_mean": 0.0, "gap_allowed": 1e-3}
+    late = {"error": "the time was up while it was building the engine", "late": True}
+    said = advise({}, {}, {}, {"native": native, "vllm": late}, 2)
+    assert said[:3] == [
+        "engine.kind: native is the fastest here that computes the same policy as the trainer.",
+        "vllm: it was not measured in the time: proa doctor --engines vllm --seconds 300.",
+        "engine.slots: 16; more sequences at once are not faster (100 tokens/s).",
+    ]
+    assert is_unknown(late)
+    assert not is_unknown(native)
+    assert not is_unknown({"error": "it crashed"})
+    assert not is_unknown({**late, "gap_mean": 1.0, "gap_allowed": 1e-3})

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import sys
+import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from tests.engines.tiny import tiny_model
 from tests.small import DETACHED
+from tests.watched_lock import WatchedLock
 
 from proa import recipes
 from proa.config import load_run_config
 from proa.engines import build_engine
-from proa.engines.vllm.options import check_options, check_sizes
+from proa.engines.vllm import core
 from proa.engines.vllm.requests import step_output
 from proa.errors import SettingError
+from proa.run.foreseen import check_there
+from proa.vllm_arguments import check_options, check_sizes
 
 without_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed")
 KNOWN = ["block_size", "gpu_memory_utilization", "model", "seed", "tensor_parallel_size"]
@@ -29,6 +37,18 @@ def test_that_it_is_missing_is_one_sentence_before_anything_is_written(tmp_path:
     with pytest.raises(SettingError, match=missing):
         recipes.grpo(**DETACHED, name="run", output_dir=tmp_path, engine="vllm")
     assert not list(tmp_path.iterdir())
+    with pytest.raises(SettingError, match=missing):
+        check_there(load_run_config(**DETACHED, engine="vllm"))  # which comes before torch is imported
+
+
+def test_that_it_does_not_load_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm" / "__init__.py").write_text("raise ImportError('libcudart.so.13: cannot open shared object')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "vllm", raising=False)
+    with pytest.raises(SettingError, match=r"vLLM is installed, and does not load: ImportError: libcudart\.so\.13"):
+        recipes.grpo(**DETACHED, name="run", output_dir=tmp_path, engine="vllm")
+    assert not (tmp_path / "run").exists()
 
 
 def test_options_are_handed_on_where_they_are_set() -> None:
@@ -76,3 +96,26 @@ def test_what_vllm_says_is_progress() -> None:
         step_output(output([3], [float("nan")], None)).progress(7)
     with pytest.raises(RuntimeError, match="a reason of its own: abort"):
         step_output(output([3], [-0.5], "abort"))
+
+
+def test_two_that_start_vllm_at_once_leave_the_process_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second waits, and must not take what the first has changed for what was there before."""
+    turn, unset = WatchedLock(), []
+
+    def start() -> None:
+        with core.undisturbed():
+            pass
+
+    second = threading.Thread(target=start)
+    monkeypatch.setattr(core, "TURN", turn)
+    monkeypatch.setattr(os, "unsetenv", lambda name: unset.append(os.fsdecode(name)))
+    before = dict(os.environ), torch.get_default_dtype(), torch.set_num_threads
+    with core.undisturbed():
+        torch.set_default_dtype(torch.bfloat16)  # all this is what vLLM does
+        monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+        os.environ["OF_VLLM"] = "1"
+        second.start()
+        assert turn.is_wanted.wait(60)
+    second.join()
+    assert (dict(os.environ), torch.get_default_dtype(), torch.set_num_threads) == before
+    assert "PATH" not in unset  # other threads start processes meanwhile

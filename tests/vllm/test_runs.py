@@ -93,7 +93,9 @@ def test_on_ray_it_is_the_same_and_a_killed_maker_changes_nothing(ray_cluster: A
 
 @pytest.mark.prove
 @pytest.mark.parametrize("runtime", ["local", "ray"])
-def test_the_demo_learns_as_with_native(repository: Path, tmp_path: Path, runtime: str, request: Any) -> None:
+def test_the_demo_learns_as_with_native(
+    repository: Path, tmp_path: Path, runtime: str, request: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     """60 steps of the demo, over three seeds. Scores have a standard deviation of 0.1 over seeds, so the mean of three
     differs from the mean of three others by more than 0.25 once in four hundred times, were they unrelated."""
     if runtime == "ray":
@@ -106,6 +108,11 @@ def test_the_demo_learns_as_with_native(repository: Path, tmp_path: Path, runtim
                                      engine=kind, seed=seed, total_steps=60, runtime=runtime)  # fmt: skip
             recipes.run(config)
             before, *_, after = exact(tmp_path, name)
+            gap = max(row.get("maker.probe_gap", 0.0) for row in metrics(tmp_path, name))
+            digest = header(tmp_path, name)["weights_digest"][:16]
+            with capsys.disabled():  # the figures of docs/vllm.md
+                print(f"\n{runtime}, {kind}, seed {seed}: {before:.3f} to {after:.3f}, gap {gap:.1e}, digest {digest}")
             assert after > before + 0.2
+            assert gap < 1e-5
             found.append(after)
     assert abs(sum(scores["vllm"]) - sum(scores["native"])) / 3 < 0.25

@@ -24,6 +24,9 @@ class FakeServer:
         self.generated = []
         self.answers = []
         """Of each request in turn: the tokens, and whether the connection ends without an end."""
+        self.ending = "length"
+        self.refusals = []
+        """Statuses with which the next requests are refused."""
         self.pushed = []
         self.largest_rank = 0
         self.adapters = []
@@ -80,6 +83,9 @@ class FakeServer:
                 self.wfile.write(body)
 
             def _generate(self, content):
+                if fake.refusals:
+                    self.send_error(fake.refusals.pop(0))
+                    return
                 fake.generated.append(content)
                 tokens, is_cut = fake.answers.pop(0) if fake.answers else ([5] * 8, False)
                 self.send_response(200)
@@ -87,7 +93,7 @@ class FakeServer:
                 for place, token in enumerate(tokens):
                     is_last = not is_cut and place == len(tokens) - 1
                     choice = {
-                        "index": 0, "token_ids": [token], "finish_reason": "length" if is_last else None,
+                        "index": 0, "token_ids": [token], "finish_reason": fake.ending if is_last else None,
                         "logprobs": {"content": [{"token_id": token, "logprob": -1.0 - place}]},
                     }  # fmt: skip
                     self.wfile.write(b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n")

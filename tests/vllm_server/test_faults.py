@@ -1,5 +1,6 @@
 """Faults of a server that a real one cannot be made to show: cut streams, other tokens, strange answers."""
 
+import errno
 import os
 import time
 from dataclasses import replace
@@ -173,14 +174,14 @@ def test_an_adapter_has_a_new_name_each_time_over_a_base_that_is_pushed_once(fak
     engine = build_engine(VLLMServerEngine, policy.model, end_ids=[1], address=fake.address)
     pushed = len(fake.pushed)
     receiver, names = policy.receiver(), []
-    for version in range(1, 4):
+    for version in (1, 2, 3, 3):  # a maker that may have missed a push loads the same version again
         engine.load(receiver.whole(policy.published()), version)
         assert len(fake.adapters) == 1
         names += fake.adapters
         fake.generated.clear()
         generate(engine, [replace(REQUEST, version=version)])
         assert fake.generated[0]["model"] == fake.generated[0]["cache_salt"] == names[-1]
-    assert len(set(names)) == 3
+    assert len(set(names)) == 4
     assert len(fake.pushed) == pushed + 1
     fake.version, fake.adapters = "default", []  # as after a new start
     generate(engine, [replace(REQUEST, version=3)])
@@ -204,6 +205,35 @@ def test_weights_that_do_not_fit_leave_those_before(fake, engine):
         engine.load({}, 1)
     assert engine.versions == (0,)
     assert generate(engine, [REQUEST])[0].tokens.tolist() == [5] * 8
+
+
+def test_weights_for_which_there_is_no_room_leave_it_with_none_and_the_next_are_taken(fake, engine, model, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("proa.engines.vllm_server.weight_files.save_file", full)
+        with pytest.raises(ProaError, match=r"version 1 cannot be written to .*No space left.*engine\.params\.folder"):
+            engine.load(as_policy(model).whole(), 1)
+    assert engine.versions == ()
+    with pytest.raises(SettingError, match="version 0, which are not loaded"):
+        engine.submit(REQUEST)
+    engine.load(as_policy(model).whole(), 2)
+    assert generate(engine, [replace(REQUEST, version=2)])[0].tokens.tolist() == [5] * 8
+
+
+def test_a_request_that_is_refused_for_now_is_asked_for_again_and_one_that_is_wrong_is_not(fake, engine):
+    fake.refusals = [429, 408, 503]
+    assert generate(engine, [REQUEST])[0].tokens.tolist() == [5] * 8
+    fake.refusals = [400]
+    with pytest.raises(SettingError, match="refuses request a: .*HTTP 400"):
+        generate(engine, [REQUEST])
+
+
+def test_an_end_that_is_not_the_models_is_not_taken_for_one(fake, engine):
+    fake.ending = "repetition"
+    with pytest.raises(ProaError, match="ended request a for a reason of its own: repetition"):
+        generate(engine, [REQUEST])
 
 
 def test_a_server_that_loses_a_request_again_and_again_is_given_up(fake, engine):

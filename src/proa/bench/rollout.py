@@ -256,7 +256,8 @@ def _with_vllm(model: PreTrainedModel, case: Case, requests: Sequence[Request]) 
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         os.environ.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))
         # Of a CPU's memory it would take nearly all, and refuse where others use some.
-        settings["kv_cache_memory_bytes"] = case.rows * (longest + _VLLM_BLOCK) * cache_bytes_of_a_token(model)
+        tokens = case.rows * (longest + _VLLM_BLOCK) + _VLLM_BLOCK  # one block is never given out
+        settings["kv_cache_memory_bytes"] = tokens * cache_bytes_of_a_token(model)
     folder = tempfile.TemporaryDirectory()
     model.save_pretrained(folder.name)
     try:

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from .. import __version__
 from ..bench.shapes import SHAPES
-from ..doctor.advice import advise, agrees, works
+from ..doctor.advice import advise, agrees, is_unknown, works
 from ..doctor.packages import PACKAGES, how_to_get, missing_for_engine
 from ..doctor.patient import Patient
 from ..doctor.trials import ROWS, Found, TrialSettings
@@ -149,8 +149,9 @@ def _print_engines(console: Console, engines: dict[str, Found]) -> None:
         table.add_column(title, justify="right")
     for kind, found in engines.items():
         speeds = found.get("tokens_per_second", {})
+        answer = "yes" if works(found) else "?" if is_unknown(found) else "no"
         table.add_row(
-            kind, "yes" if works(found) else "no", _gap(found, "gap_mean"), _gap(found, "gap_largest"),
+            kind, answer, _gap(found, "gap_mean"), _gap(found, "gap_largest"),
             f"{found['seconds_to_build']:.1f} s" if "seconds_to_build" in found else "–",
             *(f"{speeds[str(rows)]:,.0f}" if str(rows) in speeds else "–" for rows in ROWS),
         )  # fmt: skip

@@ -285,15 +285,18 @@ class EngineSection(Section):
     _given: EngineFactory | None = PrivateAttr(None)
 
     @model_validator(mode="after")
-    def _check_address(self) -> EngineSection:
-        """What cannot be said of a server that runs already is known before torch is."""
-        if self.address is None:
-            return self
+    def _check_vllms(self) -> EngineSection:
+        """What is vLLM's, and what cannot be said of a server that runs already, is known before torch is."""
         if self.kind in ("native", "hf"):
-            raise ValueError(
-                f"engine.address is of a vLLM server, and engine.kind is {self.kind}: set engine.kind: vllm"
-            )
-        if self.kind == "vllm":
+            if self.address is not None:
+                raise ValueError(
+                    f"engine.address is of a vLLM server, and engine.kind is {self.kind}: set engine.kind: vllm"
+                )
+            if self.options:
+                raise ValueError(
+                    f"engine.options are vLLM's own arguments, and engine.kind is {self.kind}: set engine.kind: vllm"
+                )
+        if self.kind == "vllm" and self.address is not None:
             self._check_server(self.address)
         return self
 

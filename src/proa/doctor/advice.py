@@ -31,6 +31,11 @@ def advise(training: Found, device: Found, half: Found, engines: Mapping[str, Fo
         for kind, found in engines.items()
         if "gap_mean" in found and not agrees(found)
     ]
+    lines += [
+        f"{kind}: it was not measured in the time: proa doctor --engines {kind} --seconds 300."
+        for kind, found in engines.items()
+        if is_unknown(found)
+    ]
     if not good:
         return [*lines, "No engine works with this model here; the error of each says why."]
     best = max(good, key=lambda kind: best_speed(good[kind]))
@@ -42,6 +47,11 @@ def advise(training: Found, device: Found, half: Found, engines: Mapping[str, Fo
 def works(found: Found) -> bool:
     """Whether an engine samples here, and computes what the trainer does."""
     return bool(found.get("tokens_per_second")) and agrees(found)
+
+
+def is_unknown(found: Found) -> bool:
+    """Whether the time was up before it was clear that an engine works or not."""
+    return bool(found.get("late")) and not works(found) and ("gap_mean" not in found or agrees(found))
 
 
 def agrees(found: Found) -> bool:
@@ -60,6 +70,8 @@ def _slots(found: Found) -> list[str]:
     enough = min(rows for rows, speed in speeds.items() if speed >= _NEARLY * best)
     if enough == max(speeds):
         return [f"engine.slots: {enough} or more; fewer sequences at once are slower."]
+    if speeds[enough] == best:
+        return [f"engine.slots: {enough}; more sequences at once are not faster ({best:,.0f} tokens/s)."]
     return [
         f"engine.slots: {enough} sequences at once are nearly as fast as more "
         f"({speeds[enough]:,.0f} of {best:,.0f} tokens/s)."

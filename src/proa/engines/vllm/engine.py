@@ -16,14 +16,14 @@ from ...errors import ProaError, SettingError
 from ...model_shape import cache_bytes
 from ...policy.adapter_layout import AdaptedWeights
 from ...policy.lora import LoraSettings
+from ...vllm_arguments import SIZES, check_arguments
 from ..description import ModelDescription
 from ..native import SLOTS
 from ..protocol import EngineBusyError, Progress, Request, check_request, refuse_second
 from ..weights import noise_for, places_of
 from .adapters import noise_adapter
-from .core import Core, check_installed, check_process, check_served, undisturbed
+from .core import Core, check_process, check_served
 from .independence import is_independent
-from .options import SIZES, check_options, check_sizes, known_arguments
 from .requests import StepOutput, sampling_params, scoring_params
 
 log = logging.getLogger("proa.vllm")
@@ -97,16 +97,13 @@ class VLLMEngine:
     @staticmethod
     def check(config: Any) -> None:
         """Raise unless vLLM is here and serves models of this configuration."""
-        check_installed()
+        check_arguments({})
         check_served(config)
 
     @staticmethod
     def check_settings(*, slots: int = 0, cache_tokens: int = 0, options: Mapping[str, Any] | None = None) -> None:
         """Raise unless vLLM is here and has these arguments."""
-        check_installed()
-        with undisturbed():
-            check_options(options or {}, known_arguments())
-        check_sizes(options or {}, slots=slots, cache_tokens=cache_tokens)
+        check_arguments(options or {}, slots=slots, cache_tokens=cache_tokens)
 
     @property
     def context_length(self) -> int:
@@ -254,6 +251,11 @@ class VLLMEngine:
         self._held = {version: None}
 
     def _load_adapter(self, weights: AdaptedWeights, version: int) -> None:
+        if weights.layout.rank > self._most_rank:
+            raise SettingError(
+                f"the adapter's rank is {weights.layout.rank}, and engine.options.max_lora_rank is {self._most_rank}: "
+                "raise it"
+            )
         if weights.base is not self._base:
             self._take(weights.base, version)
             self._base = weights.base
@@ -264,11 +266,6 @@ class VLLMEngine:
             raise EngineBusyError(
                 f"version {version} cannot be loaded while sequences of {', '.join(map(str, self._held))} are decoded "
                 "or kept"
-            )
-        if weights.layout.rank > self._most_rank:
-            raise SettingError(
-                f"the adapter's rank is {weights.layout.rank}, and engine.options.max_lora_rank is {self._most_rank}: "
-                "raise it"
             )
         loaded = self._core.add_adapter(weights.adapter, weights.layout)
         if version in self._held or len(self._held) == _ADAPTERS:

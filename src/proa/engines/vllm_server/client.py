@@ -31,6 +31,11 @@ class ServerError(ProaError):
         self.status = status
         self.message = message
 
+    @property
+    def is_temporary(self) -> bool:
+        """Whether the same may be asked again later."""
+        return self.status >= 500 or self.status in (408, 429)
+
     def __str__(self) -> str:
         return f"{self.message} (HTTP {self.status})"
 
@@ -100,7 +105,7 @@ def _message(answer: bytes) -> str:
     try:
         content = json.loads(answer)
     except ValueError:
-        return answer.decode(errors="replace")[:300] or "without a word"
+        return " ".join(answer.decode(errors="replace").split())[:300] or "without a word"
     error = content.get("error", content.get("detail", content)) if isinstance(content, dict) else content
     return str(error.get("message", error) if isinstance(error, dict) else error)[:500]
 

