@@ -49,10 +49,15 @@ def check_module(path: str) -> None:
         _check_occurs(name.partition(".")[0], file, path)
 
 
+_DEFINES_UNSEEN = r"import\s*\*|__getattr__|globals|vars|setattr|exec|sys\.modules"
+"""With one of these in its text, a module may have names that do not occur there."""
+
+
 def _check_occurs(name: str, file: Path, path: str) -> None:
-    """Raise if a module's text has the name nowhere, and nothing in it that could define names unseen."""
+    """Raise if the text of a module has the name nowhere, unless it may have it all the same, as every module has
+    `__name__`."""
     text = file.read_text(encoding="utf-8", errors="replace")
-    if re.search(rf"\b{re.escape(name)}\b|import\s*\*|__getattr__|globals|vars|setattr|exec|sys\.modules", text):
+    if name.startswith("__") or re.search(rf"\b{re.escape(name)}\b|{_DEFINES_UNSEEN}", text):
         return
     defined = re.findall(r"^(?:async\s+def|def|class)\s+(\w+)", text, flags=re.MULTILINE)
     raise DottedPathError(f"{path!r}: {file.stem} has no {name!r}{did_you_mean(name, defined)}")

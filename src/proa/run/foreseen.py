@@ -61,6 +61,8 @@ def foresee(
     _check_folder(config.folder)
     check_there(config)
     _check_small_data(config, data)
+    for one in config.eval:
+        one.check_data(has_test_split=config.task.source in BUILTIN)
     if not has_tokenizer:
         _check_tokenizer(config)
     return config, announce(config) if config.progress else ""
@@ -77,7 +79,6 @@ def check_there(config: RunConfig) -> None:
     if GIVEN not in config.task.source:
         check_source_there(config.task.source)
     for one in config.eval:
-        one.check_data(has_test_split=config.task.source in BUILTIN)
         if one.source is not None and GIVEN not in one.source:
             check_source_there(one.source)
     if config.model.device.startswith("cuda") and not _on_ray(config) and not may_have_gpu():
