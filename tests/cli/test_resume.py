@@ -197,6 +197,7 @@ def fill_disk(monkeypatch, is_full):
 
     monkeypatch.setattr(os, "open", opening)
     monkeypatch.setattr(os, "write", writing)
+    monkeypatch.setattr("proa.record.patient_writes.sleep", lambda seconds: None)  # it stays full
 
 
 def test_a_disk_that_is_full_outside_a_checkpoint_is_told_in_one_sentence_with_the_path(run, capsys, monkeypatch):

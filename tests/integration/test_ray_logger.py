@@ -1,4 +1,4 @@
-"""The logger of `tests/ancestors`, unchanged, on Ray."""
+"""The logger of `tests/ancestors`, unchanged, on Ray; of a plain run see test_ray_run.py."""
 
 import pytest
 from tests.ancestors.service_logger import ServiceLogger, calls_in, check_calls, runs_in
@@ -13,7 +13,7 @@ RUN = {
 STEP = ["step", "eval", "benchmark", "checkpoint"]
 
 
-def check(path, runs, steps, after):
+def check_runs(path, runs, steps, after):
     calls = calls_in(path)
     check_calls(calls)
     assert list(runs_in(calls)) == runs
@@ -24,10 +24,6 @@ def check(path, runs, steps, after):
         assert run[-1]["metrics"]["loss"] == [call["loss"] for call in run if call["call"] == "step"][-1]
 
 
-def test_in_a_plain_run(watched):
-    check(watched.folder / "calls.jsonl", ["ray"], 4, [])
-
-
 @pytest.mark.prove
 def test_in_an_experiment_with_repeats_and_stages(ray_cluster, tmp_path):
     config = {
@@ -35,4 +31,4 @@ def test_in_an_experiment_with_repeats_and_stages(ray_cluster, tmp_path):
         "continual": {"datasets": ["sort_digits"]}, "metadata": {"benchmark": [{"name": "held_out", "count": 4}]},
     }  # fmt: skip
     Experiment(config, [ServiceLogger(tmp_path / "calls.jsonl")]).run()
-    check(tmp_path / "calls.jsonl", ["e_stage0__s0", "e_stage0__s1"], 1, ["benchmark_after"])
+    check_runs(tmp_path / "calls.jsonl", ["e_stage0__s0", "e_stage0__s1"], 1, ["benchmark_after"])

@@ -9,6 +9,7 @@ import pytest
 from tests.algorithms.signed import Signed
 from tests.integration.mishaps import IsKilled
 from tests.integration.small_run import SMALL, digest, header
+from tests.integration.test_ray_logger import check_runs
 from tests.integration.watched_run import Watching
 
 from proa import CallbackManager, MakerCallback
@@ -77,6 +78,10 @@ def test_callbacks_in_the_driver_hear_the_documented_order(watched):
     assert [step for event, step in watched.watching.heard if event == "step_end"] == [1, 2, 3, 4]
     rows = [json.loads(line) for line in (watched.folder / "ray" / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows if "loss" in row] == [0, 1, 2, 3]
+
+
+def test_the_ancestors_logger_hears_a_plain_run(watched):
+    check_runs(watched.folder / "calls.jsonl", ["ray"], 4, [])
 
 
 def test_callbacks_in_the_driver_that_read_the_batch_get_the_trained_one(watched):
@@ -202,6 +207,7 @@ def test_mistakes_that_show_without_weights_are_reported_before_anything_starts(
     assert not (tmp_path / "ray").exists()
 
 
+@pytest.mark.prove
 def test_a_mistake_that_an_actor_finds_leaves_no_folder(ray_cluster, tmp_path):
     changes = {"model": {"config": GPT_NEO}, "engine": {"kind": "hf"}, "optimizer": {"share_prompts": True}}
     with pytest.raises(UnsupportedModelError, match="cannot share prompts"):

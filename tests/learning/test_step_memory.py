@@ -95,6 +95,7 @@ def test_a_run_is_repeated_with_its_smaller_pieces(tmp_path, short_at, monkeypat
     assert budgets(repeated.folder) == [(1, 200)]
 
 
+@pytest.mark.prove
 def test_a_resumed_run_keeps_its_smaller_pieces(tmp_path, short_at):
     short_at(1)
     recipes.grpo(**SETTINGS, output_dir=str(tmp_path), name="whole")
