@@ -21,15 +21,16 @@ def same_threads():
 
 
 def test_figures_of_each_engine_and_case_with_their_limit(capsys):
-    assert main(["bench", "rollout", *SMALL, "--engines", "native,hf,generate,vllm", "--json"]) == 0
+    one_row = ["--rows", "1"]  # and the tail is 32 times as many requests
+    assert main(["bench", "rollout", *SMALL, *one_row, "--engines", "native,hf,generate,vllm", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["model"], told["device"], told["dtype"]) == ("small", "cpu", "float32")
     assert [(one["engine"], one["lengths"]) for one in told["figures"]] == [
         (engine, lengths) for lengths in ("uniform", "tail") for engine in ("native", "hf", "generate")
     ]
     uniform, tail = told["figures"][0], told["figures"][3]
-    assert (uniform["tokens"], tail["rows"]) == (8, 2)
-    assert tail["tokens"] == sum(one.sampling.max_new_tokens for one in Case(2, "tail", 3, 4).requests(4096))
+    assert (uniform["tokens"], tail["rows"]) == (4, 1)
+    assert tail["tokens"] == sum(one.sampling.max_new_tokens for one in Case(1, "tail", 3, 4).requests(4096))
     assert all(one["limit"] > 0 and one["tokens_per_second"] > 0 for one in told["figures"])
     assert told["not_measured"]["vllm"].startswith("vLLM is not installed: pip install 'proa[vllm]'")
 
