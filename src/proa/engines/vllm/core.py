@@ -14,7 +14,6 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
 import numpy
 import torch
@@ -231,8 +230,13 @@ def _unbound_memory(device: torch.device) -> Iterator[None]:
         return
     import vllm._custom_ops  # noqa: F401 - it loads the function
 
-    with mock.patch.object(torch.ops._C, "init_cpu_memory_env"):
+    functions: Any = torch.ops._C
+    bind = functions.init_cpu_memory_env
+    functions.init_cpu_memory_env = lambda _nodes: None
+    try:
         yield
+    finally:
+        functions.init_cpu_memory_env = bind
 
 
 def _write_config(description: ModelDescription, folder: str) -> None:
