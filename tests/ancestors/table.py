@@ -413,7 +413,7 @@ CALLBACK_HOOKS = [
     ("one logger written from this works in experiments of any shape", f"{LOGGER}test_in_an_experiment"),
     (
         "one logger written from this works on Ray",
-        "tests/integration/test_ray_logger.py::test_in_a_plain_run",
+        "tests/integration/test_ray_run.py::test_the_ancestors_logger_hears_a_plain_run",
     ),
 ]
 
