@@ -250,15 +250,18 @@ def test_a_notebook_does_not_go_on_promising_time_after_a_failure(notebook):
     assert "left" not in notebook[-1][1]
 
 
-def test_a_long_run_is_told_in_hours(notebook, monkeypatch, capsys):
-    clock = iter([0.0, 0.0, 0.0, *[7200.0] * 20])  # it starts, and two hours later there are four steps
+@pytest.mark.parametrize(
+    ("seconds", "first_line"), [(7200.0, "2 h, about 3 h left"), (138.0, "2 min 18 s, about 3 min 27 s left")]
+)
+def test_a_long_run_is_told_in_hours(notebook, monkeypatch, capsys, seconds, first_line):
+    clock = iter([0.0, 0.0, 0.0, *[seconds] * 20])  # it starts, and so much later there are four steps
     monkeypatch.setattr("proa.callbacks.console.perf_counter", lambda: next(clock))
     console = ConsoleProgress(console=Console(force_jupyter=True))
     state = LoopState(num_steps=10, global_step=0)
     console.on_train_start(state)
     state.global_step = 4
     console.on_step_end(state, 3, None, {"loss": 1.0})
-    assert notebook[-1][1].splitlines()[0] == "4 of 10 steps done   2 h, about 3 h left"
+    assert notebook[-1][1].splitlines()[0] == f"4 of 10 steps done   {first_line}"
     console.on_train_end(state, None)
     assert capsys.readouterr().out == "done: 4 steps, 2 h\n"
 

@@ -355,7 +355,9 @@ def _remaining(state: LoopState, elapsed: float, first_step: int) -> str:
 
 def _rounded(seconds: float) -> str:
     """Whole seconds, so that a panel stands still between them; of a long run minutes, hours, days."""
-    return f"{seconds:.0f} s" if seconds < 120 else duration(seconds)
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{int(seconds // 60)} min {int(seconds % 60)} s" if seconds < 600 else duration(seconds)
 
 
 def _speed(metrics: dict[str, Any]) -> list[str]:
@@ -374,7 +376,8 @@ def _speed(metrics: dict[str, Any]) -> list[str]:
 
 
 def _ending(state: LoopState, seconds: float) -> str:
-    done = f"{state.global_step} step{'' if state.global_step == 1 else 's'}, {duration(seconds)}"
+    took = duration(seconds) if seconds < 120 else _rounded(seconds)
+    done = f"{state.global_step} step{'' if state.global_step == 1 else 's'}, {took}"
     if isinstance(state.exception, Exception):
         return f"failed after {done}: {type(state.exception).__name__}: {state.exception}"
     if state.exception is not None:
