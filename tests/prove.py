@@ -21,7 +21,8 @@ REPOSITORY = Path(__file__).parents[1]
 LOGS = REPOSITORY / "runs" / "prove"
 NUMERIC = [f"tests/{folder}" for folder in ("maths", "algorithms", "policy", "engines", "learning", "roles", "runtime")]
 
-LEARNING = ["tests/recipes", "tests/run/", "tests/supervised", "tests/evals", "tests/resume", "tests/test_examples.py"]
+LEARNING = ["--dist=worksteal"]  # one file has the longest of them, which two processes share so
+LEARNING += ["tests/recipes", "tests/run/", "tests/supervised", "tests/evals", "tests/resume", "tests/test_examples.py"]
 OTHERS = [f"tests/{folder}" for folder in ("lifecycle", "statistics", "report", "callbacks", "loop", "tasks", "config")]
 OTHERS += [f"tests/{folder}" for folder in ("roles", "leases", "actors", "ancestors", "data")]
 OTHERS += [f"tests/{folder}" for folder in ("environments", "rollouts", "serving", "doctor")]
