@@ -30,7 +30,7 @@ class AtVersion(MakerCallback):
         self.loaded = -1
 
     def on_weights_loaded(self, version):
-        self.loaded = version
+        self.loaded = max(self.loaded, version)  # a lease of the version before may still be begun, and load that again
 
     def on_make_experience_start(self):
         if self.loaded >= self.version and first_time(self.marker):
