@@ -2,6 +2,7 @@
 
 import json
 import statistics
+from multiprocessing import get_context
 
 import pytest
 import torch
@@ -179,17 +180,19 @@ def test_the_loss_falls_in_bfloat16_as_in_float32(tmp_path, rate):
 def test_grpo_learns_in_bfloat16_as_in_float32(tmp_path, repository):
     """The demo's task, three seeds each: the means of the last ten steps' rewards differ by no more than the standard
     error of their difference."""
-    rewards = {"float32": [], "bfloat16": []}
-    for dtype, found in rewards.items():
-        for seed in range(3):
-            name = f"{dtype}_{seed}"
-            grpo(
-                repository / "examples" / "sort_digits.yaml", output_dir=tmp_path, name=name, seed=seed, total_steps=80,
-                eval=[], **{"model.device": "cuda", "model.dtype": dtype},
-            )  # fmt: skip
-            rows = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
-            found.append(statistics.mean(row["reward"] for row in rows[-10:]))
-    exact, half = rewards.values()
+    demo = repository / "examples" / "sort_digits.yaml"
+    cases = [(demo, tmp_path, dtype, seed) for dtype in ("float32", "bfloat16") for seed in range(3)]
+    with get_context("spawn").Pool(len(cases)) as pool:
+        rewards = pool.starmap(_learned, cases)
+    exact, half = rewards[:3], rewards[3:]
+    print(f"float32 {exact}, bfloat16 {half}")
     standard_error = ((statistics.variance(exact) + statistics.variance(half)) / 3) ** 0.5
     assert min(exact) > 0.5
-    assert abs(statistics.mean(exact) - statistics.mean(half)) <= standard_error, rewards
+    assert abs(statistics.mean(exact) - statistics.mean(half)) <= standard_error
+
+
+def _learned(config, folder, dtype, seed):
+    settings = {"model.device": "cuda", "model.dtype": dtype, "seed": seed, "total_steps": 80, "eval": []}
+    grpo(config, output_dir=folder, name=f"{dtype}_{seed}", **settings)
+    rows = [json.loads(line) for line in (folder / f"{dtype}_{seed}" / "metrics.jsonl").read_text().splitlines()]
+    return statistics.mean(row["reward"] for row in rows[-10:])
