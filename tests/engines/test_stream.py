@@ -335,6 +335,21 @@ def test_the_cache_stays_within_its_budget_and_all_are_served() -> None:
     assert 0 < most <= budget
 
 
+def test_memory_that_is_used_again_holds_nothing_of_damaged_weights() -> None:
+    model, sampling = tiny_model(), Sampling(max_new_tokens=12)
+    engine = build_engine("native", model, end_ids=())
+    engine.load({name: torch.full_like(weight, torch.nan) for name, weight in model.state_dict().items()}, 1)
+    with pytest.raises(FloatingPointError, match="not finite"):
+        generate(engine, [Request("long", tuple(range(9)), 0, sampling, version=1)])
+    engine.cancel("long")
+    taken = engine.cache_tokens
+    engine.load(model.state_dict(), 2)
+    [found] = generate(engine, [Request("short", (1, 2), 0, sampling, version=2)])
+    assert engine.cache_tokens == taken > 0  # both take one block of one row
+    [expected] = generate(build_engine("native", model, end_ids=()), [Request("short", (1, 2), 0, sampling)])
+    assert bits(found) == bits(expected)
+
+
 def test_one_that_can_never_fit_is_refused_at_once() -> None:
     engine = build_engine("native", tiny_model(), end_ids=(), cache_tokens=100)
     with pytest.raises(SettingError, match=r"may become 33 tokens long.*engine.cache_tokens is 100"):

@@ -45,6 +45,16 @@ class BlockCache:
         self._rows = self._blocks = 0
         self._allocate(0, 0)
 
+    def start_with(self, rows: int, columns: int) -> None:
+        """Free the memory unless it has just this size; there must be no rows. Writing zeros to memory takes a tenth of
+        the time that new memory takes."""
+        if (rows, blocks_for(columns)) != (self._rows, self._blocks):
+            self.clear()
+            return
+        self._keys.zero_()
+        self._values.zero_()
+        self._mask.fill_(float("-inf"))
+
     @property
     def tokens(self) -> int:
         """The number of tokens that the memory holds."""
@@ -77,6 +87,9 @@ class BlockCache:
         self._keys = torch.zeros(sizes, dtype=dtype, device=device)
         self._values = torch.zeros(sizes, dtype=dtype, device=device)
         self._mask = torch.full((rows, blocks * BLOCK), float("-inf"), dtype=dtype, device=device)
+        rows_B, heads_H = torch.arange(rows, device=device), torch.arange(shape.heads, device=device)
+        self._first_columns_B = rows_B * (blocks * BLOCK)
+        self._first_places_BH = (rows_B[:, None] * shape.heads + heads_H) * BLOCK
 
     def put(self, row: int, keys_LHTW: torch.Tensor, values_LHTW: torch.Tensor, start: int = 0) -> None:
         """Write tokens of a row from `start` on; 0 replaces the row."""
@@ -107,15 +120,15 @@ class BlockCache:
         self._values[:, :blocks, target] = self._values[:, :blocks, source]
         self._mask[target] = self._mask[source]
 
-    def open(self, lengths: Sequence[int], rows: int) -> Columns:
-        """The places of the next token of every row; rows after the live ones are padding."""
-        padded_B = torch.tensor([*lengths, *[0] * (rows - len(lengths))], device=self._shape.device)
-        rows_B = torch.arange(rows, device=self._shape.device)
-        self._mask[rows_B, padded_B] = 0.0
-        heads_H = torch.arange(self._shape.heads, device=self._shape.device)
-        pieces_BH = (padded_B // BLOCK * self._rows + rows_B)[:, None] * self._shape.heads + heads_H
-        places_BH = pieces_BH * BLOCK + (padded_B % BLOCK)[:, None]
-        return Columns(places_BH.view(-1), blocks_for(max(lengths) + 1))
+    def open(self, lengths: Sequence[int], positions_B: torch.Tensor) -> Columns:
+        """The places of the next token of every row. The positions are the lengths of the live rows, then those of
+        padding."""
+        rows = len(positions_B)
+        self._mask.view(-1).index_fill_(0, self._first_columns_B[:rows] + positions_B, 0.0)
+        tokens_of_block = self._rows * self._shape.heads * BLOCK
+        offsets_B = positions_B // BLOCK * tokens_of_block + positions_B % BLOCK
+        places_BH = self._first_places_BH[:rows] + offsets_B[:, None]
+        return Columns(places_BH.view(-1), blocks_for(max(lengths) + 1), (min(lengths) + 1) // BLOCK)
 
     def attend(
         self,
@@ -136,7 +149,9 @@ class BlockCache:
         values = self._values[layer, : columns.used, :rows].flatten(1, 2)
         queries = queries_BHQW.reshape(rows * heads, shared, width)
         scores = torch.stack([torch.bmm(queries, block) for block in keys.unbind()], 2)
-        scores = scores.view(rows, heads * shared, -1).add_(self._mask[:rows, None, : columns.used * BLOCK])
+        scores = scores.view(rows, heads * shared, -1)
+        masked = slice(columns.full * BLOCK, columns.used * BLOCK)
+        scores[..., masked].add_(self._mask[:rows, None, masked])
         weights = scores.softmax(-1).view(rows * heads, shared, columns.used, BLOCK).unbind(2)
         attended = torch.bmm(weights[0], values[0])
         for block in range(1, columns.used):
@@ -146,11 +161,14 @@ class BlockCache:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """The places where one token of every row is written, and the number of used blocks."""
+    """The places where one token of every row is written, and the blocks that are attended to."""
 
     places: torch.Tensor
     """For every row and head, among all places for tokens of a layer."""
     used: int
+    """The number of blocks up to the longest row's last."""
+    full: int
+    """How many of them have a token of every row in every place."""
 
 
 def blocks_for(tokens: int) -> int:

@@ -53,8 +53,8 @@ class DecodingRows(Protocol):
     def changing(self) -> AbstractContextManager[None]:
         """A context in which the weights may be written."""
 
-    def compact(self) -> None:
-        """Reorganise memory before sequences enter."""
+    def compact(self, entering: Sequence[DecodedSequence]) -> None:
+        """Reorganise memory before these sequences enter, or the first of them."""
 
     def release(self) -> None:
         """Free all memory that is not needed now."""

@@ -6,7 +6,7 @@ import copy
 import math
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -195,21 +195,21 @@ class NativeEngine:
         room = self._slots + self.backend.ahead - self._decoded
         if room < min(self.backend.fewest_entering, len(self._waiting)):
             return []
-        for version in self._versions.values():
-            version.rows.compact()
-        entering = [self._waiting.popleft() for _ in range(self._count_fitting(room))]
+        first = [self._waiting[place] for place in range(min(room, len(self._waiting)))]
+        for number, version in self._versions.items():
+            version.rows.compact(_of_version(number, first))
+        entering = [self._waiting.popleft() for _ in range(self._count_fitting(first))]
         for sequence in entering:
             self._count_out(sequence)
         for number, version in self._versions.items():
-            version.rows.enter([sequence for sequence in entering if sequence.request.version == number])
+            version.rows.enter(_of_version(number, entering))
         if entering:
             self._forget_prompts()
         return entering
 
-    def _count_fitting(self, rows: int) -> int:
-        """How many waiting sequences the cache has room for, after dropping caches that can be rebuilt, if
+    def _count_fitting(self, first: Sequence[DecodedSequence]) -> int:
+        """How many of the first waiting sequences the cache has room for, after dropping caches that can be rebuilt, if
         necessary."""
-        first = [self._waiting[place] for place in range(min(rows, len(self._waiting)))]
         if self.backend.most_tokens == math.inf:
             return len(first)
         self._drop_kept(self._needed(first))
@@ -223,8 +223,7 @@ class NativeEngine:
     def _needed(self, entering: Sequence[DecodedSequence]) -> int:
         """The tokens of the cache that these take in addition."""
         return sum(
-            version.rows.tokens_needed([one for one in entering if one.request.version == number])
-            for number, version in self._versions.items()
+            version.rows.tokens_needed(_of_version(number, entering)) for number, version in self._versions.items()
         )
 
     def _count_out(self, sequence: DecodedSequence) -> None:
@@ -331,3 +330,7 @@ class NativeEngine:
         self._forget_prompts()
         for version in self._versions.values():
             version.rows.release()
+
+
+def _of_version(number: int, sequences: Iterable[DecodedSequence]) -> list[DecodedSequence]:
+    return [sequence for sequence in sequences if sequence.request.version == number]

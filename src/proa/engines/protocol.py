@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ..data.sampling import FinishReason, Sampling
 from ..errors import ProaError, SettingError
@@ -47,8 +47,7 @@ class Request:
     cancelled."""
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(NamedTuple):
     """The tokens that one step added to a request."""
 
     id: str

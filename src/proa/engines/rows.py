@@ -56,14 +56,15 @@ class Rows:
         rows = self.shapes.rows_for(len(self.live) + len(entering))
         return self._cache.tokens_with(rows, longest) - self._cache.tokens
 
-    def compact(self) -> None:
-        """Free the memory if there are no rows, as its shape may not suit the next ones."""
+    def compact(self, entering: Sequence[DecodedSequence]) -> None:
+        """Free the memory if there are no rows and its shape does not suit these, which are to enter."""
         if not self.live:
-            self._cache.clear()
+            rows = self.shapes.rows_for(len(entering)) if entering else 0
+            self._cache.start_with(rows, max((sequence.longest for sequence in entering), default=0))
 
     def release(self) -> None:
         """Free all memory that is not needed now."""
-        self.compact()
+        self.compact([])
 
     def changing(self) -> AbstractContextManager[None]:
         """A context for writing weights, while nothing is decoded."""
@@ -197,10 +198,10 @@ class Rows:
         count, rows = len(self.live), self.shapes.rows_for(len(self.live))
         lengths = [sequence.length for sequence in self.live]
         self._extend_rotation(max(lengths) + 1)
-        columns = self._cache.open(lengths, rows)
         tokens = [sequence.next_token for sequence in self.live] + [0] * (rows - count)
         tokens_B = torch.tensor(tokens, device=self.decoder.device)
         positions_B = torch.tensor(lengths + [0] * (rows - count), device=self.decoder.device)
+        columns = self._cache.open(lengths, positions_B)
         logits_BV = self.decoder.step(tokens_B, positions_B, self._rotation, self._cache, columns)
         for sequence in self.live:
             sequence.length += 1

@@ -12,7 +12,7 @@ from ..data.sampling import FinishReason
 from .protocol import Progress, Request
 from .streams import uniforms
 
-_DRAWN = 64
+_DRAWN = 256
 """How many random numbers are drawn together."""
 
 
@@ -62,7 +62,6 @@ class DecodedSequence:
     """Whether it has a repetition penalty."""
     _draws: list[float] = field(default_factory=list)
     """Drawn numbers of its random stream."""
-    _reported: int = 0
     _log_probs: list[float] = field(default_factory=list)
     """Log-probabilities of tokens sampled since the last progress."""
 
@@ -115,8 +114,8 @@ class DecodedSequence:
 
     def take_progress(self) -> Progress | None:
         """The tokens sampled since the last call; None if there are none."""
-        if self._reported == len(self.sampled):
+        if not self._log_probs:
             return None
-        tokens, self._reported = tuple(self.sampled[self._reported :]), len(self.sampled)
-        log_probs, self._log_probs = tuple(self._log_probs), []
+        log_probs, tokens = tuple(self._log_probs), tuple(self.sampled[-len(self._log_probs) :])
+        self._log_probs.clear()
         return Progress(self.request.id, tokens, log_probs, self.request.version, self.finish_reason)

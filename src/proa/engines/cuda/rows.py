@@ -144,7 +144,7 @@ class CudaRows:
         held = sum(len(_kept(one).blocks) for one in entering if one.cached is not None)
         return BLOCK * (shared + sum(map(_own_blocks, entering)) - held)
 
-    def compact(self) -> None:
+    def compact(self, entering: Sequence[DecodedSequence]) -> None:
         """There is nothing to gain: blocks fit every sequence."""
 
     def release(self) -> None:
