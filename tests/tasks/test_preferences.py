@@ -102,16 +102,21 @@ def test_of_conversations_all_that_is_shared_is_the_prompt():
 
 
 GOOD = {"prompt": "p", "chosen": "a", "rejected": "b"}
+EQUAL = [{**GOOD, "rejected": "a"}, {**GOOD, "chosen": [assistant("a")], "rejected": [assistant("a")]}]
+
+
+@pytest.mark.parametrize("equal", EQUAL)
+def test_a_pair_of_equal_sides_is_left_out_and_said(equal, caplog):
+    [pair] = load_preferences([equal, GOOD])
+    assert pair == PreferencePair("p", "a", "b")
+    assert "1 of 2 pairs have two equal sides and are left out; the first: the list, row 0" in caplog.text
+    with pytest.raises(TaskError, match="row 0: chosen and rejected are the same, from which nothing can be learned"):
+        load_preferences([equal])
 
 
 @pytest.mark.parametrize(
     ("row", "words"),
     [
-        ({**GOOD, "rejected": "a"}, "row 1: chosen and rejected are the same, which says nothing: leave the row out"),
-        (
-            {**GOOD, "chosen": [assistant("a")], "rejected": [assistant("a")]},
-            "row 1: chosen and rejected are the same",
-        ),
         ({**GOOD, "rejected": ""}, "row 1: the rejected side is empty"),
         ({**GOOD, "chosen": " \n"}, "row 1: the chosen side is empty"),
         ({**GOOD, "rejected": "\t"}, "row 1: the rejected side is empty"),

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("proa.tasks")
 
 
+class EqualSidesError(TaskError):
+    """Both sides of a pair are the same."""
+
+
 @dataclass(frozen=True, slots=True)
 class PreferencePair:
     """A prompt and two completions of it: all text, or all chat messages (each side one message of the assistant).
@@ -60,8 +64,8 @@ def load_preferences(source: Any, *, columns: Columns | None = None, split: str 
     A list of dicts, the path of a file, a Hugging Face dataset, the folder of a saved one, `hf:NAME?split=train` for
     one of the Hub, or `package.module:name` of any of these or of a function that returns one. A prompt is text or chat
     messages; a side is text, or the assistant's message in a list. Sides that begin alike, as texts or as whole
-    conversations, need no prompt. `columns` renames columns, `{"chosen": "better"}`; `split` chooses from several
-    datasets.
+    conversations, need no prompt. Pairs of equal sides are left out. `columns` renames columns, `{"chosen": "better"}`;
+    `split` chooses from several datasets.
 
     >>> load_preferences([{"prompt": "2+2=", "chosen": "4", "rejected": "5"}])[0].chosen
     '4'
@@ -117,7 +121,7 @@ def tokenise_pair(
     prompt, chosen = completion_tokens(pair.prompt, pair.chosen, tokenizer, values=values, where=where)
     _, rejected = completion_tokens(pair.prompt, pair.rejected, tokenizer, values=values, where=where)
     if chosen == rejected:
-        raise TaskError(f"{where}: chosen and rejected are the same tokens, which says nothing: leave the row out")
+        raise TaskError(f"{where}: chosen and rejected are the same tokens: leave the row out")
     is_cut = False
     if overlong == "truncate_left" and max_length is not None:
         whole, room = prompt, max_length - max(len(chosen), len(rejected))
@@ -129,9 +133,19 @@ def tokenise_pair(
 
 
 def _pairs(rows: Iterable[Any], origin: str) -> list[PreferencePair]:
-    pairs = [_pair(row, f"{origin}, row {index}") for index, row in enumerate(rows)]
+    """Those whose sides differ. How many do not is said: large datasets have some."""
+    pairs: list[PreferencePair] = []
+    equal: list[EqualSidesError] = []
+    for index, row in enumerate(rows):
+        try:
+            pairs.append(_pair(row, f"{origin}, row {index}"))
+        except EqualSidesError as error:
+            equal.append(error)
     if not pairs:
-        raise TaskError(f"{origin} is empty: give at least one pair")
+        raise equal[0] if equal else TaskError(f"{origin} is empty: give at least one pair")
+    if equal:
+        count, whole = f"{len(equal):,}", f"{len(equal) + len(pairs):,}"
+        log.warning("%s of %s pairs have two equal sides and are left out; the first: %s", count, whole, equal[0])
     return pairs
 
 
@@ -144,7 +158,7 @@ def _pair(row: Any, where: str) -> PreferencePair:
     if isinstance(chosen, str) != isinstance(rejected, str):
         raise TaskError(f"{where}: one side is text and the other messages; give both in one form")
     if chosen == rejected:
-        raise TaskError(f"{where}: chosen and rejected are the same, which says nothing: leave the row out")
+        raise EqualSidesError(f"{where}: chosen and rejected are the same, from which nothing can be learned")
     prompt, chosen, rejected = _one_form(row, chosen, rejected, where)
     _check_nonempty(chosen, "chosen", where)
     _check_nonempty(rejected, "rejected", where)
