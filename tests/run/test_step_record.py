@@ -15,6 +15,7 @@ from proa.config.sections import RecordSection
 from proa.data.experience import Experience
 from proa.recipes import dapo, grpo
 from proa.run.step_record import TakeStepRecord, _pieces
+from proa.runtime.ray.link import DriverLink
 from proa.tasks.completions import completion_tokens
 
 
@@ -150,3 +151,7 @@ def test_the_texts_of_tokens_have_the_spaces_that_the_completion_has():
         tokenizer = tiny_tokenizer(kind)
         prompt, completion = completion_tokens("Answer: yes", " the cat  sat", tokenizer, where="row 0")
         assert "".join(_pieces(prompt, completion, tokenizer)) == " the cat  sat</s>", kind
+
+
+def test_on_ray_a_step_is_recorded_before_the_driver_hears_of_it():
+    assert TakeStepRecord.priority > DriverLink.priority  # the console shows a sample of what was recorded

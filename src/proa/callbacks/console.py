@@ -84,7 +84,7 @@ class ConsoleProgress(Callback):
             return
         self._step_values = dict(metrics)
         leading = next((name for name in LEADING[:2] if name in metrics), None)
-        if leading is not None:
+        if leading is not None and self._live is not None:  # plain lines have no curve
             self._curve_name = leading
             self._curve.add(float(metrics[leading]))
         if isinstance(self._live, NotebookOutput):

@@ -37,7 +37,7 @@ BETWEEN_STEPS = ("eval", "save", "publish")
 class TakeStepRecord(Callback):
     """Collects it from the trainer and the lease book for the run's record, once a step."""
 
-    priority = Priority.RECORD
+    priority = Priority.RECORD + 1  # before the moment goes to the driver, whose callbacks show what was recorded
     uses_asyncio = False
 
     def __init__(
