@@ -199,7 +199,7 @@ def test_an_adapter_for_another_base_is_refused(tmp_path, folder):
 @pytest.mark.parametrize(
     ("recipe", "changes", "words"),
     [
-        (dpo, {"task": [*PAIRS, {"prompt": "1>", "chosen": "2", "rejected": "2"}]}, "chosen and rejected are the same"),
+        (dpo, {"task": [{"prompt": "1>", "chosen": "2", "rejected": "2"}] * 8}, "chosen and rejected are the same"),
         (dpo, {"task": [{"prompt": "1" * 30 + ">", "chosen": "2", "rejected": "3"}] * 8}, "24"),
         (sft, {"task": [{"prompt": "1" * 30 + ">", "answer": "3"}] * 8}, "24"),
         (sft, {"algorithm": {"params": {"packng": True}}}, "did you mean 'packing'"),
