@@ -85,7 +85,7 @@ def load_preferences(source: Any, *, columns: Columns | None = None, split: str 
     pairs = _pairs(rows, table.origin)
     if isinstance(rows[0], Mapping):
         log.info(
-            "data: %s pair%s of %s, from %s", f"{len(rows):,}", "s" * (len(rows) > 1), PAIRS[0].describe(rows[0]),
+            "data: %s pair%s of %s, from %s", f"{len(pairs):,}", "s" * (len(pairs) > 1), PAIRS[0].describe(rows[0]),
             table.origin,
         )  # fmt: skip
     return pairs
