@@ -171,9 +171,9 @@ class CountingBook(LeaseBook):
         return super().next_lease(maker, seconds=seconds)
 
 
-def build_trainer(case: Case, **keep: Any) -> tuple[SleepingTrainer, CountingBook, WeightStore]:
+def build_trainer(case: Case, shelf: Any = None) -> tuple[SleepingTrainer, CountingBook, WeightStore]:
     torch.set_num_threads(1)
-    store = WeightStore(wait_timeout=PATIENCE, **keep)
+    store = WeightStore(wait_timeout=PATIENCE, shelf=shelf)
     store.publish(0, _weights(0))
     book = CountingBook(case)
     return SleepingTrainer(case, book, store), book, store
@@ -259,7 +259,7 @@ class BuildTrainer:
     def __call__(self, ties: Any) -> Any:
         from proa.runtime.ray.trainer_host import TrainerParts
 
-        trainer, book, store = build_trainer(self.case, keep=ties.keep)
+        trainer, book, store = build_trainer(self.case, ties.shelf)
         return TrainerParts(trainer, book, store, lambda: {"ends": trainer.ends})
 
 

@@ -1,8 +1,8 @@
 """What the record costs: written at each step, and read when it is large.
 
 The share of a step is taken in a real run of the demo's configuration, a few steps of it: everything that the record
-writes (metrics, spans, completions, journal) is timed where it is written, and compared with what the steps took. Then
-a record with so many predictions and metric values is written, listed, shown and made a page of.
+writes (metrics, spans, completions, journal) is timed where it is written, and compared with what the steps took.
+Completions are kept of as many of these steps as of the whole demo's. Then a record with so many predictions and metric values is written, listed, shown and made a page of.
 
     python benchmarks/record.py [--json] [--steps N] [--predictions N] [--values N]
 """
@@ -27,7 +27,7 @@ from proa.config import load_run_config
 from proa.data.results import EvalResult
 from proa.recipes import run
 from proa.record.evals import EvalRecord
-from proa.run.step_record import TakeStepRecord
+from proa.run.step_record import KEPT_STEPS, TakeStepRecord
 
 DEMO = Path(__file__).parent.parent / "examples" / "sort_digits.yaml"
 SHARE_LIMIT = 0.01
@@ -54,8 +54,10 @@ def timed(owner: Any, name: str, spent: list[float]) -> Iterator[None]:
 def share_of_a_step(steps: int) -> dict[str, float]:
     """Of the time that the demo's steps take, the part that writing the record takes."""
     spent: list[float] = []
+    every = load_run_config(DEMO).total_steps // KEPT_STEPS
+    changes = ["--total_steps", str(steps), "--eval", "[]", "--record.rollouts_every", str(every)]
     with tempfile.TemporaryDirectory() as folder:
-        config = load_run_config(DEMO, ["--total_steps", str(steps), "--eval", "[]"], output_dir=folder)
+        config = load_run_config(DEMO, changes, output_dir=folder)
         with timed(JsonlMetrics, "on_step_end", spent), timed(TakeStepRecord, "on_step_end", spent):
             run(config)
         rows = [json.loads(line) for line in (config.folder / "metrics.jsonl").read_text().splitlines()]
