@@ -2,7 +2,8 @@
 
 The share of a step is taken in a real run of the demo's configuration, a few steps of it: everything that the record
 writes (metrics, spans, completions, journal) is timed where it is written, and compared with what the steps took.
-Completions are kept of as many of these steps as of the whole demo's. Then a record with so many predictions and metric values is written, listed, shown and made a page of.
+Completions are kept of as many of these steps as of the whole demo's. Then a record with so many predictions and metric
+values is written, listed, shown and made a page of.
 
     python benchmarks/record.py [--json] [--steps N] [--predictions N] [--values N]
 """
