@@ -145,7 +145,7 @@ def _pairs(rows: Iterable[Any], origin: str) -> list[PreferencePair]:
         raise equal[0] if equal else TaskError(f"{origin} is empty: give at least one pair")
     if equal:
         count, whole = f"{len(equal):,}", f"{len(equal) + len(pairs):,}"
-        log.warning("%s of %s pairs have two equal sides and are left out; the first: %s", count, whole, equal[0])
+        log.info("%s of %s pairs have two equal sides and are left out; the first: %s", count, whole, equal[0])
     return pairs
 
 
